@@ -1,0 +1,135 @@
+"""Which sample goes where: pure functions of (n, seed, epoch, rank, world, contract), with no torch and no state.
+
+An epoch's order is a permutation of [0, n) that is computed, not stored: position -> sample index.
+A shard is the arithmetic progression of positions r, r + world, r + 2 world, ... that rank r consumes.
+
+The permutation is an alternating Feistel network over A x B >= n (Black and Rogaway, "Ciphers with arbitrary
+finite domains", CT-RSA 2002) with cycle walking: a result outside [0, n) is put through the network again.
+It shuffles well and is not cryptographic.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Contract = Literal["exact", "padded", "drop_last"]
+Order = Literal["feistel-1", "sequential"]
+CONTRACTS: tuple[Contract, ...] = get_args(Contract)
+
+Indices = npt.NDArray[np.int64]
+_MASK = (1 << 64) - 1
+_BLOCK = 1 << 15  # indices a pass: the working set stays in the core's cache
+
+
+def size(n: int, rank: int, world: int, contract: Contract) -> int:
+    """Samples in the shard of `rank` out of `world` ranks over `n` samples."""
+    match contract:
+        case "exact":
+            return max(0, -(-(n - rank) // world))
+        case "padded":
+            return -(-n // world)
+        case "drop_last":
+            return n // world
+
+
+def total(n: int, world: int, contract: Contract) -> int:
+    """Samples that all ranks consume together in one epoch, repeats counted."""
+    return sum(size(n, rank, world, contract) for rank in range(world)) if contract != "exact" else n
+
+
+def positions(
+    n: int, rank: int, world: int, contract: Contract, start: int = 0, stop: int | None = None
+) -> Indices:
+    """Positions in the epoch's order of the shard's samples number `start` to `stop` (default: all of them)."""
+    own = size(n, rank, world, contract)
+    stop = own if stop is None else min(stop, own)
+    # Only `padded` reaches past n: its last positions are the first ones again.
+    return (rank + world * np.arange(min(start, stop), stop, dtype=np.int64)) % n
+
+
+def indices(
+    n: int,
+    rank: int,
+    world: int,
+    contract: Contract,
+    order: Order,
+    seed: int,
+    epoch: int,
+    start: int = 0,
+    stop: int | None = None,
+) -> Indices:
+    """Sample indices of the shard's samples number `start` to `stop`, in the order in which they are consumed."""
+    own = positions(n, rank, world, contract, start, stop)
+    return own if order == "sequential" else permute(own, n, seed, epoch)
+
+
+def permute(positions: Indices, n: int, seed: int, epoch: int) -> Indices:
+    """Sample indices at `positions` of the order of (n, seed, epoch): a bijection of [0, n), 1 <= n < 2**63."""
+    return _walk(positions, n, seed, epoch, inverse=False)
+
+
+def locate(indices: Indices, n: int, seed: int, epoch: int) -> Indices:
+    """Positions of `indices`: the inverse of `permute`."""
+    return _walk(indices, n, seed, epoch, inverse=True)
+
+
+def digest(indices: Indices) -> int:
+    """Sum of splitmix64 over `indices`, mod 2**64: adds up over steps and ranks in any order."""
+    return int(splitmix64(indices.astype(np.uint64)).sum(dtype=np.uint64))
+
+
+def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """One output of Steele, Lea and Flood's SplitMix generator (OOPSLA 2014) from each state in `x`."""
+    z = x + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _walk(values: Indices, n: int, seed: int, epoch: int, *, inverse: bool) -> Indices:
+    values = np.asarray(values, dtype=np.int64)
+    if n < 2:
+        return values.copy()
+    out = np.empty_like(values)
+    for at in range(0, len(values), _BLOCK):
+        block = _feistel(values[at : at + _BLOCK], n, seed, epoch, inverse=inverse)
+        while (outside := np.flatnonzero(block >= n)).size:  # under 1 in sqrt(n) of them, so a few short passes
+            block[outside] = _feistel(block[outside], n, seed, epoch, inverse=inverse)
+        out[at : at + _BLOCK] = block
+    return out
+
+
+def _feistel(x: Indices, n: int, seed: int, epoch: int, *, inverse: bool) -> Indices:
+    """One pass over A x B with A = 2**half, x = b * A + a; even rounds move a by a hash of b, odd ones b by a's."""
+    half = ((n - 1).bit_length() + 1) // 2
+    wide = -(-n // (1 << half))  # B, at most 2**31
+    mask = np.uint32((1 << half) - 1)
+    a = x.astype(np.uint32) & mask
+    b = (x >> half).astype(np.uint32)
+    keys = list(enumerate(_round_keys(n, seed, epoch)))
+    for number, (key, odd) in reversed(keys) if inverse else keys:
+        if number % 2 == 0:
+            moved = _scramble(b, key, odd) >> np.uint32(32 - half)
+            a = (a - moved if inverse else a + moved) & mask
+        else:
+            moved64 = (_scramble(a, key, odd).astype(np.uint64) * np.uint64(wide)) >> np.uint64(32)
+            shift = np.uint64(wide) - moved64 if inverse else moved64
+            b = ((b + shift) % np.uint64(wide)).astype(np.uint32)
+    return (b.astype(np.int64) << half) | a
+
+
+def _scramble(x: npt.NDArray[np.uint32], key: np.uint32, odd: np.uint32) -> npt.NDArray[np.uint32]:
+    x = (x ^ key) * odd
+    x ^= x >> np.uint32(16)
+    return x * np.uint32(0x9E3779B1)
+
+
+def _round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.uint32]]:
+    """A word to xor and an odd multiplier a round, from a splitmix64 stream that starts at (seed, epoch)."""
+    rounds = 24 if n < 64 else 8 if n <= 1 << 32 else 6  # small domains need more to pass chi-square on neighbours
+    start = splitmix64(np.array([seed & _MASK], dtype=np.uint64)) ^ np.uint64(epoch)
+    words = splitmix64(start * np.uint64(0xD1342543DE82EF95) + np.arange(rounds, dtype=np.uint64))
+    for word in words:
+        yield np.uint32(word >> np.uint64(32)), np.uint32(word & np.uint64(0xFFFFFFFF)) | np.uint32(1)
