@@ -128,7 +128,7 @@ def _scramble(x: npt.NDArray[np.uint32], key: np.uint32, odd: np.uint32) -> npt.
 
 def _round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.uint32]]:
     """A word to xor and an odd multiplier a round, from a splitmix64 stream that starts at (seed, epoch)."""
-    rounds = 24 if n < 64 else 8 if n <= 1 << 32 else 6  # small domains need more to pass chi-square on neighbours
+    rounds = 24 if n < 4096 else 8 if n <= 1 << 32 else 6  # small domains need more to pass chi-square on neighbours
     start = splitmix64(np.array([seed & _MASK], dtype=np.uint64)) ^ np.uint64(epoch)
     words = splitmix64(start * np.uint64(0xD1342543DE82EF95) + np.arange(rounds, dtype=np.uint64))
     for word in words:
