@@ -1,0 +1,1 @@
+"""Distributed PyTorch on Kubernetes that accounts for every sample."""

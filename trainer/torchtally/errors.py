@@ -1,0 +1,15 @@
+"""How a run ends: the exit codes that Kubernetes sees, and what is said to a user in one sentence."""
+
+OK = 0
+FAILED = 1  # anything that is nobody's input: a bug, a lost peer
+REFUSED = 2  # bad input, or pods that contradict each other
+UNPROVEN = 3  # the shards were not consumed as the contract says
+SIGNALLED = 128  # plus the signal's number; PyTorchJob's ExitCode policy retries these
+
+
+class Refused(Exception):
+    """What a user asked for cannot be done: one sentence that names the field, its value and what is allowed."""
+
+
+class Unproven(Exception):
+    """The tallies do not agree with the contract: one sentence with the counts."""

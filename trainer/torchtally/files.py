@@ -1,0 +1,30 @@
+"""Files that are whole or not there: written beside their place, synced, renamed."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def replace(path: Path, contents: bytes | Callable[[BinaryIO], object]) -> Path:
+    """Put `contents`, bytes or what a function writes, in the place of `path` at once; returns `path`."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            if callable(contents):
+                contents(file)
+            else:
+                file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)  # a temporary file is private, the result is not
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return path

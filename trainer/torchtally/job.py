@@ -1,0 +1,193 @@
+"""Who am I: the one place that reads the environment.
+
+PyTorchJob gives a pod PET_* (torchrun's own), MASTER_*, WORLD_SIZE and RANK, where RANK counts pods and WORLD_SIZE
+counts processes. torchrun's agent then gives each process its own RANK, LOCAL_RANK and WORLD_SIZE.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from torchtally.errors import Refused
+
+Device = Literal["auto", "cpu", "cuda"]
+ProcessCount = int | Literal["auto", "cpu", "gpu"]
+
+# What PyTorchJob sets only in a job with a Master, and only in an elastic one.
+_STATIC = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_ELASTIC = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A pod's place in its job. Outside a job: one pod, no address."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_rank: int = 0
+    processes: ProcessCount = "auto"
+    elastic: bool = False
+    in_cluster: bool = False
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "Job":
+        """Read PyTorchJob's variables; raises Refused where they contradict each other."""
+        elastic, static = _given(env, _ELASTIC), _given(env, _STATIC)
+        nodes_text = env.get("PET_NNODES", "")
+        if ":" in nodes_text:
+            elastic = {"PET_NNODES": nodes_text, **elastic}
+        if elastic.get("PET_RDZV_BACKEND") == "static":
+            elastic = {}
+        processes = _processes(env)
+        if elastic and static:
+            raise Refused(
+                f"{_list(elastic)} ask for an elastic job and {_list(static)} for a static one: "
+                "leave the Master out of a PyTorchJob with an elasticPolicy"
+            )
+        if elastic:
+            return cls._elastic(env, nodes_text, processes)
+        if static or "PET_NNODES" in env:
+            return cls._static(env, processes)
+        return cls(processes=processes)
+
+    @classmethod
+    def _elastic(cls, env: Mapping[str, str], nodes_text: str, processes: ProcessCount) -> "Job":
+        if not env.get("PET_RDZV_ENDPOINT"):
+            raise Refused(f"PET_NNODES={nodes_text} asks for an elastic job, which needs PET_RDZV_ENDPOINT")
+        low, _, high = nodes_text.partition(":")
+        if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
+            raise Refused(f"PET_NNODES={nodes_text!r} must be MIN:MAX, whole numbers with 1 <= MIN <= MAX")
+        _number(env, "PET_MAX_RESTARTS", 0, 1 << 31)
+        return cls(
+            min_nodes=int(low), max_nodes=int(high or low), processes=processes, elastic=True, in_cluster=True
+        )
+
+    @classmethod
+    def _static(cls, env: Mapping[str, str], processes: ProcessCount) -> "Job":
+        for ours, torchruns in (
+            ("MASTER_ADDR", "PET_MASTER_ADDR"),
+            ("MASTER_PORT", "PET_MASTER_PORT"),
+            ("RANK", "PET_NODE_RANK"),
+        ):
+            if ours in env and torchruns in env and env[ours] != env[torchruns]:
+                raise Refused(f"{ours}={env[ours]} and {torchruns}={env[torchruns]} must be equal")
+        for port in ("MASTER_PORT", "PET_MASTER_PORT"):
+            _number(env, port, 1, 65535)
+        world = _number(env, "WORLD_SIZE", 1, 1 << 31)
+        nodes = _number(env, "PET_NNODES", 1, 1 << 31)
+        rank = _number(env, "RANK", 0, 1 << 31)
+        node_rank = _number(env, "PET_NODE_RANK", 0, 1 << 31)
+        rank = node_rank if rank is None else rank
+        if world is not None and rank is not None and rank >= world:
+            raise Refused(f"RANK={rank} must be below WORLD_SIZE={world}")
+        if nodes is None:
+            if world is not None and world > 1:
+                raise Refused(
+                    f"WORLD_SIZE={world} counts processes, not pods, and PET_NNODES is not set: "
+                    "set PET_NNODES to the number of pods"
+                )
+            nodes = 1
+        if rank is not None and rank >= nodes:
+            raise Refused(f"RANK={rank} must be below PET_NNODES={nodes}: it counts pods")
+        # The operator counts `auto`, `cpu` and `gpu` as 1, so only numbers can contradict each other.
+        if world is not None and isinstance(processes, int) and world != nodes * processes:
+            raise Refused(
+                f"WORLD_SIZE={world} must be PET_NNODES={nodes} times PET_NPROC_PER_NODE={processes}, "
+                f"which is {nodes * processes}"
+            )
+        if nodes > 1:
+            for name, instead in (
+                ("MASTER_ADDR", "PET_MASTER_ADDR"),
+                ("MASTER_PORT", "PET_MASTER_PORT"),
+                ("RANK", "PET_NODE_RANK"),
+            ):
+                if not env.get(name) and not env.get(instead):
+                    raise Refused(f"PET_NNODES={nodes} asks for several pods, which need {name}, and it is not set")
+        return cls(min_nodes=nodes, max_nodes=nodes, node_rank=rank or 0, processes=processes, in_cluster=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One rank's place, as torchrun's agent gives it."""
+
+    rank: int
+    local_rank: int
+    world: int
+    run: str  # the run's id as this pod's agent drew it; rank 0's is the one that counts
+    attempt: int
+    pod: str
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "Process":
+        """Read what torchrun's agent and our entry point set; raises Refused outside of them."""
+        try:
+            return cls(
+                rank=int(env["RANK"]),
+                local_rank=int(env["LOCAL_RANK"]),
+                world=int(env["WORLD_SIZE"]),
+                run=env["TORCHTALLY_RUN"],
+                attempt=int(env["TORCHELASTIC_RESTART_COUNT"]),
+                pod=pod_name(env),
+            )
+        except KeyError as missing:
+            raise Refused(f"{missing.args[0]} is not set: start a task by `torchtally run TASK`") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Folders and device that the image and the chart choose; options override them."""
+
+    data: Path | None
+    cache: Path
+    output: Path
+    device: Device
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "Places":
+        device = env.get("TORCHTALLY_DEVICE") or "auto"
+        if device not in get_args(Device):
+            raise Refused(f"TORCHTALLY_DEVICE={device!r} must be one of {', '.join(get_args(Device))}")
+        # A container that was given GPUs asked for them; the image itself says `void`.
+        if device == "auto" and env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
+            device = "cuda"
+        home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cls(
+            data=Path(env["TORCHTALLY_DATA"]) if env.get("TORCHTALLY_DATA") else None,
+            cache=Path(env.get("TORCHTALLY_CACHE") or home_cache / "torchtally"),
+            output=Path(env.get("TORCHTALLY_OUTPUT") or "output"),
+            device=device,  # type: ignore[arg-type]  # checked above
+        )
+
+
+def pod_name(env: Mapping[str, str] = os.environ) -> str:
+    """The pod's name, which Kubernetes makes its host name."""
+    return env.get("HOSTNAME") or socket.gethostname()
+
+
+def _given(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: env[name] for name in names if env.get(name)}
+
+
+def _list(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    text = env.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise Refused(f"{name}={text!r} must be a whole number from {low} to {high}")
+    return int(text)
+
+
+def _processes(env: Mapping[str, str]) -> ProcessCount:
+    text = env.get("PET_NPROC_PER_NODE") or "auto"
+    if text in ("auto", "cpu", "gpu"):
+        return text  # type: ignore[return-value]  # one of the three literals
+    if not text.isdecimal() or int(text) < 1:
+        raise Refused(f"PET_NPROC_PER_NODE={text!r} must be a whole number of at least 1, or auto, cpu or gpu")
+    return int(text)

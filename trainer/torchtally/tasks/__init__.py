@@ -1,0 +1,1 @@
+"""The built-in tasks: one file each, a model, its data and its loss, and nothing about ranks."""

@@ -1,0 +1,36 @@
+"""Fashion-MNIST with a multilayer perceptron: ten kinds of clothing, 28 x 28 grey pixels each."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from torchtally import data
+from torchtally.loop import Samples, Task
+from torchtally.options import FashionMnist, Training
+
+
+def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
+    """Training and test samples: pixels as uint8, unpacked to [0, 1] batch by batch."""
+    train_images, train_labels, test_images, test_labels = data.load(data.FASHION_MNIST, folder, cache)
+    return Samples(train_images, train_labels.long()), Samples(test_images, test_labels.long())
+
+
+def model(options: Training) -> nn.Module:
+    """784 - hidden - hidden - 10 with ReLU between."""
+    assert isinstance(options, FashionMnist)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(28 * 28, options.hidden),
+        nn.ReLU(),
+        nn.Linear(options.hidden, options.hidden),
+        nn.ReLU(),
+        nn.Linear(options.hidden, 10),
+    )
+
+
+def inputs(pixels: Tensor) -> Tensor:
+    """Pixels (batch, 28, 28) as floats in [0, 1]."""
+    return pixels.float().div_(255)
+
+
+TASK = Task(load=load, fingerprint=data.FASHION_MNIST.fingerprint, model=model, inputs=inputs)

@@ -1,0 +1,126 @@
+"""One rank of a built-in task: from its options to an exit code. torchrun's agent starts it (see launch.py)."""
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from torchtally import agreement, device, loop, options
+from torchtally.cli import task_parser
+from torchtally.errors import FAILED, OK, REFUSED, UNPROVEN, Refused, Unproven
+from torchtally.files import replace
+from torchtally.job import Places, Process
+from torchtally.tally import Proof, Run
+
+
+def main() -> int:
+    """Train as sys.argv says and return the exit code."""
+    arguments = task_parser("torchtally run").parse_args()
+    try:
+        _run(arguments.task, options.chosen(arguments))
+    except Refused as sentence:
+        return _end(sentence, REFUSED)
+    except Unproven as sentence:
+        return _end(sentence, UNPROVEN)
+    except RuntimeError as error:
+        if not _lost_a_peer(error):
+            raise
+        return _end(f"another rank went away, its log says why ({str(error).splitlines()[0]})", FAILED)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return OK
+
+
+def _run(name: str, chosen: options.Training) -> None:
+    process = Process.from_env(os.environ)
+    places = Places.from_env(os.environ)
+    output = chosen.output or places.output
+    task: loop.Task = importlib.import_module(f"torchtally.tasks.{name.replace('-', '_')}").TASK
+
+    # What fails on one pod is said by all of them, so it is carried to the agreement.
+    problem = train = test = where = None
+    try:
+        where = device.choose(places.device, process.local_rank)
+        if process.rank == 0:
+            _prepare(output)
+        train, test = task.load(chosen.data or places.data, places.cache)
+    except Refused as sentence:
+        problem = str(sentence)
+    store, _, _ = next(dist.rendezvous("env://"))
+    facts = {
+        "world size": process.world,
+        "seed": chosen.seed,
+        "number of training samples": len(train) if train else None,
+        "number of test samples": len(test) if test else None,
+        "data": task.fingerprint,
+        "options": {k: v for k, v in vars(chosen).items() if k not in ("data", "output", "seed")},
+        "device": where.type if where else None,
+        "PyTorch": torch.__version__,
+        "_run": process.run,
+    }
+    agreed = agreement.agree(store, process.rank, process.world, process.pod, facts, problem)
+    assert train is not None and test is not None and where is not None
+
+    # gloo carries the tallies and counts in any case; on GPUs NCCL carries the gradients.
+    if where.type == "cuda":
+        backend, bound = "cpu:gloo,cuda:nccl", where
+    else:
+        backend, bound = "gloo", None
+    dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world, device_id=bound)
+    run = Run(
+        run=agreed["_run"],
+        attempt=process.attempt,
+        pod=process.pod,
+        task=name,
+        plan={"train": chosen.epochs, "test": chosen.epochs},
+        rank=process.rank,
+        world=process.world,
+        seed=chosen.seed,
+        data=task.fingerprint,
+    )
+    model, proofs = loop.fit(task, chosen, run, train.to(where), test.to(where), where)
+    if process.rank == 0:
+        _save(model, proofs, output)
+    dist.barrier()  # nobody is done before the model is safe
+
+
+def _prepare(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        replace(output / ".writable", b"").unlink()
+    except OSError as error:
+        raise Refused(f"the output folder {output} (--output, TORCHTALLY_OUTPUT) cannot be written: {error}") from None
+
+
+def _save(model: torch.nn.Module, proofs: list[Proof], output: Path) -> None:
+    """Write the model, then its proof, each beside its place and renamed."""
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    saved = replace(output / "model.pt", lambda file: torch.save(weights, file))
+    proof = {
+        "holds": all(each.holds for each in proofs),
+        "model": f"sha256:{hashlib.sha256(saved.read_bytes()).hexdigest()}",
+        "lines": [line for each in proofs for line in each.lines],
+    }
+    replace(output / "proof.json", (json.dumps(proof, indent=1) + "\n").encode())
+    print(f"torchtally: wrote {saved} and {output / 'proof.json'}", flush=True)
+
+
+def _lost_a_peer(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or any(
+        words in str(error) for words in ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    )
+
+
+def _end(sentence: object, code: int) -> int:
+    print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
