@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Exports trainer/uv.lock as the image's hashed requirements, one file for each device, and locks the build's own tools.
+#   docker/lock.sh           write them
+#   docker/lock.sh --check   fail where the exported ones are stale
+set -euo pipefail
+cd "$(dirname "$0")"
+uv=${UV:-uv}
+
+version=$(sed -n '/^name = "torch"$/{n;s/version = "\(.*\)"/\1/p;q}' ../trainer/uv.lock)
+if grep -qvF "  torch-$version+cpu-" torch-cpu.sha256; then
+    echo "docker/torch-cpu.sha256 is not for torch $version, which trainer/uv.lock has: take the SHA-256 of" \
+        "torch-$version+cpu-*.whl from https://download.pytorch.org/whl/cpu/torch/" >&2
+    exit 1
+fi
+
+export_lock() {
+    "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --extra cluster \
+        --no-annotate --no-header --format requirements-txt
+}
+
+# Without CUDA's packages, and with torch's hashes on PyTorch's CPU index beside those on PyPI.
+for_cpu() {
+    awk '
+        FILENAME == "torch-cpu.sha256" { hashes = hashes " \\\n    --hash=sha256:" $1; next }
+        /^[^ ]/ { dropped = /^(cuda|nvidia|triton)[-=]/ }
+        dropped { next }
+        /^torch==/ { sub(/ \\$/, hashes "&") }
+        { print }
+    ' torch-cpu.sha256 -
+}
+
+out=.
+if [ "${1:-}" = --check ]; then
+    out=$(mktemp -d)
+    trap 'rm -r "$out"' EXIT
+fi
+export_lock >"$out/requirements-cuda.txt"
+for_cpu <"$out/requirements-cuda.txt" >"$out/requirements-cpu.txt"
+if [ "$out" = . ]; then
+    printf 'hatchling\nuv\n' | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \
+        --no-annotate --no-header --quiet --output-file requirements-build.txt -
+else
+    for device in cuda cpu; do
+        diff -u "requirements-$device.txt" "$out/requirements-$device.txt" ||
+            { echo "docker/requirements-$device.txt is stale: run docker/lock.sh" >&2; exit 1; }
+    done
+fi
