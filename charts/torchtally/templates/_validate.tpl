@@ -64,7 +64,7 @@
 {{- end }}
 {{- end }}
 
-{{- if $errors }}{{ fail (join "\n" $errors) }}{{ end }}
+{{- if $errors }}{{ fail (join "; " $errors) }}{{ end }}
 {{- end }}
 
 {{- /* A Kubernetes quantity as a number that can be compared. */}}
