@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Finds or installs the programs that tests and lint need beside Python: `scripts/tools.py helm kind …`.
+
+In this order: one on PATH whose version will do; the official release, by its pinned checksum; a build through the Go
+module proxy. What is installed goes to .tools/bin ($TOOLS_DIR moves it). Needs nothing but Python's own library.
+"""
+
+import hashlib
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BIN = Path(os.environ.get("TOOLS_DIR") or Path(__file__).parent.parent / ".tools/bin").absolute()
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    version: str  # what is installed when PATH has none that will do
+    at_least: Version = ()
+    below: Version = ()  # empty: any version will do, and it is not asked for
+    ask: tuple[str, ...] = ()  # arguments that print the version
+    url: str
+    sums: dict[str, str]  # SHA-256 of the release's file
+    member: str = ""  # the program's path inside that file, if it is an archive
+    go: str = ""  # package to `go install`
+    go_main: tuple[str, ...] = field(default=())  # or: modules, then the program's source
+
+
+KUBECTL_MAIN = """
+package main
+
+import (
+	"k8s.io/component-base/cli"
+	"k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/util"
+)
+
+func main() {
+	if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
+		util.CheckErr(err)
+	}
+}
+"""
+
+TOOLS = {
+    "helm": Tool(
+        version="4.3.0",
+        at_least=(4,),
+        below=(5,),
+        ask=("version", "--short"),
+        url="https://get.helm.sh/helm-v{version}-{os}-{arch}.tar.gz",
+        member="{os}-{arch}/helm",
+        sums={
+            "linux-amd64": "86584a54def73570558f66f5111cc53dfed56689637ae32c1201205d494f54fb",
+            "linux-arm64": "31c5794dd55c66a51e6b7d2e2ac7a114ae8b1de41ff1d9ba51748ac973b06a08",
+            "darwin-amd64": "347a784877e0e20eac865e8d1c36a80f6bb0861d6f29abd34defb6570ef95d92",
+            "darwin-arm64": "d3870437e1e95b67f8edbde964156c84a26503f560821d40c542441658934fba",
+        },
+        go="helm.sh/helm/v4/cmd/helm",
+    ),
+    "kind": Tool(
+        version="0.33.0",
+        at_least=(0, 30),
+        below=(1,),
+        ask=("version",),
+        url="https://github.com/kubernetes-sigs/kind/releases/download/v{version}/kind-{os}-{arch}",
+        sums={
+            "linux-amd64": "aee6151561422756b764a4ae28e7f44cda5af5a9eead3cc9985112b1de8d8e0d",
+            "linux-arm64": "20022bee6cfcd5086cb7234d218e3454e6090022f2a8f55d1fa7fcf42c3867a2",
+            "darwin-amd64": "5a99f26f57246dc9319dd294803313197a0f34d33c525b3ea8b655db5916ece0",
+            "darwin-arm64": "0c8c7dbe5e23594a198b786c4bc13dacc101fa6196b0cb0b23a1ca44e61f4b4f",
+        },
+        go="sigs.k8s.io/kind",
+    ),
+    "kubectl": Tool(
+        version="1.34.4",
+        at_least=(1, 33),  # one minor version either side of the e2e's cluster, as Kubernetes supports
+        below=(1, 36),
+        ask=("version", "--client"),
+        url="https://dl.k8s.io/release/v{version}/bin/{os}/{arch}/kubectl",
+        sums={
+            "linux-amd64": "d50c359d95e0841eaad08ddc27c7be37cba8fdccfba5c8e2ded65e121ff112db",
+            "linux-arm64": "5b982c0644ab1e27780246b9085a5886651b4a7ed86243acbb2bacc1bea01dda",
+            "darwin-amd64": "9861e775578651d903a779f840ff8e4c0013ae29a1ffc67f05d967262fcf734c",
+            "darwin-arm64": "d9b239414a5fdf624835bfb62eef28a0885f1645d579f98056a9ab3293f51f87",
+        },
+        # k8s.io/kubernetes cannot be installed by `go install`: it replaces its own modules.
+        go_main=("k8s.io/kubectl@v0.34.4", "k8s.io/component-base@v0.34.4", KUBECTL_MAIN),
+    ),
+    "actionlint": Tool(
+        version="1.7.12",
+        at_least=(1, 7, 7),
+        below=(2,),
+        ask=("-version",),
+        url="https://github.com/rhysd/actionlint/releases/download/v{version}/actionlint_{version}_{os}_{arch}.tar.gz",
+        member="actionlint",
+        sums={
+            "linux-amd64": "8aca8db96f1b94770f1b0d72b6dddcb1ebb8123cb3712530b08cc387b349a3d8",
+            "linux-arm64": "325e971b6ba9bfa504672e29be93c24981eeb1c07576d730e9f7c8805afff0c6",
+            "darwin-amd64": "5b44c3bc2255115c9b69e30efc0fecdf498fdb63c5d58e17084fd5f16324c644",
+            "darwin-arm64": "aba9ced2dee8d27fecca3dc7feb1a7f9a52caefa1eb46f3271ea66b6e0e6953f",
+        },
+        go="github.com/rhysd/actionlint/cmd/actionlint",
+    ),
+    "kubeconform": Tool(
+        version="0.8.0",
+        url="https://github.com/yannh/kubeconform/releases/download/v{version}/kubeconform-{os}-{arch}.tar.gz",
+        member="kubeconform",
+        sums={
+            "linux-amd64": "9bc2bffbf71f261128533edaf912153948b7ff238f9a531ae6d34466ec287883",
+            "linux-arm64": "1f53fc8e81258197a35e8603054162a5af1de8c5af13746c71ab680d9534ed87",
+            "darwin-amd64": "71dbc87ac9f24099a62b93570e65aa06312ba6ac8aea63b7f86e9d999edf5a92",
+            "darwin-arm64": "f84f4dfbebf4a6b0b230385fa065a39ea35e02608c2b50d025dcf64775a69d67",
+        },
+        go="github.com/yannh/kubeconform/cmd/kubeconform",
+    ),
+    "helm-docs": Tool(
+        version="1.14.2",
+        url="https://github.com/norwoodj/helm-docs/releases/download/v{version}/helm-docs_{version}_{Os}_{machine}.tar.gz",
+        member="helm-docs",
+        sums={
+            "linux-amd64": "a8cf72ada34fad93285ba2a452b38bdc5bd52cc9a571236244ec31022928d6cc",
+            "linux-arm64": "c3787212332386dcd122debef7848feb165aa701467ae3e3442df7638f3ac4e4",
+            "darwin-amd64": "b2f1ffd0feef8dc0901a38a2053481d1d67b63ca30da4ac774166c6b52fa2245",
+            "darwin-arm64": "2d8399db5b33d240d5f8985241bcf5483563150b968e3229823822979f3e4b8b",
+        },
+        go="github.com/norwoodj/helm-docs/cmd/helm-docs",
+    ),
+}
+
+
+class Unavailable(Exception):
+    """Why one way to get a tool is closed, in words."""
+
+
+def will_do(path: str, tool: Tool) -> bool:
+    if not tool.below:
+        return os.access(path, os.X_OK)
+    try:
+        answer = subprocess.run([path, *tool.ask], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    match = re.search(r"\d+(\.\d+)+", answer)
+    return bool(match) and tool.at_least <= tuple(map(int, match[0].split("."))) < tool.below
+
+
+def download(name: str, tool: Tool) -> None:
+    os_, machine = platform.system(), platform.machine().replace("aarch64", "arm64")
+    arch = machine.replace("x86_64", "amd64")
+    fields = {"version": tool.version, "os": os_.lower(), "Os": os_, "arch": arch, "machine": machine}
+    key = f"{os_.lower()}-{arch}"
+    url = tool.url.format(**fields)
+    if key not in tool.sums:
+        raise Unavailable(f"no checksum is pinned for {key}")
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            data = answer.read()
+    except (OSError, urllib.error.URLError) as error:
+        raise Unavailable(f"{url}: {getattr(error, 'reason', error)}") from None
+    if (found := hashlib.sha256(data).hexdigest()) != tool.sums[key]:
+        sys.exit(f"tools: {url} has SHA-256 {found}, expected {tool.sums[key]}; nothing was installed")
+    if tool.member:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            member = archive.extractfile(tool.member.format(**fields))
+            assert member is not None
+            data = member.read()
+    part = BIN / f".{name}.part"
+    part.write_bytes(data)
+    part.chmod(0o755)
+    part.replace(BIN / name)
+
+
+def build(name: str, tool: Tool) -> None:
+    if not shutil.which("go"):
+        raise Unavailable("no Go to build it with")
+    environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath", "GOBIN": str(BIN)}
+    with tempfile.TemporaryDirectory() as folder:
+        if tool.go:
+            commands = [["go", "install", "-ldflags", "-s -w", f"{tool.go}@v{tool.version}"]]
+        else:
+            *modules, source = tool.go_main
+            Path(folder, "main.go").write_text(source)
+            stamp = f"-s -w -X k8s.io/component-base/version.gitVersion=v{tool.version}"
+            commands = [
+                ["go", "mod", "init", name],
+                ["go", "get", *modules],
+                ["go", "build", "-mod=mod", "-ldflags", stamp, "-o", str(BIN / name), "."],
+            ]
+        for command in commands:
+            result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise Unavailable(f"{' '.join(command[:2])}: {result.stderr.strip().splitlines()[-1].strip()}")
+
+
+def ensure(name: str) -> None:
+    tool = TOOLS[name]
+    for path in (str(BIN / name), shutil.which(name)):
+        if path and will_do(path, tool):
+            return
+    BIN.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    for way in (download, build):
+        print(f"tools: {name} {tool.version}: {way.__name__}", file=sys.stderr)
+        try:
+            way(name, tool)
+            return
+        except Unavailable as reason:
+            reasons.append(str(reason))
+    low, high = (".".join(map(str, version)) for version in (tool.at_least, tool.below))
+    wanted = f"{name} (at least {low}, below {high})" if high else name
+    sys.exit(f"tools: install {wanted} by hand; {'; '.join(reasons)}")
+
+
+def main() -> None:
+    if unknown := [name for name in sys.argv[1:] if name not in TOOLS]:
+        sys.exit(f"tools: {unknown[0]!r} is none of {', '.join(TOOLS)}")
+    for name in sys.argv[1:]:
+        ensure(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Whether a Docker engine answers, asked once: tests that need one carry `@pytest.mark.engine`."""
+
+import functools
+import os
+import subprocess
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-engine",
+        action="store_true",
+        default=os.environ.get("CI") == "true",
+        help="a test that needs a Docker engine or an image fails where it would be skipped (default with CI=true)",
+    )
+
+
+@functools.cache
+def no_engine() -> str:
+    """Why no engine can be used; empty if one answers."""
+    try:
+        result = subprocess.run(
+            ["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True, timeout=30
+        )
+    except FileNotFoundError:
+        return "no docker on PATH"
+    except subprocess.TimeoutExpired:
+        return "the Docker engine does not answer within 30 s"
+    return "" if result.returncode == 0 else "no Docker engine answers"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("engine") and (reason := no_engine()):
+        pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if skipped and item.config.getoption("require_engine") and item.get_closest_marker("engine"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"--require-engine (or CI=true) forbids this skip: {reason}"
+    return report
