@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Exports trainer/uv.lock as the image's hashed requirements, one file for each device, and locks the build's own tools.
+# Exports trainer/uv.lock as the image's hashed requirements, one file for each device, and locks what builds its wheel.
 #   docker/lock.sh           write them
 #   docker/lock.sh --check   fail where the exported ones are stale
 set -euo pipefail
@@ -37,7 +37,7 @@ fi
 export_lock >"$out/requirements-cuda.txt"
 for_cpu <"$out/requirements-cuda.txt" >"$out/requirements-cpu.txt"
 if [ "$out" = . ]; then
-    printf 'hatchling\nuv\n' | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \
+    echo hatchling | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \
         --no-annotate --no-header --quiet --output-file requirements-build.txt -
 else
     for device in cuda cpu; do
