@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Prove from a job's logs alone that every rank consumed exactly the samples that its contract says."""
+
+import argparse
+import io
+import os
+import sys
+from pathlib import Path
+
+try:
+    from verify import report
+    from verify.lines import Log
+    from verify.verdict import UnknownRun, judge
+except ModuleNotFoundError as error:
+    print(f"verify_shards: the Python package {error.name} is missing", file=sys.stderr)
+    sys.exit(2)
+
+EPILOG = f"""\
+exit status: 0 every phase and epoch of every rank is there and agrees; 1 the proof does not hold, or lines are
+missing; 2 bad input (options, files, no such job, no access to the cluster).
+
+{report.JSON_HELP}
+"""
+
+
+class BadInput(Exception):
+    """What the user gave cannot be read."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
+    log = Log()
+    try:
+        if options.job:
+            _read_job(log, options)
+        for path in options.paths:
+            _read(log, path)
+        verdict = judge(log, options.run, options.expect_per_pod)
+    except (BadInput, UnknownRun) as error:
+        print(f"verify_shards: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(report.as_json(verdict))
+    else:
+        print(report.as_text(verdict, encoding=sys.stdout.encoding, colour=sys.stdout.isatty()))
+    return 0 if verdict.holds else 1
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="verify_shards", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="logs: files, folders, or - for standard input")
+    parser.add_argument("--job", metavar="NAME", help="read the logs of this PyTorchJob's pods in the cluster")
+    parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
+    parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
+    parser.add_argument("--run", metavar="ID", help="which run to judge, where a log holds several")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument(
+        "--expect-per-pod", type=int, metavar="COUNT", help="samples that each pod must have consumed in a train epoch"
+    )
+    options = parser.parse_args(argv)
+    if bool(options.job) == bool(options.paths):
+        parser.error("give either --job NAME or logs to read (files, folders, or - for standard input)")
+    if not options.job and (options.namespace or options.context):
+        parser.error("-n and --context go with --job")
+    if options.expect_per_pod is not None and options.expect_per_pod < 0:
+        parser.error(f"--expect-per-pod is {options.expect_per_pod}, must be 0 or more")
+    return options
+
+
+def _read_job(log: Log, options: argparse.Namespace) -> None:
+    try:
+        from verify import cluster  # here, for files need no Kubernetes client, nor the second that it takes to load
+    except ModuleNotFoundError as error:
+        raise BadInput(f"--job needs the Python package {error.name}, which is missing") from error
+    try:
+        cluster.read_job(log, options.job, options.namespace, options.context)
+    except cluster.ClusterError as error:
+        raise BadInput(error) from error
+
+
+def _read(log: Log, path: str) -> None:
+    if path == "-":
+        # newline="": progress bars end their lines by a carriage return
+        log.read("standard input", io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace", newline=""))
+        return
+    files = [Path(path)]
+    if files[0].is_dir():
+        files = sorted(file for file in files[0].rglob("*") if file.is_file())
+        if not files:
+            raise BadInput(f"the folder {path} holds no file")
+    for file in files:
+        try:
+            with file.open(encoding="utf-8", errors="replace", newline="") as stream:
+                log.read(str(file), stream)
+        except OSError as error:
+            raise BadInput(f"cannot read {file}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name that the encoding cannot show
+    try:
+        status = main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # `| head`: nobody reads on, and Python must not try again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
