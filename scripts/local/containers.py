@@ -1,0 +1,198 @@
+"""A pod as a container of Docker's: the manifest's image, volumes and limits, and the pods' own names."""
+
+import asyncio
+import io
+import secrets
+import subprocess
+import tarfile
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from local import environment, machine
+from local.errors import EngineError
+from local.job import Job, Pod, quantity
+from local.left_out import Honoured
+
+HONOURED = Honoured(
+    pod=frozenset({"volumes", "securityContext"}),
+    container=frozenset({"securityContext"}),
+    limits=frozenset({"cpu", "memory"}),
+    addresses=True,
+    image=True,
+)
+_LABEL = "torchtally.run"
+# Waits for the end of the runner, however it comes, and then removes what bears the run's label.
+_JANITOR = """
+cat >/dev/null
+docker container ls --all --quiet --filter "label=$0" | xargs docker container rm --force --volumes
+docker network ls --quiet --filter "label=$0" | xargs docker network rm
+docker volume ls --quiet --filter "label=$0" | xargs docker volume rm
+"""
+
+
+class Containers:
+    """Each pod is a container of the same name, on a network of this run's own."""
+
+    def __init__(self, job: Job, image: str | None) -> None:
+        self._job = job
+        self._image = image  # in place of the manifest's
+        self._run = secrets.token_hex(4)
+        self._label = f"{_LABEL}={self._run}"
+        self._network = f"{job.name}-{self._run}"
+        self.gpus = machine.gpus()
+        self._visible_gpus = machine.visible_gpus(job.pods, self.gpus)
+        self._cores = 0
+        self._made: set[str] = set()
+
+    async def __aenter__(self) -> "Containers":
+        self._cores = int(await _docker("info", "--format", "{{.NCPU}}"))
+        self._janitor = subprocess.Popen(
+            ["sh", "-c", _JANITOR, self._label],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        await _docker("network", "create", "--label", self._label, self._network)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._janitor.communicate()
+
+    async def start(self, pod: Pod) -> Process:
+        if pod.name in self._made:
+            await _docker("container", "rm", "--volumes", pod.name)
+        else:
+            for name, volume in _volumes(pod).items():
+                if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory":
+                    await _docker("volume", "create", "--label", self._label, self._scratch(pod, name))
+        await _docker(*self._create(pod))
+        if pod.name not in self._made:
+            await self._open_volumes(pod)
+        self._made.add(pod.name)
+        return await asyncio.create_subprocess_exec(
+            *("docker", "container", "start", "--attach", pod.name),
+            stdin=subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
+
+    def stop(self, pod: Pod, process: Process) -> None:
+        self._signal("stop", "--time", str(pod.grace), pod.name)
+
+    def kill(self, pod: Pod, process: Process) -> None:
+        self._signal("kill", pod.name)
+
+    def _signal(self, *arguments: str) -> None:
+        quiet = subprocess.DEVNULL
+        subprocess.Popen(["docker", "container", *arguments], stdout=quiet, stderr=quiet, start_new_session=True)
+
+    def _create(self, pod: Pod) -> Iterator[str]:
+        variables = environment.pod_environment(self._job, pod)
+        command, args = environment.command(pod, variables)
+        yield from ("container", "create", "--name", pod.name, "--hostname", pod.name, "--network", self._network)
+        yield from ("--label", self._label)
+        if policy := pod.container.get("imagePullPolicy"):
+            yield from ("--pull", {"Always": "always", "Never": "never"}.get(policy, "missing"))
+        for name, value in variables.items():
+            yield from ("--env", f"{name}={value}")
+        if directory := pod.container.get("workingDir"):
+            yield from ("--workdir", directory)
+        yield from self._limits(pod)
+        yield from _security({**pod.spec.get("securityContext", {}), **pod.container.get("securityContext", {})})
+        yield from self._mounts(pod)
+        if command:
+            yield from ("--entrypoint", command[0])
+        yield self._image or pod.container["image"]
+        yield from [*(command[1:] if command else []), *args]
+
+    def _limits(self, pod: Pod) -> Iterator[str]:
+        cpu = pod.limit("cpu")
+        if 0 < cpu < self._cores:
+            yield from ("--cpus", str(cpu))
+        if memory := int(pod.limit("memory")):
+            yield from ("--memory", str(memory), "--memory-swap", str(memory))
+        if devices := self._visible_gpus[pod.name]:
+            yield from ("--gpus", f'"device={",".join(devices)}"')
+
+    def _mounts(self, pod: Pod) -> Iterator[str]:
+        volumes = _volumes(pod)
+        for mount in pod.container.get("volumeMounts", []):
+            volume, path = volumes.get(mount["name"], {}), mount["mountPath"]
+            suffix = ":ro" if mount.get("readOnly") else ""
+            if "subPath" in mount:
+                continue
+            if "hostPath" in volume:
+                yield from ("--volume", f"{volume['hostPath']['path']}:{path}{suffix}")
+            elif "persistentVolumeClaim" in volume:
+                yield from ("--volume", f"{volume['persistentVolumeClaim']['claimName']}:{path}{suffix}")
+            elif "emptyDir" in volume and volume["emptyDir"].get("medium") == "Memory":
+                size: Any = volume["emptyDir"].get("sizeLimit")
+                limit = f",tmpfs-size={int(quantity(size))}" if size else ""
+                yield from ("--mount", f"type=tmpfs,destination={path},tmpfs-mode=1777{limit}")
+            elif "emptyDir" in volume:
+                yield from ("--volume", f"{self._scratch(pod, mount['name'])}:{path}:nocopy")
+
+    def _scratch(self, pod: Pod, volume: str) -> str:
+        return f"{pod.name}-{volume}-{self._run}"
+
+    async def _open_volumes(self, pod: Pod) -> None:
+        """Let every user write to the pod's volumes, as Kubernetes does for an emptyDir."""
+        volumes = _volumes(pod)
+        for mount in pod.container.get("volumeMounts", []):
+            volume = volumes.get(mount["name"], {})
+            on_disk = volume.get("emptyDir", {"medium": "Memory"}).get("medium") != "Memory"
+            if (on_disk or "persistentVolumeClaim" in volume) and "subPath" not in mount and not mount.get("readOnly"):
+                await _docker("container", "cp", "-", f"{pod.name}:{mount['mountPath']}", input=_OPEN_FOLDER)
+
+
+def _volumes(pod: Pod) -> dict[str, Mapping[str, Any]]:
+    return {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
+
+
+def _security(context: Mapping[str, Any]) -> Iterator[str]:
+    user, group = context.get("runAsUser"), context.get("runAsGroup")
+    if user is not None or group is not None:
+        yield from ("--user", f"{user if user is not None else 0}" + (f":{group}" if group is not None else ""))
+    for extra in [*context.get("supplementalGroups", []), *([context["fsGroup"]] if "fsGroup" in context else [])]:
+        yield from ("--group-add", str(extra))
+    if context.get("readOnlyRootFilesystem"):
+        yield "--read-only"
+    if context.get("privileged"):
+        yield "--privileged"
+    if context.get("allowPrivilegeEscalation") is False:
+        yield from ("--security-opt", "no-new-privileges")
+    for change in ("add", "drop"):
+        for capability in context.get("capabilities", {}).get(change, []):
+            yield from (f"--cap-{change}", capability)
+
+
+def _open_folder() -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        entry = tarfile.TarInfo("./")
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o777
+        tar.addfile(entry)
+    return archive.getvalue()
+
+
+_OPEN_FOLDER = _open_folder()
+
+
+async def _docker(*arguments: str, input: bytes | None = None) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "docker", *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
+    except FileNotFoundError:
+        raise EngineError("docker: no such command on PATH") from None
+    out, err = await process.communicate(input or b"")
+    if process.returncode != 0:
+        lines = err.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
+        raise EngineError(f"docker {' '.join(arguments[:2])}: {lines[0]}")
+    return out.decode().strip()

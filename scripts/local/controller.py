@@ -1,0 +1,206 @@
+"""The operator's part, and the kubelet's: restarts, limits, the job's outcome, cleaning up."""
+
+import asyncio
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol
+
+from local.job import Job, Pod
+from local.output import Output
+
+
+class Engine(Protocol):
+    """What pods are made of. A pod's output is its process's stdout, its exit code the process's."""
+
+    async def __aenter__(self) -> "Engine": ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def start(self, pod: Pod) -> Process: ...
+    def stop(self, pod: Pod, process: Process) -> None: ...
+    def kill(self, pod: Pod, process: Process) -> None: ...
+
+
+class Outcome(StrEnum):
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+    INTERRUPTED = "Interrupted"
+
+
+class Phase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    DELETED = "Deleted"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: Outcome
+    message: str
+
+
+@dataclass
+class Status:
+    """What has become of a pod."""
+
+    phase: Phase = Phase.PENDING
+    restarts: int = 0
+    exit_code: int | None = None
+    process: Process | None = None
+    deleted: bool = False
+
+
+class Controller:
+    """Runs one job to its verdict."""
+
+    def __init__(self, job: Job, engine: Engine, output: Output) -> None:
+        self._job = job
+        self._engine = engine
+        self._output = output
+        self._pods = job.pods
+        self._decided = asyncio.Event()
+        self._interrupts = 0
+        self.interrupted_by: signal.Signals | None = None
+        self._verdict: Verdict | None = None
+        self.status = {pod.name: Status() for pod in self._pods}
+
+    async def run(self) -> Verdict:
+        name, deadline = self._job.name, self._job.deadline
+        if deadline is not None:
+            message = f"Job {name} has failed because it was active longer than specified deadline"
+            asyncio.get_running_loop().call_later(deadline, self._decide, Outcome.FAILED, message)
+        async with asyncio.TaskGroup() as group:
+            lives = [group.create_task(self._live(pod)) for pod in self._pods]
+            await self._decided.wait()
+            await self._clean_up(lives)
+        assert self._verdict is not None
+        return self._verdict
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """Stop all pods as if they were deleted; the second time, at once."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self.interrupted_by = number
+            self._output.say(f"{number.name}: stopping all pods (once more: at once)")
+            self._decide(Outcome.INTERRUPTED, f"PyTorchJob {self._job.name} was interrupted by {number.name}.")
+        for pod in self._pods:
+            self._act(self._engine.stop if self._interrupts == 1 else self._engine.kill, pod)
+
+    async def _live(self, pod: Pod) -> None:
+        """A pod's life: as many runs of its container as its restart policy gives it."""
+        status = self.status[pod.name]
+        while not self._decided.is_set():
+            status.process = process = await self._engine.start(pod)
+            status.phase = Phase.RUNNING
+            if self._interrupts:  # while it was being made
+                self._act(self._engine.stop, pod)
+            try:
+                assert process.stdout is not None
+                await self._output.pump(pod.name, process.stdout)
+                code = await process.wait()
+            finally:
+                if process.returncode is None:
+                    self._engine.kill(pod, process)
+            status.exit_code = code if code >= 0 else 128 - code
+            if not self._restarts(pod, status):
+                return
+            # The kubelet's back-off, ten times shorter: at once, then 1 s, 2 s, 4 s, ...
+            delay = 0 if status.restarts == 1 else min(2 ** (status.restarts - 2), 30)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._decided.wait(), delay)
+
+    def _restarts(self, pod: Pod, status: Status) -> bool:
+        """Take note of how a container ended; whether it runs once more."""
+        code, policy = status.exit_code or 0, pod.replica.restart_policy
+        ended = Phase.FAILED if code else Phase.SUCCEEDED
+        if status.deleted or self._decided.is_set():
+            status.phase = Phase.DELETED if status.deleted else ended
+            return False
+        again = policy == "Always" or (code != 0 and policy == "OnFailure") or (code >= 128 and policy == "ExitCode")
+        if not again:
+            status.phase = ended
+            if code:
+                self._output.say(f"{pod.name} failed with exit code {code} (restartPolicy {policy})")
+            self._judge(pod)
+            return False
+        status.restarts += 1
+        if self._past_backoff_limit(pod):
+            status.phase = Phase.FAILED
+            self._fail_on_backoff_limit()
+            return False
+        self._output.say(f"{pod.name} ended with exit code {code}: restart {status.restarts} (restartPolicy {policy})")
+        return True
+
+    def _past_backoff_limit(self, pod: Pod) -> bool:
+        limit = self._job.backoff_limit
+        if limit is None:
+            return False
+        if pod.replica.restart_policy == "ExitCode":
+            return limit == 0  # such a pod is made anew: its restarts are counted by nobody
+        restarts = sum(
+            self.status[other.name].restarts
+            for other in self._pods
+            if self.status[other.name].phase is Phase.RUNNING and other.replica.restart_policy != "ExitCode"
+        )
+        return restarts >= max(limit, 1)
+
+    def _judge(self, pod: Pod) -> None:
+        """What the end of this pod means for the job."""
+        job, kind = self._job, pod.replica.kind
+        phases = {other.name: self.status[other.name].phase for other in self._pods}
+        alike = [phases[other.name] for other in self._pods if other.replica.kind == kind]
+        if phases[pod.name] is Phase.FAILED:
+            if job.backoff_limit == 0:
+                self._fail_on_backoff_limit()
+            elif pod.replica.restart_policy == "ExitCode":
+                self._decide(Outcome.FAILED, f'job "{job.name}" is failing because "{kind}" replica(s) failed.')
+            else:
+                count = alike.count(Phase.FAILED)
+                self._decide(
+                    Outcome.FAILED, f"PyTorchJob {job.name} is failed because {count} {kind} replica(s) failed."
+                )
+        elif kind == "Master":
+            self._decide(Outcome.SUCCEEDED, f"PyTorchJob {job.name} is successfully completed.")
+        elif "Master" not in job.replicas and (job.elastic is not None or set(alike) == {Phase.SUCCEEDED}):
+            self._decide(Outcome.SUCCEEDED, f"PyTorchJob {job.namespace}/{job.name} successfully completed.")
+
+    def _fail_on_backoff_limit(self) -> None:
+        message = f"Job {self._job.name} has failed because it has reached the specified backoff limit"
+        self._decide(Outcome.FAILED, message)
+
+    def _decide(self, outcome: Outcome, message: str) -> None:
+        if self._verdict is None:
+            self._verdict = Verdict(outcome, message)
+            self._decided.set()
+            self._output.say(message)
+
+    async def _clean_up(self, lives: list[asyncio.Task[None]]) -> None:
+        """Do with the pods that still run what cleanPodPolicy says, as far as nothing may be left behind."""
+        assert self._verdict is not None
+        if self._job.clean_pod_policy == "None" and not self._interrupts:
+            _, left = await asyncio.wait(lives, timeout=1)  # most jobs' pods end together
+            if left and not self._interrupts:
+                await self._leave(left, self._verdict.outcome is Outcome.SUCCEEDED)
+        if not self._interrupts:
+            for pod in self._pods:
+                self._act(self._engine.stop, pod)
+
+    async def _leave(self, left: set[asyncio.Task[None]], succeeded: bool) -> None:
+        grace = max(pod.grace for pod in self._pods)
+        wait = "waiting until they end" if succeeded else f"they are stopped here after {grace} s"
+        self._output.say(f"cleanPodPolicy None leaves {len(left)} pod{'s' * (len(left) > 1)} running: {wait}")
+        await asyncio.wait(left, timeout=None if succeeded else grace)
+
+    def _act(self, act: Callable[[Pod, Process], None], pod: Pod) -> None:
+        status = self.status[pod.name]
+        if status.process is not None and status.process.returncode is None:
+            status.deleted = True
+            act(pod, status.process)

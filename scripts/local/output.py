@@ -1,0 +1,49 @@
+"""Whole lines, each with the name of its pod."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import BinaryIO
+
+_COLOURS = (36, 33, 32, 35, 34, 31)  # cyan first, for the Master
+
+
+class Output:
+    """The pods' lines go to stdout; what the runner itself says goes to stderr."""
+
+    def __init__(self, names: Sequence[str], stream: BinaryIO | None = None, colour: bool | None = None) -> None:
+        self._stream = stream or sys.stdout.buffer
+        if colour is None:
+            colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self._prefixes = {
+            name: f"\x1b[{_COLOURS[i % len(_COLOURS)]}m[{name}]\x1b[0m ".encode() if colour else f"[{name}] ".encode()
+            for i, name in enumerate(names)
+        }
+
+    async def pump(self, name: str, reader: asyncio.StreamReader) -> None:
+        """Pass on a pod's lines until it has no more."""
+        rest = bytearray()
+        while chunk := await reader.read(1 << 16):
+            rest += chunk
+            if b"\n" in chunk:
+                *lines, last = rest.split(b"\n")
+                self._write(name, lines)
+                rest = bytearray(last)
+        if rest:
+            self._write(name, [rest])
+
+    def say(self, text: str) -> None:
+        """Say a sentence of the runner's own."""
+        say(text)
+
+    def _write(self, name: str, lines: Sequence[bytearray]) -> None:
+        # A progress bar draws over its line with \r: what a terminal would show in the end is what counts.
+        seen = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
+        # One write, so that pods of two runs into one pipe do not mix within a line either.
+        self._stream.write(b"".join(self._prefixes[name] + line + b"\n" for line in seen))
+        self._stream.flush()
+
+
+def say(text: str) -> None:
+    print(f"run_local: {text}", file=sys.stderr, flush=True)

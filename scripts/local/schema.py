@@ -1,0 +1,132 @@
+"""What the API server would refuse before the operator sees it: wrong types, fields that do not exist.
+
+The job's own fields are few and stand here; a pod template is Kubernetes' own type, which its client describes.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kubernetes import client
+
+# A shape is the name of a type as Kubernetes' client writes it, or the fields of an object.
+Shape = str | Mapping[str, "Shape"]
+
+_QUANTITY = re.compile(
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
+    r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
+_HOLDS_QUANTITY = re.compile(r"\.(limits|requests|minResources|overhead)\.[^\[]+$|\.(sizeLimit|divisor)$")
+_JOB: Shape = {
+    "apiVersion": "str",
+    "kind": "str",
+    "metadata": "V1ObjectMeta",
+    "status": "object",
+    "spec": {
+        "nprocPerNode": "str",
+        "pytorchReplicaSpecs": "Dict[str, ReplicaSpec]",
+        "elasticPolicy": {
+            "minReplicas": "int",
+            "maxReplicas": "int",
+            "rdzvBackend": "str",
+            "rdzvPort": "int",
+            "rdzvHost": "str",
+            "rdzvId": "str",
+            "rdzvConf": "List[RDZVConf]",
+            "standalone": "bool",
+            "nProcPerNode": "int",
+            "maxRestarts": "int",
+            "metrics": "object",
+        },
+        "runPolicy": {
+            "activeDeadlineSeconds": "int",
+            "backoffLimit": "int",
+            "cleanPodPolicy": "str",
+            "managedBy": "str",
+            "suspend": "bool",
+            "ttlSecondsAfterFinished": "int",
+            "schedulingPolicy": {
+                "minAvailable": "int",
+                "queue": "str",
+                "minResources": "Dict[str, str]",
+                "priorityClass": "str",
+                "scheduleTimeoutSeconds": "int",
+            },
+        },
+    },
+}
+_OWN: Mapping[str, Shape] = {
+    "ReplicaSpec": {"replicas": "int", "restartPolicy": "str", "template": "V1PodTemplateSpec"},
+    "RDZVConf": {"key": "str", "value": "str"},
+}
+_TYPES = {"str": "string", "int": "integer", "bool": "boolean", "float": "number", "datetime": "string"}
+
+
+def errors(job: Mapping[str, Any]) -> Iterator[str]:
+    """What the API server would say of this PyTorchJob."""
+    if not (isinstance(job.get("metadata"), dict) and job["metadata"].get("name")):
+        yield "metadata.name: Required value: name or generateName is required"
+    if not (isinstance(job.get("spec"), dict) and "pytorchReplicaSpecs" in job["spec"]):
+        yield "spec.pytorchReplicaSpecs: Required value"
+    yield from _errors(job, _JOB, "")
+
+
+def json_type(value: Any) -> str:
+    """The type of a value in JSON's words."""
+    if value is None:
+        return "null"
+    names: dict[type, str] = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    return names.get(type(value), "string")
+
+
+def _errors(value: Any, shape: Shape, path: str) -> Iterator[str]:
+    if isinstance(shape, str) and shape != "object":
+        if inner := re.fullmatch(r"[Ll]ist\[(.+)\]", shape):
+            yield from _of_type(value, "array", path)
+            for i, item in enumerate(value if isinstance(value, list) else ()):
+                yield from _errors(item, inner[1], f"{path}[{i}]")
+        elif inner := re.fullmatch(r"[Dd]ict[\[(]str, (.+)[\])]", shape):
+            yield from _of_type(value, "object", path)
+            for key, item in value.items() if isinstance(value, dict) else ():
+                yield from _errors(item, inner[1], f"{path}.{key}")
+        elif shape in _TYPES:
+            yield from _of_type(value, _TYPES[shape], path)
+        elif shape in _OWN:
+            yield from _errors(value, _OWN[shape], path)
+        else:
+            model = getattr(client, shape)
+            yield from _errors(
+                value, {model.attribute_map[name]: kind for name, kind in model.openapi_types.items()}, path
+            )
+            required = [model.attribute_map[name] for name, about in model.model_fields.items() if about.is_required()]
+            yield from (
+                f"{path}.{name}: Required value" for name in required if isinstance(value, dict) and name not in value
+            )
+    elif isinstance(shape, Mapping):
+        yield from _of_type(value, "object", path)
+        for key, item in value.items() if isinstance(value, dict) else ():
+            field = f"{path}.{key}" if path else str(key)
+            if key not in shape:
+                yield f'strict decoding error: unknown field "{field}"'
+            else:
+                yield from _errors(item, shape[key], field)
+
+
+def _of_type(value: Any, wanted: str, path: str) -> Iterator[str]:
+    found = json_type(value)
+    where = path or "the document"
+    if _HOLDS_QUANTITY.search(path) and found in ("string", "integer", "number"):
+        if not _QUANTITY.match(str(value)):
+            yield f"{where}: Invalid value: \"{value}\": {where} in body should match '{_QUANTITY.pattern}'"
+    elif found != wanted and not (wanted == "number" and found == "integer"):
+        yield f'{where}: Invalid value: "{found}": {where} in body must be of type {wanted}: "{found}"'
+
+
+def base64_text(value: Any) -> str:
+    """A Secret's value; one that is no text in base64 stays out of the way, as an empty one."""
+    try:
+        return base64.b64decode(str(value), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Run a PyTorchJob on this machine as the training operator runs it in a cluster.
+
+Each pod is a process here, or a container with --docker. The pods' lines go to stdout, each with the name of its pod
+in front; what the runner itself says goes to stderr. Exit status: 0 if the job succeeds, 1 if it fails (or is
+suspended), 2 if its manifest is not valid, 128 + n if signal n ends it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+
+from local import containers, left_out, manifest, processes
+from local.controller import Controller, Outcome, Verdict
+from local.errors import EngineError, Refused
+from local.job import Job
+from local.output import Output, say
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main() -> int:
+    options = _options()
+    try:
+        found = manifest.load(options.file, options.name)
+    except Refused as refused:
+        say(str(refused))
+        return 2
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    if found.others:
+        say(f"runs PyTorchJob {found.job.name}; not applied: {', '.join(found.others)}")
+    try:
+        return asyncio.run(_run(found.job, options))
+    except* EngineError as errors:
+        say(str(errors.exceptions[0]))
+    except* BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; the pods are ended
+    return 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="run_local", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("-f", "--file", required=True, metavar="FILE", help="the manifest; - reads stdin")
+    parser.add_argument("--name", help="the PyTorchJob to run, if the file has several")
+    parser.add_argument(
+        "--entrypoint", default="torchtally", help="what a container without a command runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--docker",
+        nargs="?",
+        const="",
+        metavar="IMAGE",
+        help="make each pod a Docker container, of the manifest's image or of this one",
+    )
+    parser.add_argument("--json", action="store_true", help="end stdout with the outcome as one line of JSON")
+    return parser.parse_args()
+
+
+async def _run(job: Job, options: argparse.Namespace) -> int:
+    if job.suspended:
+        verdict = Verdict(Outcome.SUSPENDED, f"PyTorchJob {job.name} is suspended.")
+        say(f"{verdict.message} It runs when spec.runPolicy.suspend is false.")
+        if options.json:
+            _print_json(job, verdict, None)
+        return 1
+    engine: processes.Processes | containers.Containers
+    if options.docker is None:
+        engine, honoured = processes.Processes(job, options.entrypoint), processes.HONOURED
+    else:
+        engine, honoured = containers.Containers(job, options.docker or None), containers.HONOURED
+    if items := left_out.left_out(job, honoured, engine.gpus):
+        say(f"left out here: {', '.join(items)}")
+    async with engine:
+        controller = Controller(job, engine, Output([pod.name for pod in job.pods]))
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, controller.interrupt, number)
+        verdict = await controller.run()
+    if options.json:
+        _print_json(job, verdict, controller)
+    if verdict.outcome is Outcome.INTERRUPTED and controller.interrupted_by:
+        return 128 + controller.interrupted_by
+    return 0 if verdict.outcome is Outcome.SUCCEEDED else 1
+
+
+def _print_json(job: Job, verdict: Verdict, controller: Controller | None) -> None:
+    status = controller.status if controller else {}
+    pods = [
+        {"name": name, "phase": pod.phase, "exitCode": pod.exit_code, "restarts": pod.restarts}
+        for name, pod in status.items()
+    ]
+    print(
+        json.dumps(
+            {
+                "job": job.name,
+                "namespace": job.namespace,
+                "outcome": verdict.outcome,
+                "message": verdict.message,
+                "pods": pods,
+            }
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
