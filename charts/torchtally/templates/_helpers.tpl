@@ -179,9 +179,9 @@ template:
 {{- $spec := dict
   "containers" (list $container)
   "securityContext" .Values.podSecurityContext
-  "imagePullSecrets" .Values.image.pullSecrets
-  "nodeSelector" .Values.nodeSelector
-  "tolerations" .Values.tolerations
   "volumes" (list (dict "name" "model" "persistentVolumeClaim" (dict "claimName" (include "torchtally.claim" .)))) }}
+{{- with .Values.image.pullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end }}
+{{- with .Values.nodeSelector }}{{ $_ := set $spec "nodeSelector" . }}{{ end }}
+{{- with .Values.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end }}
 {{- toJson (dict "spec" $spec) }}
 {{- end }}

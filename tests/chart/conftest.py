@@ -1,0 +1,34 @@
+"""The chart as Helm 4 and Helm 3 render it."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(params=["helm", "helm3"])
+def helm(request: pytest.FixtureRequest) -> Helm:
+    """Runs helm, and Helm 3 where it is there as helm3, in the repository's root."""
+    program: str = request.param
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not on PATH")
+    return lambda *args: subprocess.run([program, *args], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def render(helm: Helm) -> Callable[..., list[dict]]:
+    """The documents of `helm template`."""
+
+    def documents(*args: str, name: str = "demo", chart: str | Path = "charts/torchtally") -> list[dict]:
+        result = helm("template", name, str(chart), *args)
+        assert result.returncode == 0, result.stderr
+        return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+    return documents

@@ -1,0 +1,99 @@
+"""Wrong values end with their name; names fit Kubernetes' limits."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+CHART = "charts/torchtally"
+
+SCHEMA = [
+    ("workers=-1", "at '/workers'"),
+    ("workers=1.5", "at '/workers'"),
+    ("wrokers=1", "additional properties 'wrokers' not allowed"),
+    ("image.name=a", "at '/image': additional properties 'name' not allowed"),
+    ("image.repository=registry.example/a:1", "at '/image/repository'"),
+    ("image.digest=sha256:1", "at '/image/digest'"),
+    ("image.pullPolicy=always", "at '/image/pullPolicy'"),
+    ("args={--epochs,2}", "at '/args/1': got number, want string"),
+    ("task=Fashion MNIST", "at '/task'"),
+    ("nprocPerNode=two", "at '/nprocPerNode'"),
+    ("nprocPerNode=0", "at '/nprocPerNode'"),
+    ("resources.gpu=one", "at '/resources/gpu': got string, want integer"),
+    ("resources.memory=32GB", "at '/resources/memory'"),
+    ("resources.limits.cpu=many", "at '/resources/limits/cpu'"),
+    ("cleanPodPolicy=none", "at '/cleanPodPolicy'"),
+    ("restartPolicy=Sometimes", "at '/restartPolicy'"),
+    ("backoffLimit=-1", "at '/backoffLimit'"),
+    ("activeDeadlineSeconds=0", "at '/activeDeadlineSeconds'"),
+    ("ttlSecondsAfterFinished=1h", "at '/ttlSecondsAfterFinished'"),
+    ("env[0].name=DEBUG,env[0].value=1", "at '/env/0/value': got number, want string"),
+    ("shmSize=large", "at '/shmSize'"),
+    ("data.persistantVolumeClaim.claimName=a", "at '/data': additional properties 'persistantVolumeClaim' not allowed"),
+    ("data.hostPath.path=/a,data.nfs.path=/b", "at '/data'"),
+    ("model.claim=a", "at '/model': additional properties 'claim' not allowed"),
+    ("podAnnotations.note=1", "at '/podAnnotations/note': got number, want string"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), SCHEMA, ids=[value for value, _ in SCHEMA])
+def test_the_schema_names_a_wrong_value(helm, value, message):
+    result = helm("template", "demo", CHART, "--set", value)
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+def test_contradictions_are_told_in_one_line(helm):
+    result = helm("template", "demo", CHART, "--set", "task=,nprocPerNode=2")
+    assert result.returncode != 0
+    [line] = [line for line in result.stderr.splitlines() if line.startswith("Error:")]
+    assert "task, command and args are all empty" in line
+    assert "nprocPerNode is 2 and resources.gpu is 1" in line
+
+
+@pytest.mark.parametrize(("workers", "allowed"), [(0, 54), (1, 54), (10, 54), (11, 53), (100, 53), (101, 52)])
+def test_names_fit_to_the_last_character(helm, render, workers, allowed):
+    fits = render("--set", f"workers={workers},jobName={'a' * allowed}")
+    [job] = [document["metadata"]["name"] for document in fits if document["kind"] == "PyTorchJob"]
+    last = f"{job}-worker-{workers - 1}" if workers else f"{job}-master-0"
+    assert len(last) == 63
+    [role] = [document for document in fits if document["kind"] == "Role"]
+    assert role["rules"][1]["resourceNames"][-1] == last  # the pods that the verifier may read are these pods
+    assert all(len(document["metadata"]["name"]) <= 63 for document in fits)
+
+    refused = helm("template", "demo", CHART, "--set", f"workers={workers},jobName={'a' * (allowed + 1)}")
+    assert refused.returncode != 0
+    assert f"has {allowed + 1} characters, allowed are {allowed}" in refused.stderr
+
+
+def test_the_longest_name_of_a_release_fits_or_is_refused(helm, render):
+    assert render(name="a" * 53)
+    refused = helm("template", "a" * 53, CHART, "--set", "workers=101")
+    assert "(or the release's name)" in refused.stderr and "allowed are 52" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["1demo", "de.mo"])
+def test_a_release_whose_name_no_service_can_have_is_refused(helm, name):
+    refused = helm("template", name, CHART)
+    assert refused.returncode != 0
+    assert f'jobName (or the release\'s name) "{name}" is no name for a Service' in refused.stderr
+
+
+def test_a_missing_operator_is_told_in_a_sentence(helm, render):
+    """A real API server lists its kinds, v1/Pod among them; without one, nothing is known and nothing refused."""
+    missing = helm("template", "demo", CHART, "--api-versions", "v1/Pod")
+    assert missing.returncode != 0
+    assert "install the Kubeflow training operator first" in missing.stderr
+    assert render("--api-versions", "v1/Pod", "--api-versions", "kubeflow.org/v1/PyTorchJob")
+    assert render()
+
+
+def test_it_can_be_a_subchart(render, tmp_path):
+    parent = tmp_path / "parent"
+    shutil.copytree(Path(__file__).parents[2] / CHART, parent / "charts" / "torchtally")
+    (parent / "Chart.yaml").write_text(yaml.safe_dump({"apiVersion": "v2", "name": "parent", "version": "1.0.0"}))
+    values = {"global": {"imageRegistry": "registry.example"}, "torchtally": {"workers": 1}}
+    (parent / "values.yaml").write_text(yaml.safe_dump(values))
+    [job] = [document for document in render(chart=parent) if document["kind"] == "PyTorchJob"]
+    assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
