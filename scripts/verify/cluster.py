@@ -96,6 +96,7 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, namespace: str, state:
             why = f"does not exist (the job is {state})"
         log.complaints.append(Complaint(f"pod {pod} {why}"))
         return
+    response.auto_close = False  # urllib3 would close at the end, before the wrapper sees that it is one
     with io.TextIOWrapper(response, "utf-8", "replace", newline="") as stream:
         log.read(f"pod {pod}", stream)
 

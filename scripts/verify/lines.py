@@ -8,9 +8,10 @@ from typing import Any, Literal, TextIO
 
 PREFIX = "TORCHTALLY "
 VERSION = 1
+NAMED = 8  # lost and doubled samples that a line names at most
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
-_LINEAGE = re.compile(r'"run":\s*"([^"]*)",\s*"attempt":\s*(\d{1,9})\b')
+_LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})\b')
 _LONGEST = 1 << 20  # characters of one line held at a time; a tally line has under 1 KB
 _MANY = 1_000_000  # epochs or ranks, far above any real run: a garbled number must not fill the memory
 
@@ -89,9 +90,7 @@ class Log:
         key = (tally.run, tally.attempt, tally.phase, tally.epoch, tally.rank)
         twin = self.tallies.setdefault(key, tally)
         if names := tally.differs(twin):
-            values = "; ".join(
-                f"{name} {_show(getattr(twin, name))} and {_show(getattr(tally, name))}" for name in names
-            )
+            values = "; ".join(f"{name} {twin.shown(name)} and {tally.shown(name)}" for name in names)
             who = "all ranks" if tally.rank == "all" else f"rank {tally.rank}"
             text = f"{where}: {tally.phase} epoch {tally.epoch} of {who} is printed twice and differs: {values}"
             self.complaints.append(Complaint(text, tally.run, tally.attempt, tally.block))
@@ -143,8 +142,8 @@ def parse(values: dict[str, Any]) -> Tally:
             return value
         raise bad(name, f"an integer from {low} to {high}")
 
-    def indices(name: str, most: int) -> tuple[int, ...]:
-        value = values.get(name, [])
+    def indices(name: str, count: int) -> tuple[int, ...]:
+        value, most = values.get(name, []), min(count, NAMED)
         if isinstance(value, list) and len(value) <= most and all(type(i) is int and 0 <= i < n for i in value):
             return tuple(value)
         raise bad(name, f"a list of at most {most} integers from 0 to {n - 1}")

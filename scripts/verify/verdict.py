@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from . import expected
-from .lines import Log, Tally
+from .lines import NAMED, Log, Tally
 
 Block = tuple[str, int]  # phase, epoch
 Rank = int | Literal["all"]
@@ -237,9 +237,14 @@ def _named(count: int, indices: tuple[int, ...]) -> str:
     """`3 (17, 20, 21)`, or plainly that there are too many to name."""
     if not count:
         return "0"
-    more = count - len(indices)
-    names = ", ".join(map(str, indices)) or "none named"
-    return f"{count} ({names}{f' and {more} more, too many to name' if more and indices else ''})"
+    if not indices:
+        return f"{count} (none named)"
+    names = ", ".join(map(str, indices))
+    if len(indices) < min(count, NAMED):  # a line names each sample once
+        names += ", some more than once"
+    elif len(indices) < count:
+        names += f" and {count - len(indices)} more, too many to name"
+    return f"{count} ({names})"
 
 
 def _sources(sources: list[str]) -> str:

@@ -1,0 +1,35 @@
+"""What the verifier says of given lines."""
+
+import io
+from typing import Any
+
+import bruteforce
+from bruteforce import Line
+
+from verify.lines import Log
+from verify.verdict import Verdict, judge
+
+
+def read(text: str) -> Log:
+    log = Log()
+    log.read("demo.log", io.StringIO(text, newline=""))
+    return log
+
+
+def verdict(lines: list[Line], **options: Any) -> Verdict:
+    return judge(read(bruteforce.text(lines)), **options)
+
+
+def sentences(lines: list[Line], **options: Any) -> list[str]:
+    return [str(problem) for problem in verdict(lines, **options).problems]
+
+
+def line(lines: list[Line], rank: int | str, phase: str = "train", epoch: int = 1) -> Line:
+    return next(each for each in lines if (each["rank"], each["phase"], each["epoch"]) == (rank, phase, epoch))
+
+
+def changed(rank: int | str, **values: Any) -> list[str]:
+    """The sentences on a run that holds but for these values in one line of its first epoch."""
+    lines = bruteforce.run()
+    line(lines, rank).update(values)
+    return sentences(lines)

@@ -1,0 +1,158 @@
+"""The program: what it reads, its options, its exit status, and never a traceback."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bruteforce
+import numpy
+import pytest
+import verify_shards
+
+from verify import report
+from verify.lines import Log
+from verify.verdict import judge
+
+SCRIPT = Path(verify_shards.__file__)
+LINES = bruteforce.run()
+TEXT = bruteforce.text(LINES)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "demo.log"
+    path.write_text(TEXT)
+    return path
+
+
+def script(*args: object, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, args)]
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, encoding="utf-8", **options)
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    """The last line of standard error, where bad input ends in exit status 2."""
+    try:
+        status: object = verify_shards.main([str(arg) for arg in args])
+    except SystemExit as error:
+        status = error.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    return err.splitlines()[-1]
+
+
+def test_a_file_a_folder_and_standard_input(log: Path, tmp_path: Path) -> None:
+    ranks = [bruteforce.text([line for line in LINES if line["rank"] in own]) for own in ((0, "all"), (1,), (2, 3))]
+    folder = tmp_path / "logs"
+    (folder / "deeper").mkdir(parents=True)
+    for name, text in zip(("master.log", "deeper/one.log", "deeper/two.log"), ranks, strict=True):
+        (folder / name).write_text(text)
+    results = [script(log), script(folder), script("-", stdin=TEXT), script(folder / "deeper", log)]
+    assert [(each.returncode, each.stderr) for each in results] == [(0, "")] * 4
+    assert len({each.stdout for each in results}) == 1
+    assert results[0].stdout.endswith("✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 2 epochs, test 2 epochs\n")
+
+
+def test_bytes_that_are_no_text_are_no_matter(log: Path) -> None:
+    log.write_bytes(b"\xff\xfe\x00 50%\r" + TEXT.encode())
+    assert verify_shards.main([str(log)]) == 0
+
+
+def test_a_proof_that_does_not_hold(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(TEXT.replace('"consumed":15', '"consumed":14', 1))
+    assert verify_shards.main([str(log)]) == 1
+    assert "✗ train epoch 1: rank 0 consumed 14, which does not fit" in capsys.readouterr().out
+    log.write_text("hello\n")
+    assert verify_shards.main([str(log)]) == 1
+    assert f"no tally line in {log}\n" in capsys.readouterr().out
+
+
+def test_options_reach_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_shards.main([str(log), "--expect-per-pod", "15"]) == 0
+    assert verify_shards.main([str(log), "--expect-per-pod", "16"]) == 1
+    log.write_text(TEXT + bruteforce.text(bruteforce.run(run="another")))
+    assert verify_shards.main([str(log)]) == 1
+    assert verify_shards.main([str(log), "--run", "another"]) == 0
+    capsys.readouterr()
+    assert verify_shards.main([str(log), "--run", "another", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "another"
+
+
+def test_bad_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    either = "verify_shards: error: give either --job NAME or logs to read (files, folders, or - for standard input)"
+    assert refused(capsys) == either
+    assert refused(capsys, log, "--job", "demo") == either
+    assert refused(capsys, log, "-n", "default") == "verify_shards: error: -n and --context go with --job"
+    missing = tmp_path / "none.log"
+    assert refused(capsys, missing) == f"verify_shards: cannot read {missing}: No such file or directory"
+    (tmp_path / "empty").mkdir()
+    assert refused(capsys, tmp_path / "empty") == f"verify_shards: the folder {tmp_path / 'empty'} holds no file"
+    said = "verify_shards: no tally line of run another; found: 3f9c2a7b10de (20 lines)"
+    assert refused(capsys, log, "--run", "another") == said
+    assert refused(capsys, log, "--expect-per-pod", "-1").endswith("--expect-per-pod is -1, must be 0 or more")
+    assert "invalid int value: 'many'" in refused(capsys, log, "--expect-per-pod", "many")
+
+
+def test_help_tells_the_exit_status_and_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        verify_shards.main(["--help"])
+    told = capsys.readouterr().out
+    assert "exit status: 0" in told and '"tallies"' in told
+    fields = {word.strip('"') for word in told.split("--json prints")[1].replace(",", " ").split() if word[0] == '"'}
+    assert json.loads(report.as_json(judge(Log()))).keys() <= fields
+
+
+def test_a_terminal_that_cannot_show_it(log: Path) -> None:
+    shown = script(log, env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
+    assert "  ok: every sample exactly once" in shown and shown.isascii()
+    pods = TEXT.replace("demo-master-0", "dämon")
+    shown = script("-", stdin=pods, env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
+    assert "d\\xe4mon" in shown
+
+
+def test_colour_on_a_terminal_only(log: Path) -> None:
+    assert "\033[" not in script(log).stdout
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen([sys.executable, str(SCRIPT), str(log)], stdout=theirs, stdin=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # the other end has closed
+        pass
+    os.close(ours)
+    assert child.wait(timeout=60) == 0
+    assert "\033[32m✓\033[0m the proof holds".encode() in shown
+
+
+def test_a_reader_that_leaves_early(log: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    child = subprocess.run([sys.executable, str(SCRIPT), str(log)], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (child.returncode, child.stderr) == (1, "")
+
+
+def without_site(packages: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-S", str(SCRIPT), *map(str, args)]
+    return subprocess.run(command, env={"PYTHONPATH": str(packages)}, capture_output=True, text=True)
+
+
+def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
+    assert without_site(tmp_path, log).stderr == "verify_shards: the Python package numpy is missing\n"
+    installed = Path(numpy.__file__).parents[1]
+    for name in "numpy", "numpy.libs":
+        if (installed / name).exists():
+            (tmp_path / name).symlink_to(installed / name)
+    result = without_site(tmp_path, log)
+    assert (result.returncode, result.stderr) == (0, "")
+    result = without_site(tmp_path, "--job", "demo")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("verify_shards: --job needs the Python package ")

@@ -1,0 +1,251 @@
+"""The real Kubernetes client against an API server that answers as told; the real cluster's turn is in tests/e2e."""
+
+import copy
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import bruteforce
+import pytest
+import verify_shards
+import yaml
+from kubernetes.config import kube_config
+
+LINES = bruteforce.run(ranks_per_pod=1)
+JOB = "/apis/kubeflow.org/v1/namespaces/trial/pytorchjobs/demo"
+PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
+
+
+def pod(name: str) -> str:
+    return f"/api/v1/namespaces/trial/pods/{name}"
+
+
+def refusal(status: int, message: str, name: str = "") -> tuple[int, Any]:
+    return status, {"kind": "Status", "apiVersion": "v1", "message": message, "code": status, "details": {"name": name}}
+
+
+class Server:
+    """Answers by path; anything else is forbidden, as the least RBAC has it."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.asked: list[str] = []
+        self.job: dict[str, Any] = {
+            "spec": {
+                "pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 3}},
+                "runPolicy": {"cleanPodPolicy": "None"},
+            },
+            "status": {"conditions": [{"type": "Running", "status": "False"}, {"type": "Succeeded", "status": "True"}]},
+        }
+        self.answers[JOB] = 200, self.job
+        for index, name in enumerate(PODS):
+            self.phase(name, "Succeeded")
+            mine = [line for line in LINES if line["pod"] == name]
+            assert mine[0]["rank"] == index
+            self.log(name, bruteforce.text(mine))
+
+    def phase(self, name: str, phase: str, **status: Any) -> None:
+        self.answers[pod(name)] = 200, {"kind": "Pod", "status": {"phase": phase, **status}}
+
+    def log(self, name: str, text: str) -> None:
+        self.answers[pod(name) + "/log?container=pytorch"] = 200, text
+
+    def state(self, *kinds: str, message: str = "") -> None:
+        self.job["status"]["conditions"] = [{"type": kind, "status": "True", "message": message} for kind in kinds]
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        self.asked.append(handler.path)
+        status, body = self.answers.get(handler.path, refusal(403, f'cannot get "{handler.path}"'))
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    answering = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answering.answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        kubeconfig(tmp_path, monkeypatch, listening.server_port)
+        yield answering
+        listening.shutdown()
+        thread.join()
+
+
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    context = {"cluster": "here", "user": "me"}
+    values = {
+        "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [
+            {"name": "first", "context": {**context, "namespace": "trial"}},
+            {"name": "second", "context": context},
+        ],
+        "current-context": "first",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(values))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+
+
+def verify(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    """The exit status, and what was said: on standard error only where the status is 2."""
+    status = verify_shards.main(["--job", "demo", *args])
+    out, err = capsys.readouterr()
+    assert bool(err) == (status == 2) and bool(out) == (status != 2)
+    return status, out + err
+
+
+def test_pods_are_asked_for_by_name(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = verify(capsys, "-n", "trial")
+    assert (status, said.count("✓ every sample exactly once")) == (0, 4)
+    logs = [path for name in PODS for path in (pod(name), pod(name) + "/log?container=pytorch")]
+    assert server.asked == [JOB, *logs]
+
+
+def test_the_namespace_is_that_of_the_context(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(capsys)[0] == 0
+    status, said = verify(capsys, "--context", "second")
+    assert status == 2 and "PyTorchJob demo in namespace default" in said
+    assert verify(capsys, "--context", "second", "-n", "trial")[0] == 0
+
+
+def test_a_job_of_a_master_alone(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.job["spec"]["pytorchReplicaSpecs"] = {"Master": {}}
+    server.log("demo-master-0", bruteforce.text(bruteforce.run(world=1)))
+    assert verify(capsys)[0] == 0
+    assert server.asked[1:] == [pod("demo-master-0"), pod("demo-master-0") + "/log?container=pytorch"]
+
+
+def test_a_pod_that_is_gone(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.job["spec"]["runPolicy"]["cleanPodPolicy"] = "All"
+    server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
+    status, said = verify(capsys)
+    assert status == 1
+    gone = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is All; None keeps pods)"
+    assert f"✗ {gone}\n" in said and "✗ no tally line of rank 2 at all\n" in said
+
+
+def test_a_pod_that_is_not_there_yet(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.state("Created")
+    server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
+    status, said = verify(capsys)
+    assert status == 1
+    assert "✗ pod demo-worker-1 does not exist (the job is Created)\n" in said
+    assert "note: job demo has not ended (Created): what it has not logged yet is missing here\n" in said
+
+
+def test_a_pod_that_has_not_started(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.state("Created", "Running")
+    waiting: dict[str, Any] = {"name": "pytorch", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    waiting |= {"image": "", "imageID": "", "ready": False, "restartCount": 0}
+    server.phase("demo-worker-0", "Pending", containerStatuses=[waiting])
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    server.phase("demo-worker-1", "Pending", conditions=[unscheduled])
+    server.phase("demo-worker-2", "Pending")
+    status, said = verify(capsys)
+    assert status == 1
+    assert "✗ pod demo-worker-0 has not started (ImagePullBackOff)\n" in said
+    assert "✗ pod demo-worker-1 has not started (Unschedulable)\n" in said
+    assert "✗ pod demo-worker-2 has not started\n" in said
+    assert "note: job demo has not ended (Running): " in said
+
+
+def test_a_log_that_is_forbidden(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers.pop(pod("demo-worker-1") + "/log?container=pytorch")
+    status, said = verify(capsys)
+    said_so = (
+        "forbidden to read pod demo-worker-1 or its log in namespace trial: a role must allow get on pods and pods/log"
+    )
+    assert status == 2 and said.startswith(f"verify_shards: {said_so} (")
+
+
+def test_a_job_that_is_forbidden(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers.pop(JOB)
+    status, said = verify(capsys)
+    said_so = "forbidden to read PyTorchJob demo in namespace trial: a role must allow get on pytorchjobs"
+    assert status == 2 and said.startswith(f"verify_shards: {said_so} (")
+
+
+def test_a_job_that_is_missing(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers[JOB] = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
+    said = "no PyTorchJob demo in namespace trial (ttlSecondsAfterFinished deletes old ones)"
+    assert verify(capsys) == (2, f"verify_shards: {said}\n")
+
+
+def test_a_cluster_without_the_operator(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers[JOB] = 404, "404 page not found\n"
+    said = "this cluster does not know PyTorchJobs: is the training operator installed?"
+    assert verify(capsys) == (2, f"verify_shards: {said}\n")
+
+
+def test_an_answer_that_is_no_use(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers[JOB] = refusal(401, "Unauthorized")
+    said = "cannot read PyTorchJob demo in namespace trial: 401 Unauthorized"
+    assert verify(capsys) == (2, f"verify_shards: {said}\n")
+
+
+def test_a_job_that_failed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.state("Created", "Failed", message="PyTorchJob demo is failed because 1 Worker replica(s) failed.")
+    status, said = verify(capsys)
+    assert status == 0  # every shard is proved all the same
+    assert "note: job demo has failed: PyTorchJob demo is failed because 1 Worker replica(s) failed.\n" in said
+
+
+def test_a_job_without_a_status(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    del server.job["status"]
+    assert "note: job demo has not ended (no status yet): " in verify(capsys)[1]
+
+
+def test_a_log_that_breaks_off(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    original = copy.copy(Server.answer)
+
+    def broken(self: Server, handler: BaseHTTPRequestHandler) -> None:
+        if handler.path != pod("demo-worker-1") + "/log?container=pytorch":
+            original(self, handler)
+            return
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        handler.wfile.write(b"TORCHTALLY {\n" * 10)
+
+    monkeypatch.setattr(Server, "answer", broken)
+    status, said = verify(capsys)
+    assert status == 2 and said.startswith("verify_shards: the log of pod demo-worker-1 broke off: ")
+
+
+def test_a_cluster_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
+        port = closed.server_port
+    kubeconfig(tmp_path, monkeypatch, port)
+    status, said = verify(capsys)
+    assert status == 2 and said.startswith(f"verify_shards: cannot reach the cluster at http://127.0.0.1:{port}: ")
+
+
+def test_a_context_that_is_unknown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = verify(capsys, "--context", "third")
+    assert status == 2 and said.startswith("verify_shards: cannot use the context third: ")
+
+
+def test_no_cluster_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    status, said = verify(capsys)
+    assert status == 2 and said.startswith("verify_shards: no cluster: not in a pod with a service account, and no ")

@@ -1,0 +1,223 @@
+"""Tally lines out of real logs: whatever stands around them, whatever happened to them."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import bruteforce
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from judged import read
+
+from verify.lines import Log
+from verify.verdict import judge
+
+LINES = bruteforce.run(world=2, plan={"train": 1})
+TEXT = bruteforce.text(LINES)
+FIRST, SECOND, TOGETHER = TEXT.splitlines()
+
+
+def problems(text: str) -> list[str]:
+    return [str(problem) for problem in judge(read(text)).problems]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[demo-master-0] ",
+        "[pod/demo-master-0/pytorch] ",
+        "2026-01-02T03:04:05.678901234Z ",
+        "2026-01-02T03:04:05.678901234Z stdout F ",
+        "\x1b[32m[demo-master-0]\x1b[0m ",
+        "\x1b[1m",
+        "\x1b[2K\r",
+        "epoch 1:  17%|█▋        | 3/18\r",
+        "epoch 1:  17%|█▋        | 3/18",
+        "progress\r\x1b[Aprogress\r\n",
+        "torchtally: TORCHTALLY lines follow ",
+        "TORCHTALLY_DEVICE=cpu ",
+    ],
+)
+def test_what_may_stand_before_a_line(prefix: str) -> None:
+    assert problems(bruteforce.text(LINES, prefix)) == []
+
+
+@pytest.mark.parametrize("suffix", ["\x1b[0m", " ", "\r", "50%|", "[demo-worker-0] step 3 {"])
+def test_what_may_stand_behind_a_line(suffix: str) -> None:
+    assert problems(TEXT.replace("\n", f"{suffix}\n")) == []
+
+
+def test_no_end_of_line_is_needed() -> None:
+    assert problems(TEXT.rstrip()) == []
+    assert problems(TEXT.replace("\n", "")) == []
+
+
+def test_a_line_printed_twice_is_one() -> None:
+    assert problems(TEXT + TEXT) == []
+
+
+def test_a_line_printed_twice_that_differs() -> None:
+    found = problems(TEXT + SECOND.replace('"consumed":30', '"consumed":29').replace("demo-worker-0", "demo-worker-9"))
+    said = (
+        "train epoch 1 of rank 1 is printed twice and differs: pod demo-worker-0 and demo-worker-9; consumed 30 and 29"
+    )
+    assert found == [f"demo.log:4: {said}"]
+    again = TOGETHER.replace(LINES[2]["digest"], "0" * 16)
+    found = problems(TEXT + again)
+    said = f"train epoch 1 of all ranks is printed twice and differs: digest {LINES[2]['digest']} and {'0' * 16}"
+    assert found == [f"demo.log:4: {said}"]
+    assert judge(read(TEXT + again)).of(("train", 1))  # its row is marked
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(SECOND) - 1))
+@example(len("TORCHTALLY "))
+def test_a_line_cut_anywhere_is_no_evidence(length: int) -> None:
+    found = problems(f"{FIRST}\n{SECOND[:length]}\n{TOGETHER}\n")
+    assert "no tally line of rank 1 at all" in found
+    if length >= len("TORCHTALLY "):
+        assert found[0] == f"demo.log:2: a tally line is cut off: {SECOND[:length].rstrip()[:100]}" + "..." * (
+            length > 100
+        )
+
+
+@settings(deadline=None)
+@given(st.integers(len("TORCHTALLY {"), len(FIRST) - 2))
+def test_a_line_printed_into_another(at: int) -> None:
+    found = problems(f"{FIRST[:at]}{SECOND}\n{FIRST[at:]}\n{TOGETHER}\n")
+    assert found[0].startswith("demo.log:1: a tally line is ")
+    assert found[1:] == ["no tally line of rank 0 at all"]  # the other one is whole
+
+
+def test_a_mixed_up_line_is_told_from_one_cut_off() -> None:
+    found = problems(TEXT.replace('"rank":1,', '"rank":\x1b[31mhello\n1,'))
+    assert found[0].startswith('demo.log:2: a tally line is mixed up with other output: TORCHTALLY {"v":1,"run"')
+    found = problems(TEXT.replace('{"v":1,', '{"v":\x1b[31mhello,', 1))
+    assert 'TORCHTALLY {"v":?[31mhello' in found[0]  # no control characters reach the terminal
+
+
+def test_a_cut_line_of_an_earlier_attempt_or_another_run_is_no_matter() -> None:
+    def later(**values: Any) -> str:
+        return bruteforce.text(bruteforce.run(world=2, plan={"train": 1}, **values))
+
+    assert problems(SECOND[:200] + "\n" + later(attempt=1)) == []
+    assert judge(read(SECOND[:200] + "\n" + later(run="b") + later(run="c")), run="c").holds
+    assert not judge(read(later(attempt=1) + later(attempt=2)[:200] + "\n")).holds
+    assert len(problems(TEXT + later(attempt=1)[:200])) == 1
+    assert len(problems(TEXT + 'TORCHTALLY {"v":1,')) == 1  # whose it is cannot be told: it counts
+
+
+def test_a_log_of_cut_lines_only_says_that() -> None:
+    assert [each.split(":")[:2] for each in problems(FIRST[:90])] == [["demo.log", "1"]]
+
+
+def test_what_is_no_tally_line() -> None:
+    for text in "", "TORCHTALLY is a word\n", "TORCHTALLY_CACHE={}\n", '{"v":1}\n', "TORCHTALLY [1]\n":
+        assert problems(text) == ["no tally line in demo.log"]
+
+
+def test_a_version_that_is_not_known() -> None:
+    for shown in "2", "1.5", '"1"', "null", "true", '"\\u001b[31m"':
+        found = problems(TEXT.replace('"v":1', f'"v":{shown}', 1))
+        assert found[0] == (
+            f"demo.log:1: bad tally line: version {shown} of the line is not known here, only version 1 is"
+        )
+    found = problems(TEXT.replace('"v":1,', "", 1))
+    assert found[0] == 'demo.log:1: bad tally line: "v" (its version) is missing'
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("run", "", 'is "", allowed is printable text'),
+        ("run", 7, "is 7, allowed is printable text"),
+        ("attempt", -1, "is -1, allowed is an integer from 0 to"),
+        ("attempt", True, "is true, allowed is an integer from 0 to"),
+        ("pod", "a\x1b[31mb", 'is "a\\u001b[31mb", allowed is printable text'),
+        ("task", None, "is null, allowed is printable text"),
+        ("phase", "val", 'is "val", allowed is train'),
+        ("phase", ["train"], 'is ["train"], allowed is train'),
+        ("epoch", 0, "is 0, allowed is an integer from 1 to 1"),
+        ("epoch", 2, "is 2, allowed is an integer from 1 to 1"),
+        ("epoch", 1.0, "is 1.0, allowed is an integer from 1 to 1"),
+        ("plan", [1], "is [1], allowed is an object that gives each phase its number of epochs"),
+        ("plan", {"train": -1}, 'is {"train": -1}, allowed is an object that'),
+        ("plan", {"train": 10**9}, 'is {"train": 1000000000}, allowed is an object that'),
+        (
+            "plan",
+            {"train": 1, "a\nb": 1},
+            'is {"train": 1, "a\\nb": 1}, allowed is an object whose names are printable',
+        ),
+        ("rank", -1, 'is -1, allowed is an integer from 0 to 1 (world is 2), or "all"'),
+        ("rank", 2, 'is 2, allowed is an integer from 0 to 1 (world is 2), or "all"'),
+        ("rank", "0", 'is "0", allowed is an integer from 0 to 1 (world is 2), or "all"'),
+        ("world", 0, "is 0, allowed is an integer from 1 to 1000000"),
+        ("world", 10**9, "is 1000000000, allowed is an integer from 1 to 1000000"),
+        ("world", "2", 'is "2", allowed is an integer from 1 to 1000000'),
+        ("n", 0, "is 0, allowed is an integer from 1 to"),
+        ("n", 10**30, f"is {10**30}, allowed is an integer from 1 to"),
+        ("seed", -1, "is -1, allowed is an integer from 0 to"),
+        ("contract", "most", 'is "most", allowed is exact or padded or drop_last'),
+        ("order", "feistel-2", 'is "feistel-2", allowed is feistel-1 or sequential'),
+        ("data", "", 'is "", allowed is printable text'),
+        ("expected", -30, "is -30, allowed is an integer from 0 to"),
+        ("consumed", 30.0, "is 30.0, allowed is an integer from 0 to"),
+        ("consumed", float("nan"), "is NaN, allowed is an integer from 0 to"),
+        ("digest", "F" * 16, f'is "{"F" * 16}", allowed is 16 lower-case hexadecimal digits'),
+        ("digest", "f" * 17, f'is "{"f" * 17}", allowed is 16 lower-case hexadecimal digits'),
+        ("digest", 1, "is 1, allowed is 16 lower-case hexadecimal digits"),
+        ("lost", -1, "is -1, allowed is an integer from 0 to"),
+        ("doubled", "0", 'is "0", allowed is an integer from 0 to'),
+        ("lost_indices", [1], "is [1], allowed is a list of at most 0 integers from 0 to 59"),
+        ("doubled_indices", "1", 'is "1", allowed is a list of at most 0 integers from 0 to 59'),
+    ],
+)
+def test_values_that_cannot_be(name: str, value: Any, said: str) -> None:
+    bad = bruteforce.text([LINES[0] | {name: value}, *LINES[1:]])
+    assert problems(bad)[0].startswith(f'demo.log:1: bad tally line: "{name}" {said}')
+
+
+@pytest.mark.parametrize("indices", [[60], [-1], [True], [1.0], list(range(9))])
+def test_indices_that_cannot_be(indices: list[Any]) -> None:
+    bad = bruteforce.text([LINES[0] | {"lost": 20, "lost_indices": indices}, *LINES[1:]])
+    said = f'"lost_indices" is {json.dumps(indices)}, allowed is a list of at most 8 integers from 0 to 59'
+    assert problems(bad)[0] == f"demo.log:1: bad tally line: {said}"
+
+
+@pytest.mark.parametrize("name", sorted(LINES[0].keys() - {"v"}))
+def test_a_value_that_is_missing(name: str) -> None:
+    bad = bruteforce.text([{key: value for key, value in LINES[0].items() if key != name}, *LINES[1:]])
+    assert problems(bad)[0] == f'demo.log:1: bad tally line: "{name}" is missing'
+
+
+def test_what_breaks_a_parser() -> None:
+    assert "4300 digits" in problems(TEXT.replace('"n":60', f'"n":{"6" * 5000}', 1))[0]
+    assert problems('TORCHTALLY {"v":' + "[" * 100_000)[0].startswith("demo.log:1: bad tally line: maximum recursion")
+
+
+def test_a_field_from_the_future_is_no_matter() -> None:
+    assert problems(bruteforce.text([line | {"hash": "of the weights"} for line in LINES])) == []
+
+
+def test_the_number_of_a_line_is_that_of_an_editor() -> None:
+    assert problems("a\rb\r\nc\n" + FIRST[:90])[0].startswith("demo.log:3: ")
+
+
+def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.log"
+    with path.open("w") as file:
+        file.write("one long line " * 400_000)  # 5.6 MB without an end
+        file.write(f"\n{FIRST}\n")
+        for step in range(40_000):
+            file.write(f"step {step} loss 0.1234 TORCHTALLY\rmore\n")
+        file.write(f"{SECOND}\n{TOGETHER}\n")
+    log = Log()
+    tracemalloc.start()
+    with path.open(newline="") as file:
+        log.read("large.log", file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert judge(log).holds
+    assert path.stat().st_size > 7_000_000 and peak < 5_000_000

@@ -1,0 +1,91 @@
+"""The table, its sentences, and JSON."""
+
+import json
+
+import bruteforce
+import pytest
+from bruteforce import Line
+from judged import sentences, verdict
+
+from verify import report
+
+
+@pytest.mark.parametrize(
+    ("contract", "n", "said"),
+    [
+        ("exact", 61, "✓ every sample exactly once"),
+        ("padded", 61, "✓ every sample at least once, 3 repeated"),
+        ("padded", 60, "✓ every sample exactly once"),
+        ("drop_last", 63, "✓ no sample twice, 3 left out"),
+        ("drop_last", 60, "✓ every sample exactly once"),
+    ],
+)
+def test_a_row_says_what_its_contract_gives(contract: str, n: int, said: str) -> None:
+    lines = bruteforce.run(n, contract=contract, plan={"train": 1})
+    assert shown(lines)[5].endswith(f"  {said}")
+
+
+def shown(lines: list[Line], encoding: str = "utf-8", colour: bool = False) -> list[str]:
+    return report.as_text(verdict(lines), encoding=encoding, colour=colour).splitlines()
+
+
+def test_the_table_is_that_of_the_design() -> None:
+    assert shown(bruteforce.run(60000, plan={"train": 1})) == [
+        "phase  epoch  pod               rank  expected  consumed  lost  doubled",
+        "train      1  demo-master-0        0     15000     15000     0        0",
+        "train      1  demo-worker-0        1     15000     15000     0        0",
+        "train      1  demo-worker-1        2     15000     15000     0        0",
+        "train      1  demo-worker-2        3     15000     15000     0        0",
+        "train      1  all                  4     60000     60000     0        0  ✓ every sample exactly once",
+        "",
+        "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch",
+    ]
+
+
+def test_long_values_widen_their_column() -> None:
+    lines = bruteforce.run(world=1, plan={"a-long-phase": 1}, pod="a-pod-with-a-long-name-0", contract="exact")
+    header, row, *_ = shown(lines)
+    assert row.startswith("a-long-phase      1  a-pod-with-a-long-name-0     0  ")
+    assert header.startswith("phase         epoch  pod                       rank  ")
+
+
+def test_rows_follow_the_run() -> None:
+    rows = [each.split()[:2] for each in shown(bruteforce.run(world=1))[1:9:2]]
+    assert rows == [["train", "1"], ["test", "1"], ["train", "2"], ["test", "2"]]
+
+
+def test_a_bad_block_is_marked_and_told_below() -> None:
+    lines = bruteforce.run(plan={"train": 2}, consume=lambda phase, epoch, rank, shard: shard[epoch - 1 :])
+    text = shown(lines)
+    assert text[5].endswith("  ✓ every sample exactly once")
+    assert "  ✗ all ranks together: 4 (" in text[10] and text[10].endswith(") lost, 0 doubled, and 4 more below")
+    assert [each[:20] for each in text[12:-1]] == ["✗ train epoch 2: all", *["✗ train epoch 2: ran"] * 4]
+    assert text[-1] == "✗ the proof does not hold"
+
+
+def test_a_missing_rank_marks_every_block() -> None:
+    text = shown([each for each in bruteforce.run() if each["rank"] != 3])
+    assert [each.split("  ✗ ")[1] for each in text if "all    " in each] == ["no tally line of rank 3 at all"] * 4
+
+
+def test_without_the_characters_and_with_colour() -> None:
+    lines = bruteforce.run(plan={"train": 1})
+    plain = "\n".join(shown(lines, encoding="ascii"))
+    assert plain.isascii() and "ok: every sample exactly once" in plain
+    assert "not ok: the proof does not hold" in shown(lines[1:], encoding="latin-1")
+    assert "\033[32m✓\033[0m every sample exactly once" in shown(lines, colour=True)[5]
+    assert "\033[31m✗\033[0m the proof does not hold" in shown(lines[1:], colour=True)
+
+
+def test_json() -> None:
+    lines = bruteforce.run(plan={"train": 1}, consume=lambda phase, epoch, rank, shard: shard[rank:])
+    told = json.loads(report.as_json(verdict(lines)))
+    assert (told["holds"], told["run"], told["attempt"]) == (False, "3f9c2a7b10de", 0)
+    assert told["problems"] == sentences(lines) and told["notes"] == []
+    assert len(told["tallies"]) == 5
+    for given, read in zip(lines, told["tallies"], strict=True):
+        assert {"v": 1, **read} == {"lost_indices": [], "doubled_indices": [], **given} | (
+            {"ok": False} if given["rank"] == "all" else {}
+        )
+    assert json.loads(report.as_json(verdict(bruteforce.run())))["tallies"][-1]["ok"] is True
+    assert json.loads(report.as_json(verdict([])))["run"] is None

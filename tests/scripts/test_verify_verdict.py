@@ -1,0 +1,91 @@
+"""What lines must have in common, what is missing, and which run and attempt count."""
+
+from typing import Any
+
+import bruteforce
+import pytest
+from judged import changed, sentences, verdict
+
+from verify.verdict import UnknownRun
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("n", 59, "train: the lines disagree on n: 60 (ranks 0-3 and all ranks together), 59 (rank 1 in epoch 1)"),
+        ("seed", 1, "train: the lines disagree on seed: 0 ("),
+        ("contract", "padded", 'train: the lines disagree on contract: "exact" ('),
+        ("order", "sequential", 'train: the lines disagree on order: "feistel-1" ('),
+        ("data", "sha256:0", 'train: the lines disagree on data: "sha256:0123456789abcdef" ('),
+        ("world", 5, "the lines disagree on world: 4 (ranks 0-3 and all ranks together), 5 (rank 1)"),
+        ("plan", {"train": 2, "test": 3}, 'the lines disagree on plan: {"test": 2, "train": 2} (ranks 0-3'),
+        ("task", "mine", 'the lines disagree on task: "fashion-mnist" ('),
+    ],
+)
+def test_lines_that_disagree(name: str, value: object, said: str) -> None:
+    found = changed(1, **{name: value})
+    assert any(each.startswith(said) for each in found), found
+
+
+def without(*, rank: Any = None, phase: str | None = None, epoch: int | None = None) -> list[str]:
+    wanted = {name: value for name, value in (("rank", rank), ("phase", phase), ("epoch", epoch)) if value is not None}
+    return sentences([each for each in bruteforce.run() if any(each[name] != wanted[name] for name in wanted)])
+
+
+def test_missing_lines_are_named() -> None:
+    assert without(rank=2) == ["no tally line of rank 2 at all"]
+    assert without(rank="all") == ["no tally line of all ranks together at all"]
+    assert without(rank=2, phase="test", epoch=2) == ["test epoch 2: no tally line of rank 2"]
+    assert without(epoch=1) == [
+        "train: no tally line of epoch 1, 2 planned",
+        "test: no tally line of epoch 1, 2 planned",
+    ]
+    assert without(phase="test") == ["no tally line of phase test at all, epochs 1-2 planned"]
+    only = [each for each in bruteforce.run() if each["rank"] == 1 and each["epoch"] == 2]
+    assert "no tally line of ranks 0, 2-3 and all ranks together at all" in sentences(only)
+
+
+def test_a_phase_that_was_planned_for_no_epoch_is_not_missed() -> None:
+    assert sentences(bruteforce.run(plan={"train": 1, "test": 0})) == []
+
+
+def test_expect_per_pod_sums_the_ranks_of_a_pod() -> None:
+    lines = bruteforce.run(ranks_per_pod=2)
+    assert sentences(lines, expect_per_pod=30) == []
+    found = sentences(lines, expect_per_pod=15)
+    assert found[0] == "train epoch 1: pod demo-master-0 consumed 30, not 15 as --expect-per-pod says"
+    assert len(found) == 4
+
+
+def test_expect_per_pod_needs_a_train_phase() -> None:
+    lines = bruteforce.run(plan={"test": 1})
+    said = "no tally line of phase train, so nothing to hold against --expect-per-pod"
+    assert sentences(lines, expect_per_pod=15) == [said]
+
+
+def test_two_runs_in_one_log() -> None:
+    lines = bruteforce.run() + bruteforce.run(run="aaaaaaaaaaaa")[:7]
+    said = "2 runs in one log: 3f9c2a7b10de (20 lines) and aaaaaaaaaaaa (7 lines); --run ID chooses one"
+    assert sentences(lines) == [said]
+    chosen = verdict(lines, run="3f9c2a7b10de")
+    assert chosen.holds
+    assert chosen.notes == ["run aaaaaaaaaaaa (7 lines) is in the same log and was not looked at"]
+    assert not verdict(lines, run="aaaaaaaaaaaa").holds
+
+
+def test_the_last_attempt_counts() -> None:
+    first, last = bruteforce.run()[:7], bruteforce.run(attempt=2)
+    found = verdict(first + last)
+    assert found.holds and found.attempt == 2
+    assert found.notes == ["attempt 0 left 7 lines; only the last attempt, 2, counts"]
+    assert not verdict(bruteforce.run() + bruteforce.run(attempt=1)[:7]).holds
+
+
+def test_a_run_that_is_not_there() -> None:
+    with pytest.raises(UnknownRun, match=r"no tally line of run 17; found: 3f9c2a7b10de \(20 lines\)"):
+        verdict(bruteforce.run(), run="17")
+
+
+def test_no_line_at_all() -> None:
+    assert sentences([]) == ["no tally line in demo.log"]
+    assert sentences([], run="17") == ["no tally line in demo.log"]
