@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# The end-to-end tests: makes a kind cluster with a registry beside it, pushes torchtally:cpu there, runs tests/e2e and
+# deletes what it made. Arguments go to pytest. From the environment, each optional:
+#   E2E_KEEP        1: keep the cluster, and use a kept one again
+#   E2E_NODE_IMAGE  kind's node image
+#   E2E_CONTEXT     a context of your kubeconfig, with the training operator installed: that cluster is used, in
+#                   namespaces of the tests' own, and left as it was; it needs
+#   E2E_IMAGE       an image that it can pull, and may have
+#   E2E_DATA        a folder on each of its nodes with the data; else the pods download it
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cluster=torchtally-e2e
+registry=torchtally-e2e-registry
+node_image=${E2E_NODE_IMAGE:-kindest/node:v1.34.11@sha256:44e222ee2132dab25ff87301682f89eb82c7880ea3a1bf543bfe9708fd08d67d}
+users=${KUBECONFIG:-$HOME/.kube/config}
+export KUBECONFIG=$PWD/build/e2e/kubeconfig
+
+say() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
+fail() {
+    echo "e2e: $*" >&2
+    exit 2
+}
+
+use_context() {
+    [ -n "${E2E_IMAGE:-}" ] || fail "E2E_CONTEXT is '$E2E_CONTEXT', so E2E_IMAGE has to name an image that its nodes can pull"
+    (umask 077 && KUBECONFIG=$users kubectl config view --minify --flatten --context="$E2E_CONTEXT" >"$KUBECONFIG") ||
+        fail "E2E_CONTEXT is '$E2E_CONTEXT', which kubectl does not find in your kubeconfig"
+}
+
+delete_cluster() {
+    kind delete cluster --quiet --name "$cluster" || true
+    docker rm --force --volumes "$registry" >/dev/null 2>&1 || true
+}
+
+# Fills the cache that the trainer itself uses.
+data_folder() {
+    python - <<'PYTHON'
+import os
+from pathlib import Path
+
+from torchtally import data
+
+folder = os.environ.get("TORCHTALLY_DATA")
+cache = Path(os.environ.get("TORCHTALLY_CACHE") or Path.home() / ".cache/torchtally")
+data.load(data.FASHION_MNIST, Path(folder) if folder else None, cache)
+print(Path(folder).absolute() if folder else cache / data.FASHION_MNIST.name)
+PYTHON
+}
+
+create_cluster() {
+    local folder node
+    folder=$(data_folder)
+    say "creating the kind cluster $cluster"
+    docker run --detach --restart=always --publish 127.0.0.1::5000 --name "$registry" registry:2 >/dev/null
+    kind create cluster --quiet --name "$cluster" --image "$node_image" --wait 5m --config - <<YAML
+kind: Cluster
+apiVersion: kind.x-k8s.io/v1alpha4
+nodes:
+  - role: control-plane
+  - {role: worker, extraMounts: &data [{hostPath: "$folder", containerPath: /e2e/data, readOnly: true}]}
+  - {role: worker, extraMounts: *data}
+YAML
+    # As in kind's guide: on the nodes, the registry's name on this machine stands for its name on kind's network.
+    docker network connect kind "$registry"
+    for node in $(kind get nodes --name "$cluster"); do
+        docker exec -i "$node" sh -c 'mkdir -p "$1" && cat >"$1/hosts.toml"' sh "/etc/containerd/certs.d/$(address)" <<TOML
+[host."http://$registry:5000"]
+TOML
+    done
+}
+
+address() { echo "localhost:$(docker port "$registry" 5000/tcp | head -n 1 | sed 's/.*://')"; }
+
+use_kind() {
+    docker info >/dev/null 2>&1 || fail "no Docker engine answers; kind needs one (or name a cluster with E2E_CONTEXT)"
+    [ -n "${E2E_IMAGE:-}" ] || docker image inspect torchtally:cpu >/dev/null 2>&1 ||
+        fail "there is no image torchtally:cpu: build it with make image"
+    scripts/tools.py kind
+    if [ -z "${E2E_KEEP:-}" ]; then
+        trap delete_cluster EXIT
+        delete_cluster
+        create_cluster
+    elif ! kind get kubeconfig --name "$cluster" >"$KUBECONFIG" 2>/dev/null; then
+        delete_cluster
+        create_cluster
+    fi
+    if [ -z "${E2E_IMAGE:-}" ]; then
+        say "pushing torchtally:cpu"
+        E2E_IMAGE=$(DEVICE=cpu REGISTRY=$(address) docker/image.sh push | tail -n 1)
+    fi
+    export E2E_DATA=/e2e/data
+}
+
+scripts/tools.py helm kubectl
+mkdir -p build/e2e
+if [ -n "${E2E_CONTEXT:-}" ]; then use_context; else use_kind; fi
+export E2E_IMAGE
+say "testing $E2E_IMAGE on $(kubectl config current-context)"
+python -m pytest tests/e2e "$@"
