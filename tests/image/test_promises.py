@@ -1,0 +1,72 @@
+"""What the image promises to whoever deploys it: who it runs as, what is in it, what it is called."""
+
+import re
+from typing import Any
+
+import pytest
+from pods import CUDA, Start
+
+pytestmark = pytest.mark.engine
+
+
+def test_entry_point_without_arguments_is_the_help(start: Start) -> None:
+    pod = start()
+    assert pod.wait() == 0
+    assert pod.stdout.startswith("usage: torchtally run TASK")
+
+
+def test_labels(image: dict[str, Any], start: Start) -> None:
+    labels = {key.removeprefix("org.opencontainers.image."): value for key, value in image["Labels"].items()}
+    assert labels["title"] == "torchtally"
+    assert labels["licenses"] == "Apache-2.0"
+    assert labels["source"].startswith("https://")
+    assert re.fullmatch(r"[0-9a-f]{40}", labels["revision"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+(Z|[+-]\d\d:\d\d)", labels["created"])
+    assert {"description", "base.name"} <= labels.keys()
+
+    pod = start("--version")
+    assert pod.wait() == 0
+    assert pod.stdout.strip() == labels["version"]
+
+
+def test_is_not_root(start: Start) -> None:
+    pod = start("run", "--", "id")
+    assert pod.wait() == 0
+    assert re.match(r"uid=1000\S* gid=0\S* groups=0\S*$", pod.stdout)
+
+
+def test_any_uid_of_group_0_has_its_folders_and_a_name(start: Start) -> None:
+    program = "import os, pathlib; assert os.getuid() == 54321; import getpass; print(getpass.getuser())"
+    program += "\nfor folder in '~', '/cache', '/output', '/data': pathlib.Path(folder, 'new').expanduser().touch()"
+    pod = start("run", "--", "python", "-c", program, user="54321:0")
+    assert pod.wait() == 0, pod.stderr
+    assert pod.stdout.strip() == "torchtally"
+
+
+def test_pid_1_is_an_init(start: Start) -> None:
+    pod = start("run", "--", "cat", "/proc/1/comm")
+    assert pod.wait() == 0
+    assert pod.stdout.strip() == "tini"
+
+
+def test_only_the_cuda_image_speaks_to_nvidias_runtime(image: dict[str, Any]) -> None:
+    environment = dict(line.split("=", 1) for line in image["Env"])
+    nvidia = {key: value for key, value in environment.items() if key.startswith("NVIDIA_")}
+    expected = {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    assert nvidia == (expected if CUDA else {})
+
+
+def test_what_built_it_stayed_behind(start: Start) -> None:
+    pod = start("-c", "command -v pip uv hatchling; python -c 'import pip'", entrypoint="sh")
+    assert pod.wait() == 1
+    assert pod.stdout == ""
+    assert "No module named 'pip'" in pod.stderr
+
+
+def test_every_module_is_compiled(start: Start) -> None:
+    """Python says from which file each code object came: none may be a source under the virtual environment."""
+    pod = start("-v", "-c", "import torchtally.worker, torch.distributed.run", entrypoint="python")
+    assert pod.wait() == 0
+    files = re.findall(r"code object from '(/opt/torchtally/venv/.*)'", pod.stderr)
+    assert any("/torch/" in file for file in files)
+    assert [file for file in files if not file.endswith(".pyc")] == []
