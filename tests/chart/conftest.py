@@ -4,13 +4,14 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 
-Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(params=["helm", "helm3"])
@@ -23,10 +24,10 @@ def helm(request: pytest.FixtureRequest) -> Helm:
 
 
 @pytest.fixture
-def render(helm: Helm) -> Callable[..., list[dict]]:
+def render(helm: Helm) -> Callable[..., list[dict[str, Any]]]:
     """The documents of `helm template`."""
 
-    def documents(*args: str, name: str = "demo", chart: str | Path = "charts/torchtally") -> list[dict]:
+    def documents(*args: str, name: str = "demo", chart: str | Path = "charts/torchtally") -> list[dict[str, Any]]:
         result = helm("template", name, str(chart), *args)
         assert result.returncode == 0, result.stderr
         return [document for document in yaml.safe_load_all(result.stdout) if document]

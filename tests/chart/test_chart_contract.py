@@ -4,17 +4,22 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
+Render = Callable[..., list[dict[str, Any]]]
+Schema = dict[str, Any]
+
 KIND = ("-f", "charts/torchtally/ci/kind-values.yaml")
 OPERATOR = "github.com/kubeflow/training-operator@v1.9.4"
 CRD = "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
 
-VALUES = {
+VALUES: dict[str, tuple[str, ...]] = {
     "defaults": (),
     "kind": KIND,
     "alone": ("--set", "workers=0"),
@@ -26,15 +31,15 @@ VALUES = {
         "--set=env[0].name=A,env[0].valueFrom.fieldRef.fieldPath=status.podIP,envFrom[0].secretRef.name=keys",
         "--set=image.pullSecrets[0].name=registry,tolerations[0].operator=Exists,nodeSelector.pool=gpu",
         "--set=resources.limits.rdma/hca=1,resources.requests.cpu=500m,labels.team=vision,annotations.owner=me",
-        "--set-json=affinity={\"podAntiAffinity\":{\"requiredDuringSchedulingIgnoredDuringExecution\":"
-        "[{\"topologyKey\":\"kubernetes.io/hostname\"}]}}",
+        '--set-json=affinity={"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
+        '[{"topologyKey":"kubernetes.io/hostname"}]}}',
     ),
-}  # fmt: skip
+}
 every_values = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 
 
 @pytest.fixture(scope="session")
-def crd() -> dict:
+def crd() -> Schema:
     """The schema of PyTorchJob v1, of the file in TORCHTALLY_PYTORCHJOB_CRD or of the operator's Go module."""
     path = os.environ.get("TORCHTALLY_PYTORCHJOB_CRD")
     if not path:
@@ -50,7 +55,7 @@ def crd() -> dict:
     return closed(version["schema"]["openAPIV3Schema"])
 
 
-def closed(schema: dict) -> dict:
+def closed(schema: Schema) -> Schema:
     """The schema, refusing fields that it does not name, which an API server would drop in silence."""
     schema = {key: closed(value) if isinstance(value, dict) else value for key, value in schema.items()}
     if "type" in schema and "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
@@ -58,17 +63,18 @@ def closed(schema: dict) -> dict:
     return schema
 
 
-def replicas(job: dict) -> dict:
-    return job["spec"]["pytorchReplicaSpecs"]
+def replicas(job: dict[str, Any]) -> dict[str, Any]:
+    specs: dict[str, Any] = job["spec"]["pytorchReplicaSpecs"]
+    return specs
 
 
 @every_values
-def test_jobs_validate_against_the_operators_schema(render, crd, values):
+def test_jobs_validate_against_the_operators_schema(render: Render, crd: Schema, values: tuple[str, ...]) -> None:
     [job] = [document for document in render(*values) if document["kind"] == "PyTorchJob"]
     jsonschema.Draft202012Validator(crd).validate(job)
 
 
-def test_the_operators_schema_finds_mistakes(render, crd):
+def test_the_operators_schema_finds_mistakes(render: Render, crd: Schema) -> None:
     [job] = [document for document in render() if document["kind"] == "PyTorchJob"]
     validator = jsonschema.Draft202012Validator(crd)
     replicas(job)["Worker"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
@@ -78,7 +84,7 @@ def test_the_operators_schema_finds_mistakes(render, crd):
 
 
 @every_values
-def test_the_operators_webhook_has_nothing_to_refuse(render, values):
+def test_the_operators_webhook_has_nothing_to_refuse(render: Render, values: tuple[str, ...]) -> None:
     [job] = [document for document in render(*values) if document["kind"] == "PyTorchJob"]
     assert isinstance(job["spec"]["nprocPerNode"], str) and job["spec"]["nprocPerNode"]
     assert replicas(job)["Master"]["replicas"] == 1
@@ -89,7 +95,7 @@ def test_the_operators_webhook_has_nothing_to_refuse(render, values):
 
 
 @every_values
-def test_pods_pass_restricted_pod_security(render, values):
+def test_pods_pass_restricted_pod_security(render: Render, values: tuple[str, ...]) -> None:
     documents = render(*values)
     [job] = [document for document in documents if document["kind"] == "PyTorchJob"]
     [test] = [document for document in documents if document["kind"] == "Pod"]

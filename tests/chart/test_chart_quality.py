@@ -3,10 +3,15 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+Render = Callable[..., list[dict[str, Any]]]
 
 ROOT = Path(__file__).parents[2]
 CHART = "charts/torchtally"
@@ -14,12 +19,12 @@ KIND = ("-f", f"{CHART}/ci/kind-values.yaml")
 
 
 @pytest.mark.parametrize("values", [(), KIND], ids=["defaults", "kind"])
-def test_lint(helm, values):
+def test_lint(helm: Helm, values: tuple[str, ...]) -> None:
     result = helm("lint", "--strict", CHART, *values)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_unit_tests(helm):
+def test_unit_tests(helm: Helm) -> None:
     if "unittest" not in helm("plugin", "list").stdout:
         pytest.skip("the helm-unittest plugin is not installed")
     result = helm("unittest", "--strict", CHART)
@@ -27,13 +32,13 @@ def test_unit_tests(helm):
 
 
 @pytest.mark.parametrize(("example", "values"), [("fashion-mnist", KIND), ("fashion-mnist-gpu", ())])
-def test_examples_are_what_the_chart_renders(render, example, values):
+def test_examples_are_what_the_chart_renders(render: Render, example: str, values: tuple[str, ...]) -> None:
     text = (ROOT / "examples" / f"{example}.yaml").read_text()
     documents = [document for document in yaml.safe_load_all(text) if document]
     assert documents == render("--skip-tests", *values), "run `make examples`"
 
 
-def test_readme_is_what_helm_docs_writes():
+def test_readme_is_what_helm_docs_writes() -> None:
     if shutil.which("helm-docs") is None:
         pytest.skip("helm-docs is not on PATH")
     command = ["helm-docs", "--dry-run", "--log-level=error", "--sort-values-order=file", "--chart-search-root", CHART]
@@ -41,7 +46,7 @@ def test_readme_is_what_helm_docs_writes():
     assert (ROOT / CHART / "README.md").read_text().strip() == written.strip(), "run `make docs`"
 
 
-def leaves(schema: dict, prefix: str = ""):
+def leaves(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     for name, value in schema["properties"].items():
         if "properties" in value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -49,7 +54,7 @@ def leaves(schema: dict, prefix: str = ""):
             yield prefix + name, value
 
 
-def test_every_value_is_described_once():
+def test_every_value_is_described_once() -> None:
     values = dict(leaves(json.loads((ROOT / CHART / "values.schema.json").read_text())))
     assert [name for name, value in values.items() if not value.get("description")] == []
     readme = (ROOT / CHART / "README.md").read_text().splitlines()

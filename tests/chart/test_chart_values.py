@@ -1,10 +1,16 @@
 """Wrong values end with their name; names fit Kubernetes' limits."""
 
 import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+Render = Callable[..., list[dict[str, Any]]]
 
 CHART = "charts/torchtally"
 
@@ -38,13 +44,13 @@ SCHEMA = [
 
 
 @pytest.mark.parametrize(("value", "message"), SCHEMA, ids=[value for value, _ in SCHEMA])
-def test_the_schema_names_a_wrong_value(helm, value, message):
+def test_the_schema_names_a_wrong_value(helm: Helm, value: str, message: str) -> None:
     result = helm("template", "demo", CHART, "--set", value)
     assert result.returncode != 0
     assert message in result.stderr
 
 
-def test_contradictions_are_told_in_one_line(helm):
+def test_contradictions_are_told_in_one_line(helm: Helm) -> None:
     result = helm("template", "demo", CHART, "--set", "task=,nprocPerNode=2")
     assert result.returncode != 0
     [line] = [line for line in result.stderr.splitlines() if line.startswith("Error:")]
@@ -53,7 +59,7 @@ def test_contradictions_are_told_in_one_line(helm):
 
 
 @pytest.mark.parametrize(("workers", "allowed"), [(0, 54), (1, 54), (10, 54), (11, 53), (100, 53), (101, 52)])
-def test_names_fit_to_the_last_character(helm, render, workers, allowed):
+def test_names_fit_to_the_last_character(helm: Helm, render: Render, workers: int, allowed: int) -> None:
     fits = render("--set", f"workers={workers},jobName={'a' * allowed}")
     [job] = [document["metadata"]["name"] for document in fits if document["kind"] == "PyTorchJob"]
     last = f"{job}-worker-{workers - 1}" if workers else f"{job}-master-0"
@@ -67,20 +73,20 @@ def test_names_fit_to_the_last_character(helm, render, workers, allowed):
     assert f"has {allowed + 1} characters, allowed are {allowed}" in refused.stderr
 
 
-def test_the_longest_name_of_a_release_fits_or_is_refused(helm, render):
+def test_the_longest_name_of_a_release_fits_or_is_refused(helm: Helm, render: Render) -> None:
     assert render(name="a" * 53)
     refused = helm("template", "a" * 53, CHART, "--set", "workers=101")
     assert "(or the release's name)" in refused.stderr and "allowed are 52" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["1demo", "de.mo"])
-def test_a_release_whose_name_no_service_can_have_is_refused(helm, name):
+def test_a_release_whose_name_no_service_can_have_is_refused(helm: Helm, name: str) -> None:
     refused = helm("template", name, CHART)
     assert refused.returncode != 0
     assert f'jobName (or the release\'s name) "{name}" is no name for a Service' in refused.stderr
 
 
-def test_a_missing_operator_is_told_in_a_sentence(helm, render):
+def test_a_missing_operator_is_told_in_a_sentence(helm: Helm, render: Render) -> None:
     """A real API server lists its kinds, v1/Pod among them; without one, nothing is known and nothing refused."""
     missing = helm("template", "demo", CHART, "--api-versions", "v1/Pod")
     assert missing.returncode != 0
@@ -89,7 +95,7 @@ def test_a_missing_operator_is_told_in_a_sentence(helm, render):
     assert render()
 
 
-def test_it_can_be_a_subchart(render, tmp_path):
+def test_it_can_be_a_subchart(render: Render, tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     shutil.copytree(Path(__file__).parents[2] / CHART, parent / "charts" / "torchtally")
     (parent / "Chart.yaml").write_text(yaml.safe_dump({"apiVersion": "v2", "name": "parent", "version": "1.0.0"}))
