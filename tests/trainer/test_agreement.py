@@ -1,0 +1,42 @@
+"""Pods that hold different things end at once, all of them, with both values."""
+
+from typing import Any
+
+import pytest
+import ranks
+import torch.distributed as dist
+from torchtally import agreement
+from torchtally.errors import Refused
+
+
+def agree(rank: int, world: int, store: dist.Store, facts: list[dict[str, Any]], problems: list[str | None]) -> Any:
+    return agreement.agree(store, rank, world, f"pod-{rank}", facts[rank], problems[rank])
+
+
+def test_equal_facts_are_agreed_and_rank_0_draws_the_private_ones() -> None:
+    facts = [{"seed": 1, "data": "sha256:ab", "_run": f"drawn by {rank}"} for rank in range(3)]
+    assert ranks.run(3, agree, facts, [None] * 3) == [facts[0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [
+        ("data", "sha256:ab", "sha256:cd"),
+        ("seed", 0, 1),
+        ("world size", 3, 4),
+        ("number of training samples", 60000, 59999),
+        ("options", {"epochs": 1}, {"epochs": 2}),
+    ],
+)
+def test_a_difference_ends_every_rank_with_both_values(name: str, ours: Any, theirs: Any) -> None:
+    facts = [{name: ours}, {name: ours}, {name: theirs}]
+    results = ranks.run(3, agree, facts, [None] * 3)
+    assert all(isinstance(result, Refused) for result in results)
+    assert len({str(result) for result in results}) == 1
+    assert f"rank 2 (pod-2) has {name} {theirs} and rank 0 (pod-0) has {ours}" in str(results[0])
+
+
+def test_one_pods_problem_ends_all_of_them() -> None:
+    facts: list[dict[str, Any]] = [{"data": "sha256:ab"}, {"data": None}, {"data": "sha256:ab"}]
+    results = ranks.run(3, agree, facts, [None, "no source for the data", None])
+    assert {str(result) for result in results} == {"rank 1 (pod-1): no source for the data"}

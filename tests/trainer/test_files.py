@@ -1,0 +1,30 @@
+"""A file is whole or not there."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from torchtally.files import replace
+
+
+def test_contents_take_the_place_of_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"old")
+    assert replace(path, lambda file: file.write(b"new")) == path
+    assert path.read_bytes() == b"new"
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_writer_that_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"old")
+
+    def fails(file: BinaryIO) -> None:
+        file.write(b"half of the ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        replace(path, fails)
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]

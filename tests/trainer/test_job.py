@@ -1,0 +1,108 @@
+"""What PyTorchJob injects, and every contradiction in it as one sentence that names variables and values."""
+
+from typing import Any
+
+import pytest
+from torchtally.errors import Refused
+from torchtally.job import Job, Places
+
+# One worker of 1 + 3 pods, as the training operator 1.9 makes it.
+WORKER = {
+    "MASTER_ADDR": "demo-master-0",
+    "PET_MASTER_ADDR": "demo-master-0",
+    "MASTER_PORT": "23456",
+    "PET_MASTER_PORT": "23456",
+    "WORLD_SIZE": "4",
+    "RANK": "2",
+    "PET_NODE_RANK": "2",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NNODES": "4",
+    "PYTHONUNBUFFERED": "1",
+}
+ELASTIC = {
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "demo-worker-0:23456",
+    "PET_NNODES": "1:3",
+    "PET_MAX_RESTARTS": "10",
+    "PET_NPROC_PER_NODE": "2",
+}
+
+
+def test_nothing_is_one_pod_of_its_own() -> None:
+    assert Job.from_env({"PATH": "/bin"}) == Job(processes="auto", in_cluster=False)
+
+
+def test_a_worker_of_a_job() -> None:
+    assert Job.from_env(WORKER) == Job(min_nodes=4, max_nodes=4, node_rank=2, processes=1, in_cluster=True)
+
+
+def test_two_processes_a_pod() -> None:
+    job = Job.from_env({**WORKER, "PET_NPROC_PER_NODE": "2", "WORLD_SIZE": "8"})
+    assert (job.max_nodes, job.processes) == (4, 2)
+
+
+@pytest.mark.parametrize("word", ["auto", "cpu", "gpu"])
+def test_the_operator_counts_a_word_as_one_process(word: str) -> None:
+    assert Job.from_env({**WORKER, "PET_NPROC_PER_NODE": word}).processes == word
+
+
+def test_an_elastic_job() -> None:
+    job = Job.from_env(ELASTIC)
+    assert (job.min_nodes, job.max_nodes, job.elastic, job.processes) == (1, 3, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"RANK": "4", "PET_NODE_RANK": "4"}, ["RANK=4", "WORLD_SIZE=4"]),
+        ({"WORLD_SIZE": "8", "RANK": "5", "PET_NODE_RANK": "5", "PET_NPROC_PER_NODE": "2"}, ["RANK=5", "PET_NNODES=4"]),
+        ({"WORLD_SIZE": "5"}, ["WORLD_SIZE=5", "PET_NNODES=4", "PET_NPROC_PER_NODE=1"]),
+        ({"WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "2"}, ["WORLD_SIZE=4", "PET_NNODES=4", "PET_NPROC_PER_NODE=2", "8"]),
+        ({"WORLD_SIZE": "four"}, ["WORLD_SIZE='four'", "whole number"]),
+        ({"RANK": "-1", "PET_NODE_RANK": "-1"}, ["RANK='-1'"]),
+        ({"MASTER_PORT": "http", "PET_MASTER_PORT": "http"}, ["MASTER_PORT='http'", "65535"]),
+        ({"MASTER_PORT": "65536", "PET_MASTER_PORT": "65536"}, ["MASTER_PORT='65536'", "65535"]),
+        ({"PET_MASTER_PORT": "23457"}, ["MASTER_PORT=23456", "PET_MASTER_PORT=23457"]),
+        ({"PET_MASTER_ADDR": "other"}, ["MASTER_ADDR=demo-master-0", "PET_MASTER_ADDR=other"]),
+        ({"PET_NODE_RANK": "1"}, ["RANK=2", "PET_NODE_RANK=1"]),
+        ({"PET_NPROC_PER_NODE": "many"}, ["PET_NPROC_PER_NODE='many'", "auto"]),
+        ({"PET_NPROC_PER_NODE": "0"}, ["PET_NPROC_PER_NODE='0'"]),
+        ({"PET_NNODES": None}, ["WORLD_SIZE=4", "PET_NNODES"]),
+        ({"MASTER_ADDR": None, "PET_MASTER_ADDR": None}, ["PET_NNODES=4", "MASTER_ADDR"]),
+        ({"RANK": None, "PET_NODE_RANK": None}, ["PET_NNODES=4", "RANK"]),
+        ({"PET_RDZV_ENDPOINT": "demo-worker-0:23456"}, ["PET_RDZV_ENDPOINT=demo-worker-0:23456", "RANK=2"]),
+        ({"PET_NNODES": "1:4"}, ["PET_NNODES=1:4", "RANK=2"]),
+        ({"PET_NNODES": "²"}, ["PET_NNODES='²'"]),
+    ],
+)
+def test_a_contradiction_names_variables_and_values(change: dict[str, Any], named: list[str]) -> None:
+    env = {name: value for name, value in {**WORKER, **change}.items() if value is not None}
+    with pytest.raises(Refused) as refused:
+        Job.from_env(env)
+    assert "\n" not in str(refused.value)
+    for each in named:
+        assert each in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"PET_NNODES": "3:1"}, "PET_NNODES='3:1'"),
+        ({"PET_NNODES": "a:b"}, "PET_NNODES='a:b'"),
+        ({"PET_NNODES": "0:2"}, "PET_NNODES='0:2'"),
+        ({"PET_RDZV_ENDPOINT": ""}, "PET_RDZV_ENDPOINT"),
+        ({"PET_MAX_RESTARTS": "-2"}, "PET_MAX_RESTARTS='-2'"),
+    ],
+)
+def test_a_wrong_elastic_job_is_refused(change: dict[str, str], named: str) -> None:
+    with pytest.raises(Refused, match=named):
+        Job.from_env({**ELASTIC, **change})
+
+
+def test_a_container_that_was_given_gpus_asked_for_them() -> None:
+    assert Places.from_env({}).device == "auto"
+    assert Places.from_env({"NVIDIA_VISIBLE_DEVICES": "void"}).device == "auto"
+    assert Places.from_env({"NVIDIA_VISIBLE_DEVICES": "all"}).device == "cuda"
+    assert Places.from_env({"NVIDIA_VISIBLE_DEVICES": "all", "TORCHTALLY_DEVICE": "cpu"}).device == "cpu"
+    with pytest.raises(Refused, match="TORCHTALLY_DEVICE='gpu'"):
+        Places.from_env({"TORCHTALLY_DEVICE": "gpu"})

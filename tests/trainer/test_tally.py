@@ -1,0 +1,135 @@
+"""What a proof finds: the faults that counts alone never show, on real ranks through the real loop."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import ranks
+import torch
+import toy
+from torchtally import shards
+from torchtally.errors import Unproven
+from torchtally.options import Training
+from torchtally.tally import PREFIX, Phase, Tally, emit
+
+ONE_EPOCH = Training(epochs=1, batch_size=8)
+REPORT = Training(epochs=1, batch_size=8, tally="report")
+
+
+def proof(options: Training, n: int, world: int, batches: Any) -> list[dict[str, Any]]:
+    """The lines of the training phase under a faulty sampler, the line of all ranks last."""
+    found = ranks.run(world, toy.fit, options, n, 10, batches)
+    lines: list[dict[str, Any]] = found[0]["phases"][0]
+    return lines
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("contract", shards.CONTRACTS)
+def test_every_contract_is_proved_where_n_does_not_divide(world: int, contract: shards.Contract) -> None:
+    options = Training(epochs=2, batch_size=8, contract=contract)
+    for result in ranks.run(world, toy.fit, options, 101, 10):
+        phases = result["phases"]
+        assert [(lines[-1]["phase"], lines[-1]["epoch"]) for lines in phases] == [
+            ("train", 1),
+            ("test", 1),
+            ("train", 2),
+            ("test", 2),
+        ]
+        expected = {"exact": 101, "padded": 101 + -101 % world, "drop_last": 101 - 101 % world}[contract]
+        for lines in phases:
+            everything = lines[-1]
+            assert everything["consumed"] == (expected if everything["phase"] == "train" else 10)
+            assert sum(line["consumed"] for line in lines[:-1]) == everything["consumed"]
+            assert sum(int(line["digest"], 16) for line in lines[:-1]) % 2**64 == int(everything["digest"], 16)
+            assert all(line["lost"] == line["doubled"] == 0 for line in lines)
+
+
+def test_rank_local_shuffle_is_found_though_every_count_is_right() -> None:
+    *own, everything = proof(REPORT, 400, 4, toy.rank_local_shuffle)
+    assert [line["consumed"] for line in own] == [line["expected"] for line in own] == [100] * 4
+    # Of n samples drawn by 4 ranks, each n/4 without the others' knowledge, (3/4)^4 = 31.6% are never seen.
+    assert 0.25 < everything["lost"] / 400 < 0.40
+    assert everything["lost"] == everything["doubled"]
+    assert all(line["lost"] > 0 for line in own)
+
+
+def test_two_indices_swapped_for_their_neighbours_are_found_and_named() -> None:
+    *own, everything = proof(REPORT, 400, 4, toy.two_swapped_for_their_neighbours)
+    wrong = own[0]
+    assert wrong["consumed"] == wrong["expected"] == 100
+    assert (wrong["lost"], wrong["doubled"]) == (2, 2)
+    up, down = wrong["lost_indices"]
+    assert wrong["doubled_indices"] == [up + 1, down - 1]
+    assert [line["lost"] for line in own[1:]] == [0, 0, 0]
+    assert everything["lost_indices"] == [up, down]
+
+
+def test_distributed_sampler_is_found_where_n_does_not_divide() -> None:
+    *_, everything = proof(REPORT, 402, 4, toy.distributed_sampler)
+    assert (everything["expected"], everything["consumed"]) == (402, 404)
+    assert (everything["lost"], everything["doubled"]) == (0, 2)
+
+
+def test_a_skipped_batch_is_lost() -> None:
+    *own, everything = proof(REPORT, 400, 4, toy.skips_a_batch)
+    assert [(line["lost"], line["doubled"]) for line in own] == [(8, 0)] * 4
+    assert (everything["lost"], everything["doubled"]) == (32, 0)
+
+
+def test_a_repeated_batch_is_doubled() -> None:
+    *own, everything = proof(REPORT, 400, 4, toy.repeats_a_batch)
+    assert [(line["lost"], line["doubled"]) for line in own] == [(0, 8)] * 4
+    assert (everything["lost"], everything["doubled"]) == (0, 32)
+    assert len(everything["doubled_indices"]) == 8  # named as far as a line has room
+
+
+def test_an_epoch_in_the_order_of_the_first_is_found() -> None:
+    options = Training(epochs=2, batch_size=8, tally="report")
+    found = ranks.run(2, toy.fit, options, 100, 10, toy.never_sets_the_epoch)
+    first, second = found[0]["phases"][0], found[0]["phases"][2]
+    assert [line["lost"] for line in first] == [0, 0, 0]
+    # Together the ranks still see everything once; what each should have seen says that the order did not change.
+    assert second[-1]["lost"] == 0
+    assert second[0]["lost"] > 0
+
+
+@pytest.mark.parametrize("fault", [toy.rank_local_shuffle, toy.skips_a_batch, toy.two_swapped_for_their_neighbours])
+def test_a_failed_proof_ends_the_run_on_every_rank(fault: Any) -> None:
+    for result in ranks.run(3, toy.fit, ONE_EPOCH, 90, 10, fault):
+        assert isinstance(result, Unproven)
+        assert "train epoch 1 is not proved: of 90 samples" in str(result)
+
+
+def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    world, n = 10**5, 2**40
+    line = {
+        **toy.run(world - 1, world, Training()).__dict__,
+        **Phase(name="train", epoch=10**4, n=n, contract="drop_last", order="feistel-1").__dict__,
+        "pod": "p" * 63,
+        "expected": n,
+        "consumed": n,
+        "digest": "f" * 16,
+        "lost": n,
+        "doubled": n,
+        "lost_indices": [n - 1] * 8,
+        "doubled_indices": [n - 1] * 8,
+    }
+    emit(line)
+    printed = capsys.readouterr().out
+    assert printed.startswith(PREFIX)
+    assert printed.endswith("\n")
+    assert len(printed) < 1000
+    assert json.loads(printed.removeprefix(PREFIX)) == line
+
+
+def test_a_tally_holds_what_was_recorded_and_nothing_else() -> None:
+    tally = Tally(
+        toy.run(0, 1, Training()), Phase(name="train", epoch=1, n=10, contract="exact", order="sequential")
+    )
+    assert len(tally.consumed()) == 0
+    for batch in ([3, 1], [], [3]):
+        tally.record(torch.tensor(batch, dtype=torch.int64))
+    assert Counter(tally.consumed().tolist()) == Counter({3: 2, 1: 1})
+    assert tally.consumed().dtype == np.int64

@@ -1,0 +1,112 @@
+"""A task small enough for eight ranks on two cores, through the same loop as the real one."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchtally import loop, shards
+from torchtally.options import Training
+from torchtally.tally import Phase, Run
+
+CPU = torch.device("cpu")
+
+
+def samples(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> loop.Samples:
+    """Four features; the label is whether the first two add up to more than 0."""
+    random = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, 4, generator=random, dtype=dtype)
+    return loop.Samples(features, (features[:, 0] + features[:, 1] > 0).long())
+
+
+def task(dtype: torch.dtype = torch.float32) -> loop.Task:
+    return loop.Task(
+        load=lambda folder, cache: (samples(100), samples(50)),
+        fingerprint="sha256:toy",
+        model=lambda options: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(dtype),
+        inputs=lambda features: features,
+    )
+
+
+def run(rank: int, world: int, options: Training) -> Run:
+    return Run(
+        run="test",
+        attempt=0,
+        pod=f"pod-{rank}",
+        task="toy",
+        plan={"train": options.epochs, "test": options.epochs},
+        rank=rank,
+        world=world,
+        seed=options.seed,
+        data="sha256:toy",
+    )
+
+
+def fit(
+    rank: int,
+    world: int,
+    store: dist.Store,
+    options: Training,
+    n_train: int,
+    n_test: int,
+    batches: Callable[[Run, Phase, int], Iterator[Tensor]] = loop.batches,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Any]:
+    """Train the toy on this rank: its weights, and the tally lines of all ranks for each phase."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    train, test = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
+    model, proofs = loop.fit(task(dtype), options, run(rank, world, options), train, test, CPU, batches)
+    return {
+        "weights": {name: value.tolist() for name, value in model.state_dict().items()},
+        "phases": [proof.lines for proof in proofs],
+    }
+
+
+# Samplers with a fault that people really have. Each is a drop-in for loop.batches.
+
+
+def rank_local_shuffle(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+    """Each rank shuffles by itself and takes its share: all counts are right, a third of the data is never seen."""
+    random = torch.Generator().manual_seed(1000 * phase.epoch + run.rank)
+    own = shards.size(phase.n, run.rank, run.world, phase.contract)
+    yield from torch.randperm(phase.n, generator=random)[:own].split(size)
+
+
+def two_swapped_for_their_neighbours(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+    """One index goes up by one and another down by one: the count and the sum of indices stay right."""
+    whole = torch.cat(list(loop.batches(run, phase, size)))
+    if run.rank == 0:
+        up, down = whole.argsort()[[len(whole) // 4, len(whole) // 2]]
+        whole[up] += 1
+        whole[down] -= 1
+    yield from whole.split(size)
+
+
+def distributed_sampler(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+    """torch's own, which pads to a multiple of the world size."""
+    from torch.utils.data.distributed import DistributedSampler
+
+    sampler: Any = DistributedSampler(range(phase.n), run.world, run.rank, shuffle=True, seed=run.seed)  # type: ignore[arg-type]
+    sampler.set_epoch(phase.epoch)
+    yield from torch.tensor(list(sampler)).split(size)
+
+
+def skips_a_batch(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+    for step, batch in enumerate(loop.batches(run, phase, size)):
+        if step != 1:
+            yield batch
+
+
+def repeats_a_batch(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+    for step, batch in enumerate(loop.batches(run, phase, size)):
+        yield batch
+        if step == 1:
+            yield batch
+
+
+def never_sets_the_epoch(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+    """Every epoch in the order of the first one."""
+    from dataclasses import replace
+
+    yield from loop.batches(run, replace(phase, epoch=1), size)
