@@ -13,6 +13,7 @@ from .lines import Complaint, Log
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CONTAINER = "pytorch"  # the operator's webhook insists on this name
+_ENDED = ("Succeeded", "Failed")
 _TIMEOUT = (10, 60)  # seconds to connect, and between two reads
 
 
@@ -35,7 +36,7 @@ def read_job(log: Log, name: str, namespace: str | None, context: str | None) ->
         except urllib3.exceptions.HTTPError as error:
             raise ClusterError(f"cannot reach the cluster at {settings.host}: {error}") from error
         state = _state(job)
-        if state not in ("Succeeded", "Failed"):
+        if state not in _ENDED:
             log.notes.append(f"job {name} has not ended ({state}): what it has not logged yet is missing here")
         elif state == "Failed":
             log.notes.append(f"job {name} has failed{_why_failed(job)}")
@@ -83,14 +84,18 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, namespace: str, state:
         if status and status.phase == "Pending":
             log.complaints.append(Complaint(f"pod {pod} has not started{_waits_for(status)}"))
             return
+        if status and status.phase == "Running" and state in _ENDED:  # the master's end is the job's
+            log.notes.append(f"pod {pod} is still running: what it has not logged yet is missing here")
         # Not preloaded, this is urllib3's response, whatever the signature says: the log is read as it arrives.
         response: Any = core.read_namespaced_pod_log(
             pod, namespace, container=_CONTAINER, _preload_content=False, _request_timeout=_TIMEOUT
         )
     except ApiException as error:
-        if error.status != 404:
+        if error.status not in (400, 404):
             raise
-        if state in ("Succeeded", "Failed"):
+        if error.status == 400:
+            why = f"has no log yet: {_said(error)}"
+        elif state in _ENDED:
             why = f"is gone, and its log with it (the job's cleanPodPolicy is {policy}; None keeps pods)"
         else:
             why = f"does not exist (the job is {state})"
@@ -103,8 +108,10 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, namespace: str, state:
 
 def _waits_for(status: client.V1PodStatus) -> str:
     """Why a pending pod does not start, as far as it says."""
-    containers = [*(status.init_container_statuses or []), *(status.container_statuses or [])]
-    reasons = {each.state.waiting.reason for each in containers if each.state and each.state.waiting}
+    first = status.init_container_statuses or []
+    containers = [*first, *(status.container_statuses or [])]
+    reasons: set[str | None] = {f"{each.name} runs" for each in first if each.state and each.state.running}
+    reasons |= {each.state.waiting.reason for each in containers if each.state and each.state.waiting}
     reasons |= {each.reason for each in status.conditions or [] if each.status == "False"}
     told = reasons - {None, "PodInitializing", "ContainersNotReady", "ContainersNotInitialized"}
     return f" ({', '.join(sorted(map(str, told)))})" if told else ""
@@ -138,10 +145,16 @@ def _job_error(error: ApiException, name: str, namespace: str) -> ClusterError:
 
 
 def _refused(error: ApiException, what: str, namespace: str, resources: str) -> str:
-    try:
-        said = json.loads(error.body or "")["message"]
-    except (ValueError, KeyError, TypeError):
-        said = error.reason
     if error.status == 403:
-        return f"forbidden to read {what} in namespace {namespace}: a role must allow get on {resources} ({said})"
-    return f"cannot read {what} in namespace {namespace}: {error.status} {said}"
+        return (
+            f"forbidden to read {what} in namespace {namespace}: a role must allow get on {resources} ({_said(error)})"
+        )
+    return f"cannot read {what} in namespace {namespace}: {error.status} {_said(error)}"
+
+
+def _said(error: ApiException) -> str:
+    """The API server's own sentence."""
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)

@@ -152,18 +152,37 @@ def test_a_pod_that_is_not_there_yet(server: Server, capsys: pytest.CaptureFixtu
 
 def test_a_pod_that_has_not_started(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.state("Created", "Running")
-    waiting: dict[str, Any] = {"name": "pytorch", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
-    waiting |= {"image": "", "imageID": "", "ready": False, "restartCount": 0}
-    server.phase("demo-worker-0", "Pending", containerStatuses=[waiting])
+    common = {"image": "", "imageID": "", "ready": False, "restartCount": 0}
+    waiting = [{"name": "pytorch", "state": {"waiting": {"reason": "ImagePullBackOff"}}, **common}]
+    server.phase("demo-worker-0", "Pending", containerStatuses=waiting)
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     server.phase("demo-worker-1", "Pending", conditions=[unscheduled])
-    server.phase("demo-worker-2", "Pending")
+    begun = {"name": "init-pytorch", "state": {"running": {}}, **common}
+    waiting = [{"name": "pytorch", "state": {"waiting": {"reason": "PodInitializing"}}, **common}]
+    server.phase("demo-worker-2", "Pending", initContainerStatuses=[begun], containerStatuses=waiting)
+    server.phase("demo-master-0", "Pending")
     status, said = verify(capsys)
     assert status == 1
     assert "✗ pod demo-worker-0 has not started (ImagePullBackOff)\n" in said
     assert "✗ pod demo-worker-1 has not started (Unschedulable)\n" in said
-    assert "✗ pod demo-worker-2 has not started\n" in said
+    assert "✗ pod demo-worker-2 has not started (init-pytorch runs)\n" in said
+    assert "✗ pod demo-master-0 has not started\n" in said
     assert "note: job demo has not ended (Running): " in said
+
+
+def test_a_pod_that_outlives_the_job(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.phase("demo-worker-1", "Running")
+    said = "note: pod demo-worker-1 is still running: what it has not logged yet is missing here\n"
+    assert said in verify(capsys)[1]
+    server.state("Running")
+    assert said not in verify(capsys)[1]  # it goes without saying
+
+
+def test_a_pod_without_a_log(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    message = 'container "pytorch" in pod "demo-worker-1" is waiting to start: ContainerCreating'
+    server.answers[pod("demo-worker-1") + "/log?container=pytorch"] = refusal(400, message)
+    status, said = verify(capsys)
+    assert status == 1 and f"✗ pod demo-worker-1 has no log yet: {message}\n" in said
 
 
 def test_a_log_that_is_forbidden(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
