@@ -200,6 +200,8 @@ def test_a_whole_digest_where_samples_are_said_to_be_lost() -> None:
     said = "rank 1 says that samples were lost or doubled, but its digest is that of the whole shard"
     assert f"train epoch 1: {said}" in changed(1, lost=9, lost_indices=list(range(8)), consumed=6)
     assert f"train epoch 1: {said}" in changed(1, lost=2, consumed=13)
+    said = said.replace("rank 1 says", "all ranks together says")
+    assert f"train epoch 1: {said}" in changed("all", lost=2, consumed=58)
 
 
 def test_the_line_of_all_is_the_sum() -> None:
