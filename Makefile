@@ -25,7 +25,7 @@ demo: .venv/.demo ## train on 1 master + 3 workers on this machine, then prove e
 
 .PHONY: test
 test: .venv/.dev ## all tests but the e2e; those that need a Docker engine are skipped without one
-	@scripts/tools.py helm
+	@scripts/tools.py helm helm-docs kubeconform
 	python -m pytest --ignore=tests/e2e $(ARGS)
 
 .PHONY: image
@@ -46,7 +46,7 @@ lint: .venv/.dev ## ruff, mypy, shellcheck, hadolint, actionlint, helm lint, and
 	ruff check
 	ruff format --check
 	mypy --package torchtally
-	mypy scripts tests
+	mypy scripts
 	git ls-files -z | xargs -0 grep -lZ '^#!/usr/bin/env bash' -- | xargs -0 shellcheck
 	hadolint docker/Dockerfile
 	actionlint

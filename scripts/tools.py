@@ -153,7 +153,7 @@ def will_do(path: str, tool: Tool) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     match = re.search(r"\d+(\.\d+)+", answer)
-    return bool(match) and tool.at_least <= tuple(map(int, match[0].split("."))) < tool.below
+    return match is not None and tool.at_least <= tuple(map(int, match[0].split("."))) < tool.below
 
 
 def download(name: str, tool: Tool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from cluster import KIND_VALUES, ROOT, Namespace, data_values, run, stays, wait_for
@@ -9,10 +10,18 @@ from cluster import KIND_VALUES, ROOT, Namespace, data_values, run, stays, wait_
 PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
 
 
-def verify(namespace: Namespace, *options: str) -> str:
-    """The table of scripts/verify_shards.py for the job `demo`, which has to be proven."""
+def verify(namespace: Namespace, *options: str) -> dict[tuple[str, int], dict[str, list[int]]]:
+    """What scripts/verify_shards.py finds for the job `demo`, which has to be proven: for each phase and epoch, each
+    pod's rank and its samples expected, consumed, lost and doubled."""
     script = str(ROOT / "scripts/verify_shards.py")
-    return run(sys.executable, script, "--job", "demo", "-n", namespace.name, *options).stdout
+    found = json.loads(run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, *options).stdout)
+    assert found["holds"]
+    shards: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for tally in found["tallies"]:
+        if tally["rank"] != "all":
+            numbers = [tally[name] for name in ("rank", "expected", "consumed", "lost", "doubled")]
+            shards.setdefault((tally["phase"], tally["epoch"]), {})[tally["pod"]] = numbers
+    return shards
 
 
 def test_a_missing_operator_is_named(own_cluster: None, namespace: Namespace) -> None:
@@ -24,22 +33,21 @@ def test_a_missing_operator_is_named(own_cluster: None, namespace: Namespace) ->
     assert namespace.helm("list", "--short").stdout == ""
 
 
-def test_quick_start(operator: None, namespace: Namespace) -> None:
+def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> None:
     before = namespace.everything()
     notes = namespace.install(*KIND_VALUES, *data_values()).stdout
     assert f"helm -n {namespace.name} test demo" in notes
     namespace.wait_for_job("demo", "Succeeded")
 
-    rows = [line.split() for line in verify(namespace, "--expect-per-pod", "15000").splitlines()]
-    for epoch in ("1", "2"):
-        shards = {row[2]: row[3:8] for row in rows if row[:2] == ["train", epoch] and row[2] != "all"}
-        assert shards == {pod: [str(rank), "15000", "15000", "0", "0"] for rank, pod in enumerate(PODS)}
+    shards = verify(namespace, "--expect-per-pod", "15000")
+    exact = {pod: [rank, 15000, 15000, 0, 0] for rank, pod in enumerate(PODS)}
+    assert shards["train", 1] == shards["train", 2] == exact
 
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 
-    master = namespace.list("pod")["demo-master-0"]
-    claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in master["spec"]["volumes"]]
-    assert "demo-model" in claims
+    fetch = "\n".join(line for line in notes.partition("fetch them:")[2].splitlines() if line.startswith("  kubectl"))
+    run("bash", "-euc", f"cd {tmp_path}\n{fetch}")
+    assert {file.name for file in (tmp_path / "output").iterdir()} == {"model.pt", "proof.json"}
 
     namespace.helm("uninstall", "demo", "--wait")
     kept = before | {"persistentvolumeclaim/demo-model"}
@@ -51,10 +59,10 @@ def test_any_number_of_workers_proves_its_shards(operator: None, namespace: Name
     options = ["--set", f"workers={workers}", "--set-json", 'args=["--epochs", "1"]']
     namespace.install(*KIND_VALUES, *data_values(), *options)
     namespace.wait_for_job("demo", "Succeeded", limit=420)
-    rows = [line.split() for line in verify(namespace).splitlines()]
-    consumed = [int(row[5]) for row in rows if row[0] == "train" and row[2] != "all"]
-    world = workers + 1
-    assert sorted(consumed) == sorted(len(range(rank, 60000, world)) for rank in range(world))
+    pods = ["demo-master-0", *(f"demo-worker-{index}" for index in range(workers))]
+    sizes = {pod: len(range(rank, 60000, len(pods))) for rank, pod in enumerate(pods)}
+    exact = {pod: [rank, sizes[pod], sizes[pod], 0, 0] for rank, pod in enumerate(pods)}
+    assert verify(namespace)["train", 1] == exact
 
 
 # The master waits until all workers run, and ends; the workers stay.
