@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from torchtally import data
 from torchtally.job import Places
 

@@ -9,7 +9,9 @@ from datetime import timedelta
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "torchtally.loop", "torchtally.agreement"])
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed", "torchtally.loop", "torchtally.agreement"]
+)
 _LIMIT = 120  # seconds
 
 
@@ -42,15 +44,15 @@ def free_port() -> int:
 
 def _rank(rank: int, world: int, port: int, results: Any, function: Callable[..., Any], arguments: Any) -> None:
     import torch
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import TCPStore
 
     torch.set_num_threads(1)
     try:
-        store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
+        store = TCPStore("127.0.0.1", port, world, rank == 0)
         results.put((rank, function(rank, world, store, *arguments)))
         store.set(f"done/{rank}", "")
         if rank == 0:  # the store lives in this process
             store.wait([f"done/{each}" for each in range(world)], timedelta(seconds=_LIMIT))
-    except Exception as error:  # noqa: BLE001  # carried to the test, which decides
+    except Exception as error:  # carried to the test, which decides
         error.add_note(traceback.format_exc())
         results.put((rank, error))

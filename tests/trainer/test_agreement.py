@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import ranks
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
 from torchtally import agreement
 from torchtally.errors import Refused
 
 
-def agree(rank: int, world: int, store: dist.Store, facts: list[dict[str, Any]], problems: list[str | None]) -> Any:
+def agree(rank: int, world: int, store: Store, facts: list[dict[str, Any]], problems: list[str | None]) -> Any:
     return agreement.agree(store, rank, world, f"pod-{rank}", facts[rank], problems[rank])
 
 

@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from torchtally import data
 from torchtally.errors import Refused
 
@@ -36,7 +38,7 @@ def mirror(tmp_path: Path) -> Iterator[Mirror]:
     found = Mirror("", folder)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  # the base class's name
+        def do_GET(self) -> None:  # the base class's name
             found.asked[self.path.lstrip("/")] += 1
             super().do_GET()
 
@@ -107,9 +109,7 @@ def test_a_given_folder_may_hold_the_files_unpacked(dataset: data.Dataset, tmp_p
     assert loaded(dataset, tmp_path, tmp_path / "cache") == EXPECTED
 
 
-def test_other_contents_are_refused_with_both_checksums(
-    dataset: data.Dataset, mirror: Mirror, tmp_path: Path
-) -> None:
+def test_other_contents_are_refused_with_both_checksums(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     other = contents([9, 9])
     (mirror.folder / "file-1.gz").write_bytes(gzip.compress(other))
     with pytest.raises(Refused) as refused:
@@ -128,12 +128,10 @@ def test_a_half_downloaded_file_is_fetched_again(
     assert loaded(dataset, None, tmp_path / "cache") == EXPECTED
 
 
-def test_a_mirror_that_serves_something_else_is_not_used(
-    dataset: data.Dataset, mirror: Mirror, tmp_path: Path
-) -> None:
+def test_a_mirror_that_serves_something_else_is_not_used(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     for file in mirror.folder.iterdir():
         file.write_bytes(b"<html>Sign in to the hotel's network</html>")
-    with pytest.raises(Refused, match="file-0.gz"):
+    with pytest.raises(Refused, match=r"file-0\.gz"):
         loaded(dataset, None, tmp_path / "cache")
     assert not list((tmp_path / "cache" / "tiny").glob("file-*"))
 
@@ -165,7 +163,7 @@ def test_fashion_mnist_is_the_real_one(fashion_mnist: Path) -> None:
     assert torch.bincount(test_labels).tolist() == [1000] * 10
 
 
-@pytest.mark.skipif(not data.shutil.which("apt-get"), reason="no apt-get on this machine")
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt-get on this machine")
 def test_debians_package_has_the_same_contents(tmp_path: Path) -> None:
     try:
         only_debian = replace(data.FASHION_MNIST, mirrors=(NOWHERE,))

@@ -1,9 +1,10 @@
 """A file is whole or not there."""
 
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import pytest
+
 from torchtally.files import replace
 
 
@@ -20,7 +21,7 @@ def test_a_writer_that_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_p
     path = tmp_path / "model.pt"
     path.write_bytes(b"old")
 
-    def fails(file: BinaryIO) -> None:
+    def fails(file: IO[bytes]) -> None:
         file.write(b"half of the ne")
         raise OSError("disk full")
 

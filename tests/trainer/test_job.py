@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from torchtally.errors import Refused
 from torchtally.job import Job, Places
 

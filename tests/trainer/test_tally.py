@@ -9,6 +9,7 @@ import pytest
 import ranks
 import torch
 import toy
+
 from torchtally import shards
 from torchtally.errors import Unproven
 from torchtally.options import Training
@@ -125,9 +126,7 @@ def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_tally_holds_what_was_recorded_and_nothing_else() -> None:
-    tally = Tally(
-        toy.run(0, 1, Training()), Phase(name="train", epoch=1, n=10, contract="exact", order="sequential")
-    )
+    tally = Tally(toy.run(0, 1, Training()), Phase(name="train", epoch=1, n=10, contract="exact", order="sequential"))
     assert len(tally.consumed()) == 0
     for batch in ([3, 1], [], [3]):
         tally.record(torch.tensor(batch, dtype=torch.int64))

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store
+
 from torchtally import loop, shards
 from torchtally.options import Training
 from torchtally.tally import Phase, Run
@@ -46,7 +48,7 @@ def run(rank: int, world: int, options: Training) -> Run:
 def fit(
     rank: int,
     world: int,
-    store: dist.Store,
+    store: Store,
     options: Training,
     n_train: int,
     n_test: int,

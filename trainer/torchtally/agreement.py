@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from torchtally.errors import Refused
 
@@ -14,7 +14,7 @@ _PATIENCE = timedelta(minutes=30)
 
 
 def agree(
-    store: dist.Store, rank: int, world: int, pod: str, facts: Mapping[str, Any], problem: str | None
+    store: Store, rank: int, world: int, pod: str, facts: Mapping[str, Any], problem: str | None
 ) -> Mapping[str, Any]:
     """Compare all ranks' `facts` through the job's store, which needs no process group; returns rank 0's.
 

@@ -55,7 +55,7 @@ def _command(argv: list[str]) -> list[str]:
 
 
 def _launch(command: list[str]) -> int:
-    from torchtally import launch  # noqa: PLC0415  # torch: not for --help
+    from torchtally import launch  # torch: not for --help
 
     return launch.launch(command, os.environ)
 

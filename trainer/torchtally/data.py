@@ -6,7 +6,6 @@ A file's identity is the SHA-256 of its unpacked contents, so that the same data
 import gzip
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -180,7 +179,7 @@ def _from_debian(dataset: Dataset, home: Path) -> None:
         for file in dataset.files:
             found = work / "unpacked" / dataset.debian_folder / f"{file.name}.gz"
             if found.exists():
-                os.replace(found, home / found.name)
+                found.replace(home / found.name)
 
 
 def _read_all(dataset: Dataset, folder: Path) -> list[torch.Tensor]:

@@ -4,10 +4,10 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 
-def replace(path: Path, contents: bytes | Callable[[BinaryIO], object]) -> Path:
+def replace(path: Path, contents: bytes | Callable[[IO[bytes]], object]) -> Path:
     """Put `contents`, bytes or what a function writes, in the place of `path` at once; returns `path`."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
@@ -17,8 +17,8 @@ def replace(path: Path, contents: bytes | Callable[[BinaryIO], object]) -> Path:
                 file.write(contents)
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)  # a temporary file is private, the result is not
-            os.replace(file.name, path)
+            Path(file.name).chmod(0o644)  # a temporary file is private, the result is not
+            Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise

@@ -61,9 +61,7 @@ class Job:
         if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
             raise Refused(f"PET_NNODES={nodes_text!r} must be MIN:MAX, whole numbers with 1 <= MIN <= MAX")
         _number(env, "PET_MAX_RESTARTS", 0, 1 << 31)
-        return cls(
-            min_nodes=int(low), max_nodes=int(high or low), processes=processes, elastic=True, in_cluster=True
-        )
+        return cls(min_nodes=int(low), max_nodes=int(high or low), processes=processes, elastic=True, in_cluster=True)
 
     @classmethod
     def _static(cls, env: Mapping[str, str], processes: ProcessCount) -> "Job":

@@ -41,8 +41,11 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
         options.append("--local-addr=127.0.0.1")  # a laptop's own name need not resolve
     # A rank says itself what went wrong; the agent's reports would bury that.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # The agent fills ${...} macros of its own into arguments and takes $$ for $; a user's are handed on as they are.
+    program, *arguments = command
+    verbatim = [argument.replace("$", "$$") for argument in arguments]
     try:
-        torchrun.run(torchrun.parse_args([*options, *command]))
+        torchrun.run(torchrun.parse_args([*options, program, *verbatim]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _exit_code(rank, failure.exitcode)

@@ -39,9 +39,7 @@ def total(n: int, world: int, contract: Contract) -> int:
     return sum(size(n, rank, world, contract) for rank in range(world)) if contract != "exact" else n
 
 
-def positions(
-    n: int, rank: int, world: int, contract: Contract, start: int = 0, stop: int | None = None
-) -> Indices:
+def positions(n: int, rank: int, world: int, contract: Contract, start: int = 0, stop: int | None = None) -> Indices:
     """Positions in the epoch's order of the shard's samples number `start` to `stop` (default: all of them)."""
     own = size(n, rank, world, contract)
     stop = own if stop is None else min(stop, own)
@@ -130,6 +128,6 @@ def _round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.u
     """A word to xor and an odd multiplier a round, from a splitmix64 stream that starts at (seed, epoch)."""
     rounds = 24 if n < 4096 else 8 if n <= 1 << 32 else 6  # small domains need more to pass chi-square on neighbours
     start = splitmix64(np.array([seed & _MASK], dtype=np.uint64)) ^ np.uint64(epoch)
-    words = splitmix64(start * np.uint64(0xD1342543DE82EF95) + np.arange(rounds, dtype=np.uint64))
-    for word in words:
+    stream = np.uint64(0xD1342543DE82EF95) * start + np.arange(rounds, dtype=np.uint64)
+    for word in splitmix64(stream):  # type: ignore[arg-type]  # numpy's stubs take uint64 + uint64 for a float
         yield np.uint32(word >> np.uint64(32)), np.uint32(word & np.uint64(0xFFFFFFFF)) | np.uint32(1)

@@ -105,8 +105,8 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
         _write("\n".join([table.header(), *rows] if first else rows))
     if not proof.holds and mode == "enforce":
         raise Unproven(
-            f"{everything['phase']} epoch {everything['epoch']} is not proved: of {everything['expected']} samples that "
-            f"the contract {everything['contract']} names, {everything['lost']} were lost and "
+            f"{everything['phase']} epoch {everything['epoch']} is not proved: of {everything['expected']} samples "
+            f"that the contract {everything['contract']} names, {everything['lost']} were lost and "
             f"{everything['doubled']} doubled (ranks whose shard was wrong: {_wrong_ranks(proof) or 'none'})"
         )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from torchtally import agreement, device, loop, options
 from torchtally.cli import task_parser
@@ -52,7 +53,7 @@ def _run(name: str, chosen: options.Training) -> None:
         train, test = task.load(chosen.data or places.data, places.cache)
     except Refused as sentence:
         problem = str(sentence)
-    store, _, _ = next(dist.rendezvous("env://"))
+    store, _, _ = next(rendezvous("env://"))
     facts = {
         "world size": process.world,
         "seed": chosen.seed,

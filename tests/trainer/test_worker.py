@@ -1,0 +1,250 @@
+"""Whole runs as a pod makes them: the entry point, torchrun's agent, real ranks, real data, exit codes and files."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ranks
+import torch
+
+TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
+HERE = Path(__file__).parent
+LIMIT = 240  # seconds
+# Large batches: what is tested here is not learning.
+QUICK = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000"]
+
+
+@pytest.fixture
+def environment(fashion_mnist: Path, tmp_path: Path) -> dict[str, str]:
+    """A container's: nothing of a job in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NVIDIA_VISIBLE_DEVICES"):
+        kept.pop(name, None)
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "TORCHTALLY_DATA": str(fashion_mnist),
+        "TORCHTALLY_OUTPUT": str(tmp_path / "output"),
+    }
+
+
+def pods(
+    count: int, environment: dict[str, str], command: list[str], each: list[dict[str, str]] | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run `command` in the pods of a job, each with the environment that PyTorchJob gives it and its own `each`."""
+    port = str(ranks.free_port())
+    started = []
+    for rank in range(count):
+        job = {
+            "HOSTNAME": "demo-master-0" if rank == 0 else f"demo-worker-{rank - 1}",
+            **dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.0.0.1"),
+            **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), port),
+            **{name: str(rank) for name in ("RANK", "PET_NODE_RANK")},
+            **{"WORLD_SIZE": str(count), "PET_NNODES": str(count), "PET_NPROC_PER_NODE": "1"},
+        }
+        env = {**environment, **job, **(each[rank] if each else {})}
+        started.append(
+            subprocess.Popen(
+                [*TORCHTALLY, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
+            )
+        )
+    try:
+        ended = []
+        for process in started:
+            out, err = process.communicate(timeout=LIMIT)
+            ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+        return ended
+    finally:
+        for process in started:
+            process.kill()
+
+
+def alone(environment: dict[str, str], command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run `command` outside of any job."""
+    return subprocess.run(
+        [*TORCHTALLY, *command], env=environment, capture_output=True, text=True, timeout=LIMIT, cwd=HERE
+    )
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line.partition("TORCHTALLY ")[2]) for line in text.splitlines() if "TORCHTALLY {" in line]
+
+
+def assert_refused(ended: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """One sentence, exit code 2, no traceback."""
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+    for part in parts:
+        assert part in ended.stderr
+
+
+def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[str, str], tmp_path: Path) -> None:
+    each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
+    ended = pods(2, environment, QUICK, each)
+    assert [pod.returncode for pod in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    found = {(line["phase"], line["rank"]): line for pod in ended for line in lines(pod.stdout)}
+    assert {key: line["consumed"] for key, line in found.items()} == {
+        ("train", 0): 30000,
+        ("train", 1): 30000,
+        ("train", "all"): 60000,
+        ("test", 0): 5000,
+        ("test", 1): 5000,
+        ("test", "all"): 10000,
+    }
+    assert found["train", 1]["pod"] == "demo-worker-0"
+    assert len({line["run"] for line in found.values()}) == 1
+    assert "✓ every sample exactly once" in ended[0].stdout
+    assert not (tmp_path / "worker").exists()
+    model, proof = tmp_path / "master" / "model.pt", json.loads((tmp_path / "master" / "proof.json").read_text())
+    assert proof["holds"]
+    assert proof["model"] == f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
+    assert {(line["phase"], line["rank"]): line for line in proof["lines"]} == found
+    assert sorted(path.name for path in model.parent.iterdir()) == ["model.pt", "proof.json"]
+    weights = torch.load(model, weights_only=True)
+    assert [tuple(value.shape) for value in weights.values()] == [
+        (512, 784),
+        (512,),
+        (512, 512),
+        (512,),
+        (10, 512),
+        (10,),
+    ]
+
+
+def test_outside_of_a_job_it_is_one_process_and_says_why(environment: dict[str, str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    ended = alone(environment, QUICK)
+    assert ended.returncode == 0, ended.stderr
+    assert "processes: 1 (no GPU, so one process" in ended.stderr
+    assert {line["world"] for line in lines(ended.stdout)} == {1}
+
+
+def test_several_processes_in_one_pod(environment: dict[str, str]) -> None:
+    ended = alone({**environment, "PET_NPROC_PER_NODE": "3"}, QUICK)
+    assert ended.returncode == 0, ended.stderr
+    train = [line for line in lines(ended.stdout) if line["phase"] == "train"]
+    assert {line["rank"]: line["consumed"] for line in train} == {0: 20000, 1: 20000, 2: 20000, "all": 60000}
+
+
+def test_pods_with_different_seeds_end_at_once_with_both(environment: dict[str, str]) -> None:
+    command = ["run", "--", "sh", "-c", f"exec {sys.executable} -m torchtally.worker fashion-mnist --seed $SEED"]
+    for pod in pods(2, environment, command, [{"SEED": "4"}, {"SEED": "7"}]):
+        assert_refused(pod, "rank 1 (demo-worker-0) has seed 7 and rank 0 (demo-master-0) has 4")
+        assert not lines(pod.stdout)
+
+
+def test_data_missing_on_one_pod_ends_both(environment: dict[str, str], tmp_path: Path) -> None:
+    for pod in pods(2, environment, QUICK, [{}, {"TORCHTALLY_DATA": str(tmp_path)}]):
+        assert_refused(pod, "rank 1 (demo-worker-0)", str(tmp_path), "train-images-idx3-ubyte.gz does not exist")
+
+
+def test_a_failed_proof_ends_every_pod_with_3_and_writes_no_model(environment: dict[str, str], tmp_path: Path) -> None:
+    command = ["run", "--", sys.executable, "faulty.py", "rank_local_shuffle", *QUICK[1:]]
+    for pod in pods(2, environment, command):
+        assert pod.returncode == 3, pod.stderr
+        assert "train epoch 1 is not proved: of 60000 samples" in pod.stderr
+        assert "Traceback" not in pod.stderr
+        own = next(line for line in lines(pod.stdout) if line["rank"] != "all")
+        assert own["consumed"] == own["expected"] == 30000
+        assert own["lost"] > 0
+    assert not list((tmp_path / "output").iterdir())
+
+
+def test_tally_report_only_reports(environment: dict[str, str], tmp_path: Path) -> None:
+    command = ["run", "--", sys.executable, "faulty.py", "skips_a_batch", *QUICK[1:], "--tally", "report"]
+    ended = alone(environment, command)
+    assert ended.returncode == 0, ended.stderr
+    assert "✗" in ended.stdout
+    assert json.loads((tmp_path / "output" / "proof.json").read_text())["holds"] is False
+
+
+def test_a_gpu_that_was_asked_for_is_never_replaced_by_the_cpu(environment: dict[str, str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    for asked in ({"TORCHTALLY_DEVICE": "cuda"}, {"NVIDIA_VISIBLE_DEVICES": "all"}):
+        ended = alone({**environment, **asked}, QUICK)
+        assert_refused(ended, "a GPU was asked for and cannot be used", f"PyTorch {torch.__version__}")
+        assert not lines(ended.stdout)
+
+
+def test_an_output_folder_that_cannot_be_written_is_named_before_training(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "output").write_text("a file where a folder should be")
+    ended = alone(environment, QUICK)
+    assert_refused(ended, str(tmp_path / "output"), "--output")
+    assert not lines(ended.stdout)
+
+
+def test_a_contradiction_is_one_line(environment: dict[str, str]) -> None:
+    ended = alone({**environment, "RANK": "4", "WORLD_SIZE": "4", "PET_NNODES": "4"}, QUICK)
+    assert_refused(ended)
+    assert ended.stderr == "torchtally: RANK=4 must be below WORLD_SIZE=4\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["--", "sh", "-c", "exit 0"], 0),
+        (["--", "sh", "-c", "exit 7"], 7),
+        (["--", "sh", "-c", "kill -KILL $$"], 137),
+        (["-m", "platform"], 0),
+        (["-m", "no_such_module_at_all"], 1),
+    ],
+)
+def test_a_users_own_command_gives_its_exit_code(environment: dict[str, str], command: list[str], code: int) -> None:
+    ended = alone(environment, ["run", *command])
+    assert ended.returncode == code, ended.stderr
+
+
+def test_a_users_own_script_finds_its_place_in_the_environment(environment: dict[str, str]) -> None:
+    script = "import os; print(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))"
+    ended = pods(2, environment, ["run", "--", sys.executable, "-c", script])
+    assert [pod.stdout.split() for pod in ended] == [["0", "0", "2"], ["1", "0", "2"]]
+
+
+def test_sigterm_ends_the_run_and_leaves_no_process(environment: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        [*TORCHTALLY, "run", "--", "sh", "-c", "echo started; exec sleep 1000"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--epochs", "0"], "--epochs: '0' must be a whole number from 1"),
+        (["--batch-size", "many"], "--batch-size: 'many'"),
+        (["--lr", "-1"], "--lr: '-1' must be a number above 0"),
+        (["--lr", "nan"], "--lr: 'nan'"),
+        (["--seed", "-3"], "--seed: '-3'"),
+        (["--contract", "most"], "--contract: invalid choice: 'most'"),
+        (["--no-such"], "--no-such"),
+    ],
+)
+def test_a_wrong_option_is_named_before_anything_starts(
+    environment: dict[str, str], arguments: list[str], named: str
+) -> None:
+    ended = alone(environment, ["run", "fashion-mnist", *arguments])
+    assert_refused(ended, named)
+
+
+def test_an_unknown_task_is_named_with_those_that_exist(environment: dict[str, str]) -> None:
+    assert_refused(alone(environment, ["run", "imagenet"]), "imagenet", "fashion-mnist")
