@@ -1,0 +1,97 @@
+"""Where the programs beside Python come from."""
+
+import hashlib
+import io
+import os
+import platform
+import stat
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tools
+
+ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+KEY = f"{platform.system().lower()}-{ARCH}"
+TOOL = tools.Tool(version="2.1.0", at_least=(2,), below=(3,), ask=("version",), url="", sums={})
+
+
+@pytest.fixture(autouse=True)
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(tools, "BIN", folder)
+    return folder
+
+
+def program(path: Path, version: str) -> Path:
+    path.write_text(f'#!/bin/sh\n[ "$1" = version ] && echo tool {version}\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("version", "will_do"),
+    [("v2.0.0", True), ("2.9", True), ("v1.99.3", False), ("3.0.0", False), ("10.0.0", False), ("none", False)],
+)
+def test_only_a_version_within_bounds_will_do(tmp_path: Path, version: str, will_do: bool) -> None:
+    assert tools.will_do(str(program(tmp_path / "tool", version)), TOOL) is will_do
+
+
+def test_a_program_that_cannot_run_will_not_do(tmp_path: Path) -> None:
+    broken = tmp_path / "tool"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o755)
+    assert not tools.will_do(str(broken), TOOL)
+    assert not tools.will_do(str(tmp_path / "absent"), TOOL)
+
+
+def release(folder: Path, content: bytes) -> tools.Tool:
+    path = folder / f"tool-{KEY}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo(f"{KEY}/tool")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    url = f"file://{folder}/tool-{{os}}-{{arch}}.tar.gz"
+    return replace(TOOL, url=url, member="{os}-{arch}/tool", sums={KEY: digest})
+
+
+def test_a_release_is_unpacked_when_its_checksum_fits(tmp_path: Path, bin_folder: Path) -> None:
+    tools.download("tool", release(tmp_path, b"the program"))
+    (installed,) = bin_folder.iterdir()
+    assert (installed.name, installed.read_bytes()) == ("tool", b"the program")
+    assert installed.stat().st_mode & stat.S_IXUSR
+
+
+def test_a_release_with_another_checksum_is_refused(tmp_path: Path, bin_folder: Path) -> None:
+    tool = replace(release(tmp_path, b"the program"), sums={KEY: "0" * 64})
+    with pytest.raises(SystemExit, match=r"expected 0{64}; nothing was installed"):
+        tools.download("tool", tool)
+    assert not any(bin_folder.iterdir())
+
+
+def test_every_way_that_is_closed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = replace(TOOL, url=f"file://{tmp_path}/absent", sums={KEY: "0" * 64}, go="example.com/tool")
+    monkeypatch.setattr(tools, "TOOLS", {"tool": tool})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as exit_:
+        tools.ensure("tool")
+    assert str(exit_.value).startswith("tools: install tool (at least 2, below 3) by hand; file://")
+    assert str(exit_.value).endswith("; no Go to build it with")
+
+
+def test_path_comes_before_any_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bin_folder: Path) -> None:
+    monkeypatch.setattr(tools, "TOOLS", {"tool": TOOL})
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    program(tmp_path / "tool", "2.5.1")
+    tools.ensure("tool")
+    assert not any(bin_folder.iterdir())
+
+
+@pytest.mark.parametrize("tool", tools.TOOLS.values(), ids=tools.TOOLS)
+def test_every_platform_has_a_checksum_of_its_own(tool: tools.Tool) -> None:
+    assert tool.sums.keys() == {"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"}
+    assert len(set(tool.sums.values())) == 4
+    assert all(len(digest) == 64 and int(digest, 16) for digest in tool.sums.values())
