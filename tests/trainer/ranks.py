@@ -1,8 +1,10 @@
 """Real ranks for tests: processes over gloo, forked from a server that has torch imported already."""
 
+import contextlib
 import multiprocessing
 import queue
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,10 +26,16 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     ]
     for process in processes:
         process.start()
+    found: dict[int, Any] = {}
+    until = time.monotonic() + _LIMIT
     try:
-        found = dict(results.get(timeout=_LIMIT) for _ in range(world))
-    except queue.Empty:
-        raise AssertionError(f"not all of {world} ranks ended within {_LIMIT} s") from None
+        while len(found) < world:
+            assert time.monotonic() < until, f"only ranks {sorted(found)} of {world} ended within {_LIMIT} s"
+            with contextlib.suppress(queue.Empty):
+                found.update([results.get(timeout=1)])
+                continue
+            dead = [p.exitcode for rank, p in enumerate(processes) if rank not in found and p.exitcode is not None]
+            assert not any(dead), f"a rank died without a word, exit codes {dead}"
     finally:
         for process in processes:
             process.join(5)
@@ -44,11 +52,11 @@ def free_port() -> int:
 
 def _rank(rank: int, world: int, port: int, results: Any, function: Callable[..., Any], arguments: Any) -> None:
     import torch
-    from torch.distributed.distributed_c10d import TCPStore
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
-        store = TCPStore("127.0.0.1", port, world, rank == 0)
+        store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
         results.put((rank, function(rank, world, store, *arguments)))
         store.set(f"done/{rank}", "")
         if rank == 0:  # the store lives in this process

@@ -104,6 +104,7 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     assert not (tmp_path / "worker").exists()
     model, proof = tmp_path / "master" / "model.pt", json.loads((tmp_path / "master" / "proof.json").read_text())
     assert proof["holds"]
+    assert proof["epochs"][0]["tested"] == 10000
     assert proof["model"] == f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
     assert {(line["phase"], line["rank"]): line for line in proof["lines"]} == found
     assert sorted(path.name for path in model.parent.iterdir()) == ["model.pt", "proof.json"]

@@ -58,10 +58,11 @@ def fit(
     """Train the toy on this rank: its weights, and the tally lines of all ranks for each phase."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     train, test = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
-    model, proofs = loop.fit(task(dtype), options, run(rank, world, options), train, test, CPU, batches)
+    fitted = loop.fit(task(dtype), options, run(rank, world, options), train, test, CPU, batches)
     return {
-        "weights": {name: value.tolist() for name, value in model.state_dict().items()},
-        "phases": [proof.lines for proof in proofs],
+        "weights": {name: value.tolist() for name, value in fitted.model.state_dict().items()},
+        "phases": [proof.lines for proof in fitted.proofs],
+        "correct": [epoch.correct for epoch in fitted.epochs],
     }
 
 

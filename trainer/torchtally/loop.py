@@ -46,6 +46,26 @@ class Task:
     inputs: Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """What came of one epoch, over all ranks."""
+
+    epoch: int
+    loss: float  # mean over the training samples
+    correct: int  # of the test samples
+    tested: int
+    samples_per_second: float  # in training
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained model without DDP around it, the proof of every phase, and the course of the training."""
+
+    model: nn.Module
+    proofs: list[Proof]
+    epochs: list[Epoch]
+
+
 Batches = Callable[[Run, Phase, int], Iterator[Tensor]]
 
 
@@ -72,8 +92,8 @@ def fit(
     test: Samples,
     device: torch.device,
     batches: Batches = batches,
-) -> tuple[nn.Module, list[Proof]]:
-    """Train for `options.epochs`, evaluate after each. Returns the bare model and the proof of every phase.
+) -> Fitted:
+    """Train for `options.epochs`, evaluate after each.
 
     Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced.
     """
@@ -83,29 +103,30 @@ def fit(
         model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=True
     )
     optimizer = torch.optim.SGD(parallel.parameters(), lr=options.lr, fused=True)
-    proofs = []
+    fitted = Fitted(model, [], [])
     for epoch in range(1, options.epochs + 1):
         phase = Phase(name="train", epoch=epoch, n=len(train), contract=options.contract, order="feistel-1")
         tally = Tally(run, phase)
         began = time.perf_counter()
         loss = _train(task, options, parallel, optimizer, train, tally, batches)
         seconds = time.perf_counter() - began
-        proofs.append(prove(tally))
-        enforce(proofs[-1], options.tally, first=epoch == 1)
+        fitted.proofs.append(proof := prove(tally))
+        enforce(proof, options.tally, first=epoch == 1)
+        speed = proof.lines[-1]["consumed"] / seconds
 
         phase = Phase(name="test", epoch=epoch, n=len(test), contract="exact", order="sequential")
         tally = Tally(run, phase)
         correct = _evaluate(task, model, test, tally)
-        proofs.append(prove(tally))
-        enforce(proofs[-1], options.tally, first=False)
+        fitted.proofs.append(proof := prove(tally))
+        enforce(proof, options.tally, first=False)
+        fitted.epochs.append(Epoch(epoch, loss, correct, len(test), speed))
         if run.rank == 0:
-            consumed = proofs[-2].lines[-1]["consumed"]
             print(
                 f"epoch {epoch}/{options.epochs}: loss {loss:.4f}, test accuracy {correct / len(test):.2%} "
-                f"({correct} of {len(test)}), {consumed / seconds:,.0f} samples/s",
+                f"({correct} of {len(test)}), {speed:,.0f} samples/s",
                 flush=True,
             )
-    return model, proofs
+    return fitted
 
 
 def _train(

@@ -16,7 +16,7 @@ from torchtally.cli import task_parser
 from torchtally.errors import FAILED, OK, REFUSED, UNPROVEN, Refused, Unproven
 from torchtally.files import replace
 from torchtally.job import Places, Process
-from torchtally.tally import Proof, Run
+from torchtally.tally import Run
 
 
 def main() -> int:
@@ -85,9 +85,9 @@ def _run(name: str, chosen: options.Training) -> None:
         seed=chosen.seed,
         data=task.fingerprint,
     )
-    model, proofs = loop.fit(task, chosen, run, train.to(where), test.to(where), where)
+    fitted = loop.fit(task, chosen, run, train.to(where), test.to(where), where)
     if process.rank == 0:
-        _save(model, proofs, output)
+        _save(fitted, output)
     dist.barrier()  # nobody is done before the model is safe
 
 
@@ -99,14 +99,15 @@ def _prepare(output: Path) -> None:
         raise Refused(f"the output folder {output} (--output, TORCHTALLY_OUTPUT) cannot be written: {error}") from None
 
 
-def _save(model: torch.nn.Module, proofs: list[Proof], output: Path) -> None:
+def _save(fitted: loop.Fitted, output: Path) -> None:
     """Write the model, then its proof, each beside its place and renamed."""
-    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    weights = {name: value.cpu() for name, value in fitted.model.state_dict().items()}
     saved = replace(output / "model.pt", lambda file: torch.save(weights, file))
     proof = {
-        "holds": all(each.holds for each in proofs),
+        "holds": all(each.holds for each in fitted.proofs),
         "model": f"sha256:{hashlib.sha256(saved.read_bytes()).hexdigest()}",
-        "lines": [line for each in proofs for line in each.lines],
+        "epochs": [vars(epoch) for epoch in fitted.epochs],
+        "lines": [line for each in fitted.proofs for line in each.lines],
     }
     replace(output / "proof.json", (json.dumps(proof, indent=1) + "\n").encode())
     print(f"torchtally: wrote {saved} and {output / 'proof.json'}", flush=True)
