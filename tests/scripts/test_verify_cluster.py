@@ -38,7 +38,7 @@ class Server:
                 "pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 3}},
                 "runPolicy": {"cleanPodPolicy": "None"},
             },
-            "status": {"conditions": [{"type": "Running", "status": "False"}, {"type": "Succeeded", "status": "True"}]},
+            "status": {"conditions": [{"type": "Succeeded", "status": "True"}, {"type": "Running", "status": "False"}]},
         }
         self.answers[JOB] = 200, self.job
         for index, name in enumerate(PODS):
@@ -113,7 +113,7 @@ def verify(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 
 def test_pods_are_asked_for_by_name(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = verify(capsys, "-n", "trial")
-    assert (status, said.count("✓ every sample exactly once")) == (0, 4)
+    assert (status, said.count("✓ every sample exactly once"), said.count("note:")) == (0, 4, 0)
     logs = [path for name in PODS for path in (pod(name), pod(name) + "/log?container=pytorch")]
     assert server.asked == [JOB, *logs]
 
@@ -249,13 +249,14 @@ def test_a_log_that_breaks_off(server: Server, capsys: pytest.CaptureFixture[str
 
 
 def test_a_cluster_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: Any
 ) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
         port = closed.server_port
     kubeconfig(tmp_path, monkeypatch, port)
     status, said = verify(capsys)
     assert status == 2 and said.startswith(f"verify_shards: cannot reach the cluster at http://127.0.0.1:{port}: ")
+    assert not caplog.records  # nothing is tried again, with a warning each
 
 
 def test_a_context_that_is_unknown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

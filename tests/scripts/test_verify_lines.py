@@ -109,6 +109,15 @@ def test_a_cut_line_of_an_earlier_attempt_or_another_run_is_no_matter() -> None:
     assert len(problems(TEXT + 'TORCHTALLY {"v":1,')) == 1  # whose it is cannot be told: it counts
 
 
+def test_a_cut_line_is_not_that_of_the_run_printed_into_it() -> None:
+    into = 'TORCHTALLY {"v":1,' + bruteforce.text(bruteforce.run(world=2, plan={"train": 1}, run="b"))
+    assert not judge(read(TEXT + into), run=LINES[0]["run"]).holds
+
+
+def test_a_line_whose_values_look_like_a_line() -> None:
+    assert problems(bruteforce.text([line | {"task": "TORCHTALLY {"} for line in LINES])) == []
+
+
 def test_a_log_of_cut_lines_only_says_that() -> None:
     assert [each.split(":")[:2] for each in problems(FIRST[:90])] == [["demo.log", "1"]]
 
