@@ -37,17 +37,18 @@ build() {
     fi
     docker buildx build --load --file docker/Dockerfile --target "$device" --tag "torchtally:$device" \
         --label "org.opencontainers.image.version=$version" \
-        --label "org.opencontainers.image.revision=$(git rev-parse HEAD)" \
+        --label "org.opencontainers.image.revision=$(git describe --always --dirty --abbrev=40 --exclude '*')" \
         --label "org.opencontainers.image.created=$(git log -1 --format=%cI)" \
         "${options[@]}" .
 }
 
 push() {
     [ -n "${REGISTRY:-}" ] || fail "REGISTRY is not set; say where to push, e.g. REGISTRY=ghcr.io/me"
-    local reference="$REGISTRY/torchtally:$version-$device"
+    local name="${REGISTRY%/}/torchtally"
+    local reference="$name:$version-$device"
     docker tag "torchtally:$device" "$reference"
     docker push "$reference" >&2
-    docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$reference" | grep -F "$REGISTRY/torchtally@"
+    docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$reference" | grep -F "$name@"
 }
 
 case ${1:-} in

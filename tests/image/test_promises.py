@@ -20,7 +20,7 @@ def test_labels(image: dict[str, Any], start: Start) -> None:
     assert labels["title"] == "torchtally"
     assert labels["licenses"] == "Apache-2.0"
     assert labels["source"].startswith("https://")
-    assert re.fullmatch(r"[0-9a-f]{40}", labels["revision"])
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", labels["revision"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+(Z|[+-]\d\d:\d\d)", labels["created"])
     assert {"description", "base.name"} <= labels.keys()
 
