@@ -107,4 +107,7 @@ def _print_json(job: Job, verdict: Verdict, controller: Controller | None) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before there was anything to stop
+        sys.exit(128 + signal.SIGINT)

@@ -45,6 +45,7 @@ class Containers:
         self._visible_gpus = machine.visible_gpus(job.pods, self.gpus)
         self._cores = 0
         self._made: set[str] = set()
+        self._master_started = asyncio.Event()
 
     async def __aenter__(self) -> "Containers":
         self._cores = int(await _docker("info", "--format", "{{.NCPU}}"))
@@ -64,26 +65,34 @@ class Containers:
         self._janitor.communicate()
 
     async def start(self, pod: Pod) -> Process:
-        if pod.name in self._made:
+        if pod.name in self._made:  # a container that starts anew has a new file system, and its pod's volumes
             await _docker("container", "rm", "--volumes", pod.name)
         else:
-            for name, volume in _volumes(pod).items():
-                if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory":
-                    await _docker("volume", "create", "--label", self._label, self._scratch(pod, name))
+            await self._make_volumes(pod)
         await _docker(*self._create(pod))
-        if pod.name not in self._made:
-            await self._open_volumes(pod)
         self._made.add(pod.name)
-        return await asyncio.create_subprocess_exec(
+        if "Master" in self._job.replicas and pod.replica.kind != "Master":
+            await self._master_up()
+        process = await asyncio.create_subprocess_exec(
             *("docker", "container", "start", "--attach", pod.name),
             stdin=subprocess.DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
             start_new_session=True,
         )
+        if pod.replica.kind == "Master":
+            self._master_started.set()
+        return process
+
+    async def _master_up(self) -> None:
+        """Wait until the Master's name resolves, as the operator's init container does."""
+        await self._master_started.wait()
+        state = ("container", "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", self._job.pods[0].name)
+        while await _docker(*state) == "created 0":
+            await asyncio.sleep(0.1)
 
     def stop(self, pod: Pod, process: Process) -> None:
-        self._signal("stop", "--time", str(pod.grace), pod.name)
+        self._signal("stop", "-t", str(pod.grace), pod.name)
 
     def kill(self, pod: Pod, process: Process) -> None:
         self._signal("kill", pod.name)
@@ -108,7 +117,7 @@ class Containers:
         yield from self._mounts(pod)
         if command:
             yield from ("--entrypoint", command[0])
-        yield self._image or pod.container["image"]
+        yield self._image_of(pod)
         yield from [*(command[1:] if command else []), *args]
 
     def _limits(self, pod: Pod) -> Iterator[str]:
@@ -141,14 +150,26 @@ class Containers:
     def _scratch(self, pod: Pod, volume: str) -> str:
         return f"{pod.name}-{volume}-{self._run}"
 
-    async def _open_volumes(self, pod: Pod) -> None:
-        """Let every user write to the pod's volumes, as Kubernetes does for an emptyDir."""
-        volumes = _volumes(pod)
-        for mount in pod.container.get("volumeMounts", []):
-            volume = volumes.get(mount["name"], {})
-            on_disk = volume.get("emptyDir", {"medium": "Memory"}).get("medium") != "Memory"
-            if (on_disk or "persistentVolumeClaim" in volume) and "subPath" not in mount and not mount.get("readOnly"):
-                await _docker("container", "cp", "-", f"{pod.name}:{mount['mountPath']}", input=_OPEN_FOLDER)
+    async def _make_volumes(self, pod: Pod) -> None:
+        """Make the pod's volumes, each writable by every user, as Kubernetes makes an emptyDir."""
+        named = []
+        for name, volume in _volumes(pod).items():
+            if "persistentVolumeClaim" in volume:
+                named.append(volume["persistentVolumeClaim"]["claimName"])
+            elif "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory":
+                named.append(self._scratch(pod, name))
+                await _docker("volume", "create", "--label", self._label, named[-1])
+        if not named:
+            return
+        # Docker changes the mode of a folder that it unpacks: into a container that never runs, so that no image
+        # needs a tool for it.
+        mounts = [part for i, name in enumerate(named) for part in ("--volume", f"{name}:/volumes/{i}")]
+        helper = await _docker("container", "create", "--label", self._label, *mounts, self._image_of(pod), "none")
+        await _docker("container", "cp", "-", f"{helper}:/volumes", input=_open_folders(len(named)))
+        await _docker("container", "rm", helper)
+
+    def _image_of(self, pod: Pod) -> str:
+        return self._image or str(pod.container["image"])
 
 
 def _volumes(pod: Pod) -> dict[str, Mapping[str, Any]]:
@@ -172,16 +193,14 @@ def _security(context: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"--cap-{change}", capability)
 
 
-def _open_folder() -> bytes:
+def _open_folders(count: int) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        entry = tarfile.TarInfo("./")
-        entry.type, entry.mode = tarfile.DIRTYPE, 0o777
-        tar.addfile(entry)
+        for i in range(count):
+            folder = tarfile.TarInfo(str(i))
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o777
+            tar.addfile(folder)
     return archive.getvalue()
-
-
-_OPEN_FOLDER = _open_folder()
 
 
 async def _docker(*arguments: str, input: bytes | None = None) -> str:
@@ -191,7 +210,11 @@ async def _docker(*arguments: str, input: bytes | None = None) -> str:
         )
     except FileNotFoundError:
         raise EngineError("docker: no such command on PATH") from None
-    out, err = await process.communicate(input or b"")
+    try:
+        out, err = await process.communicate(input or b"")
+    except asyncio.CancelledError:
+        process.kill()
+        raise
     if process.returncode != 0:
         lines = err.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
         raise EngineError(f"docker {' '.join(arguments[:2])}: {lines[0]}")

@@ -68,6 +68,8 @@ class Controller:
         self._pods = job.pods
         self._decided = asyncio.Event()
         self._interrupts = 0
+        self._stopping = False
+        self._lives: dict[str, asyncio.Task[None]] = {}
         self.interrupted_by: signal.Signals | None = None
         self._verdict: Verdict | None = None
         self.status = {pod.name: Status() for pod in self._pods}
@@ -78,20 +80,24 @@ class Controller:
             message = f"Job {name} has failed because it was active longer than specified deadline"
             asyncio.get_running_loop().call_later(deadline, self._decide, Outcome.FAILED, message)
         async with asyncio.TaskGroup() as group:
-            lives = [group.create_task(self._live(pod)) for pod in self._pods]
+            for pod in self._pods:
+                self._lives[pod.name] = group.create_task(self._live(pod))
             await self._decided.wait()
-            await self._clean_up(lives)
+            await self._clean_up()
         assert self._verdict is not None
         return self._verdict
 
     def interrupt(self, number: signal.Signals) -> None:
         """Stop all pods as if they were deleted; the second time, at once."""
         self._interrupts += 1
+        self._stopping = True
         if self._interrupts == 1:
             self.interrupted_by = number
             self._output.say(f"{number.name}: stopping all pods (once more: at once)")
             self._decide(Outcome.INTERRUPTED, f"PyTorchJob {self._job.name} was interrupted by {number.name}.")
         for pod in self._pods:
+            if self.status[pod.name].process is None:
+                self._lives[pod.name].cancel()  # an image that is being pulled, say
             self._act(self._engine.stop if self._interrupts == 1 else self._engine.kill, pod)
 
     async def _live(self, pod: Pod) -> None:
@@ -100,7 +106,7 @@ class Controller:
         while not self._decided.is_set():
             status.process = process = await self._engine.start(pod)
             status.phase = Phase.RUNNING
-            if self._interrupts:  # while it was being made
+            if self._stopping:  # while it was being made
                 self._act(self._engine.stop, pod)
             try:
                 assert process.stdout is not None
@@ -182,14 +188,15 @@ class Controller:
             self._decided.set()
             self._output.say(message)
 
-    async def _clean_up(self, lives: list[asyncio.Task[None]]) -> None:
+    async def _clean_up(self) -> None:
         """Do with the pods that still run what cleanPodPolicy says, as far as nothing may be left behind."""
         assert self._verdict is not None
         if self._job.clean_pod_policy == "None" and not self._interrupts:
-            _, left = await asyncio.wait(lives, timeout=1)  # most jobs' pods end together
+            _, left = await asyncio.wait(self._lives.values(), timeout=1)  # most jobs' pods end together
             if left and not self._interrupts:
                 await self._leave(left, self._verdict.outcome is Outcome.SUCCEEDED)
         if not self._interrupts:
+            self._stopping = True
             for pod in self._pods:
                 self._act(self._engine.stop, pod)
 

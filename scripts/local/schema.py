@@ -68,7 +68,9 @@ def errors(job: Mapping[str, Any]) -> Iterator[str]:
     """What the API server would say of this PyTorchJob."""
     if not (isinstance(job.get("metadata"), dict) and job["metadata"].get("name")):
         yield "metadata.name: Required value: name or generateName is required"
-    if not (isinstance(job.get("spec"), dict) and "pytorchReplicaSpecs" in job["spec"]):
+    if "spec" not in job:
+        yield "spec.pytorchReplicaSpecs: Required value: must be required"
+    elif isinstance(job["spec"], dict) and "pytorchReplicaSpecs" not in job["spec"]:
         yield "spec.pytorchReplicaSpecs: Required value"
     yield from _errors(job, _JOB, "")
 
@@ -117,8 +119,10 @@ def _errors(value: Any, shape: Shape, path: str) -> Iterator[str]:
 def _of_type(value: Any, wanted: str, path: str) -> Iterator[str]:
     found = json_type(value)
     where = path or "the document"
-    if _HOLDS_QUANTITY.search(path) and found in ("string", "integer", "number"):
-        if not _QUANTITY.match(str(value)):
+    if _HOLDS_QUANTITY.search(path):
+        if found not in ("string", "integer"):
+            yield f'{where}: Invalid value: "{found}": {where} in body must be of type integer,string: "{found}"'
+        elif not _QUANTITY.match(str(value)):
             yield f"{where}: Invalid value: \"{value}\": {where} in body should match '{_QUANTITY.pattern}'"
     elif found != wanted and not (wanted == "number" and found == "integer"):
         yield f'{where}: Invalid value: "{found}": {where} in body must be of type {wanted}: "{found}"'

@@ -44,21 +44,21 @@ class Pod:
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._pid: int | None = None
+        self._child: subprocess.Popen[bytes] | None = None  # never polled, nor let go of: `wait` alone reaps
         self._stopping = False
 
     def start(self, command: list[str], environment: dict[str, str], directory: str | None) -> None:
         # A session of its own, so that what the command does to its process group does not reach this process.
-        self._pid = subprocess.Popen(
+        self._child = subprocess.Popen(
             command, env=environment, cwd=directory, stdin=subprocess.DEVNULL, start_new_session=True
-        ).pid
+        )
         if self._stopping:
             self.stop()
 
     def stop(self, *_: object) -> None:
         """Ask the command to end, and end it when its time is up."""
         self._stopping = True
-        if self._pid is not None:
+        if self._child is not None:
             self._signal(signal.SIGTERM)
             timer = threading.Timer(self._grace, self._signal, [signal.SIGKILL])
             timer.daemon = True
@@ -93,9 +93,13 @@ class Pod:
         return found
 
     def _signal(self, number: int) -> None:
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+    @property
+    def _pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""Small PyTorchJobs of shell pods, and ways to run them."""
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from local import manifest, output, processes
+from local.controller import Controller, Status, Verdict
+from local.job import Job
+
+RUN_LOCAL = Path(__file__).resolve().parents[2] / "scripts" / "run_local.py"
+Object = dict[str, Any]
+
+
+def pytorchjob(
+    master: str | None = None, worker: str | None = None, workers: int = 1, policy: str | None = None, **spec: Any
+) -> Object:
+    """A PyTorchJob whose Master and Workers run these shell scripts."""
+    replicas = {}
+    for kind, script, count in (("Master", master, 1), ("Worker", worker, workers)):
+        if script is not None:
+            replicas[kind] = {"replicas": count, "template": {"spec": {"containers": [shell(script)]}}}
+            if policy:
+                replicas[kind]["restartPolicy"] = policy
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "demo"},
+        "spec": {"pytorchReplicaSpecs": replicas, **spec},
+    }
+
+
+def shell(script: str) -> Object:
+    return {"name": "pytorch", "image": "debian:trixie-slim", "command": ["bash", "-c", script]}
+
+
+def pod_spec(document: Object, kind: str = "Master") -> Object:
+    spec: Object = document["spec"]["pytorchReplicaSpecs"][kind]["template"]["spec"]
+    return spec
+
+
+def container(document: Object, kind: str = "Master") -> Object:
+    found: Object = pod_spec(document, kind)["containers"][0]
+    return found
+
+
+def write(folder: Path, *documents: Object | str, name: str = "job.yaml") -> str:
+    texts = [item if isinstance(item, str) else yaml.safe_dump(item, sort_keys=False) for item in documents]
+    path = folder / name
+    path.write_text("\n---\n".join(texts))
+    return str(path)
+
+
+def load(folder: Path, document: Object) -> Job:
+    return manifest.load(write(folder, document)).job
+
+
+class Recorder(output.Output):
+    """Keeps what is printed and said."""
+
+    def __init__(self, job: Job, heard: Callable[[str], None] = lambda text: None) -> None:
+        self.stream = io.BytesIO()
+        self.said: list[str] = []
+        self._heard = heard
+        super().__init__([pod.name for pod in job.pods], self.stream, colour=False)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        self._heard(text)
+
+
+@dataclass(frozen=True)
+class Run:
+    verdict: Verdict
+    status: dict[str, Status]
+    lines: list[str]
+    said: list[str]
+
+
+def run(folder: Path, document: Object, heard: Callable[[str], None] = lambda text: None) -> Run:
+    """Run a job to its end in this process."""
+    job = load(folder, document)
+    recorder = Recorder(job, heard)
+
+    async def to_the_end() -> Run:
+        async with processes.Processes(job, "torchtally") as engine:
+            controller = Controller(job, engine, recorder)
+            verdict = await controller.run()
+        return Run(verdict, controller.status, recorder.stream.getvalue().decode().splitlines(), recorder.said)
+
+    return asyncio.run(to_the_end())
+
+
+def command(file: str, *options: str) -> list[str]:
+    return [sys.executable, str(RUN_LOCAL), "-f", file, *options]
+
+
+def run_script(file: str, *options: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/run_local.py itself."""
+    return subprocess.run(
+        command(file, *options),
+        input=stdin,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def start_script(file: str, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(file, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def until(process: subprocess.Popen[str], *wanted: str) -> list[str]:
+    """Read a runner's lines until each of these texts was in one."""
+    assert process.stdout is not None
+    lines = []
+    missing = set(wanted)
+    while missing:
+        line = process.stdout.readline()
+        assert line, f"ended without {missing}: {lines} {process.stderr.read() if process.stderr else ''}"
+        lines.append(line.rstrip("\n"))
+        missing -= {text for text in missing if text in line}
+    return lines

@@ -1,0 +1,218 @@
+"""Pods as containers: the manifest's image, names, volumes and limits, and nothing left behind."""
+
+import json
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from localjobs import Object, container, load, pod_spec, pytorchjob, run_script, start_script, until, write
+
+from local import environment
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+IMAGE = "debian:trixie-slim"
+
+
+def docker(*arguments: str) -> list[str]:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True).stdout.split()
+
+
+def things(name: str) -> dict[str, list[str]]:
+    """What of a job the engine knows of."""
+    return {
+        "containers": docker("container", "ls", "--all", "--quiet", "--filter", f"name={name}-"),
+        "networks": docker("network", "ls", "--quiet", "--filter", f"name={name}-"),
+        "volumes": docker("volume", "ls", "--quiet", "--filter", f"name={name}-"),
+    }
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A job's name that no other run has; nothing of it may be left."""
+    unique = f"tt{secrets.token_hex(3)}"
+    yield unique
+    ends = time.monotonic() + 60
+    while any((left := things(unique)).values()):
+        assert time.monotonic() < ends, left
+        time.sleep(0.2)
+
+
+def named(job: Object, name: str) -> Object:
+    return job | {"metadata": {"name": name}}
+
+
+def with_sh(job: Object) -> Object:
+    """The image has no bash to rely on."""
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["spec"]["containers"][0]["command"][0] = "sh"
+    return job
+
+
+def test_each_pod_is_a_container_that_the_others_find_by_name(tmp_path: Path, name: str) -> None:
+    master = "until test -e /met/$HOSTNAME-$0 -a -e /met/$HOSTNAME-$1; do sleep 0.1; done"
+    worker = "getent hosts $MASTER_ADDR >/dev/null && echo found $MASTER_ADDR; touch /met/$MASTER_ADDR-$(hostname)"
+    job = with_sh(named(pytorchjob(master, worker, 2), name))
+    container(job)["args"] = [f"{name}-worker-0", f"{name}-worker-1"]
+    for kind in ("Master", "Worker"):
+        pod_spec(job, kind)["volumes"] = [{"name": "met", "hostPath": {"path": str(tmp_path)}}]
+        container(job, kind)["volumeMounts"] = [{"name": "met", "mountPath": "/met"}]
+    ended = run_script(write(tmp_path, job), "--docker")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"[{name}-worker-{i}] found {name}-master-0" for i in range(2)]
+
+
+def test_environment_is_the_job_s_and_the_image_s_alone(tmp_path: Path, name: str) -> None:
+    job = with_sh(named(pytorchjob("env -0 | tr '\\0\\n' '\\n '"), name))
+    container(job)["env"] = [{"name": "OWN", "value": "of $(POD)"}, {"name": "LINES", "value": "two\nlines"}]
+    ended = run_script(write(tmp_path, job), "--docker", SOME_SECRET="not for a pod")
+    seen = dict(line.removeprefix(f"[{name}-master-0] ").split("=", 1) for line in ended.stdout.splitlines())
+    (pod,) = load(tmp_path, job).pods
+    given = environment.pod_environment(load(tmp_path, job), pod)
+    assert {key: value for key, value in seen.items() if key in given} == given | {"LINES": "two lines"}
+    assert seen.keys() - given.keys() <= {"HOSTNAME", "PATH", "HOME", "PWD", "SHLVL", "_"}
+    assert seen["HOSTNAME"] == pod.name
+
+
+def test_volumes(tmp_path: Path, name: str) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "given").write_text("from the host\n")
+    script = (
+        "cat /host/given; touch /host/new 2>/dev/null || echo read-only; echo model >/model/file;"
+        "stat -f -c %T /memory; df -k --output=size /memory | tail -n 1 | tr -d ' ';"
+        "echo x >>/scratch/starts; test $(wc -l </scratch/starts) = 2"
+    )
+    job = with_sh(named(pytorchjob(script), name))
+    pod_spec(job)["volumes"] = [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
+        {"name": "host", "hostPath": {"path": str(shared)}},
+        {"name": "model", "persistentVolumeClaim": {"claimName": f"{name}-claim"}},
+    ]
+    container(job)["volumeMounts"] = [
+        {"name": "scratch", "mountPath": "/scratch"},
+        {"name": "memory", "mountPath": "/memory"},
+        {"name": "host", "mountPath": "/host", "readOnly": True},
+        {"name": "model", "mountPath": "/model"},
+    ]
+    pod_spec(job)["securityContext"] = {"runAsUser": 1000, "runAsGroup": 1000}
+    container(job)["securityContext"] = {"readOnlyRootFilesystem": True}
+    try:
+        ended = run_script(write(tmp_path, job), "--docker", "--json")
+        lines = [line.removeprefix(f"[{name}-master-0] ") for line in ended.stdout.splitlines()]
+        # An emptyDir outlives its container, not its pod.
+        once = ["from the host", "read-only", "tmpfs", "16384"]
+        assert lines[:-1] == once * 2, ended.stderr
+        assert json.loads(lines[-1])["pods"][0]["restarts"] == 1
+        kept = ["run", "--rm", "--volume", f"{name}-claim:/model", IMAGE, "cat", "/model/file"]
+        assert docker(*kept) == ["model"]
+    finally:
+        subprocess.run(["docker", "volume", "rm", "--force", f"{name}-claim"], capture_output=True, check=False)
+
+
+def test_limits_and_security(tmp_path: Path, name: str) -> None:
+    job = with_sh(named(pytorchjob("exec sleep 60"), name))
+    pod_spec(job)["securityContext"] = {
+        "runAsUser": 1000,
+        "runAsGroup": 0,
+        "fsGroup": 2000,
+        "supplementalGroups": [3000],
+    }
+    container(job)["securityContext"] = {
+        "runAsUser": 1001,  # the container's own word counts
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]},
+    }
+    container(job)["resources"] = {"limits": {"cpu": "500m", "memory": "64Mi"}}
+    container(job)["workingDir"] = "/var"
+    runner = start_script(write(tmp_path, job), "--docker")
+    try:
+        (found,) = wait_for_running(f"{name}-master-0")
+    finally:
+        runner.send_signal(signal.SIGTERM)
+        _, err = runner.communicate(timeout=60)
+    host = found["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"], host["ReadonlyRootfs"]) == (500_000_000, 64 << 20, True)
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], ["CAP_NET_BIND_SERVICE"])
+    assert sorted(host["GroupAdd"]) == ["2000", "3000"]
+    assert (found["Config"]["User"], found["Config"]["WorkingDir"]) == ("1001:0", "/var")
+    assert "left out" not in err
+    assert runner.returncode == 143
+
+
+def wait_for_running(container_name: str) -> list[Object]:
+    ends = time.monotonic() + 60
+    while True:
+        answer = subprocess.run(["docker", "container", "inspect", container_name], capture_output=True, check=False)
+        found: list[Object] = json.loads(answer.stdout or "[]")
+        if found and found[0]["State"]["Running"]:
+            return found
+        assert time.monotonic() < ends, answer.stderr
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_runner_ends_early(tmp_path: Path, name: str, number: signal.Signals) -> None:
+    script = "trap 'echo asked to end; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    runner = start_script(write(tmp_path, with_sh(named(pytorchjob(script, script), name))), "--docker")
+    until(runner, f"[{name}-master-0] up", f"[{name}-worker-0] up")
+    runner.send_signal(number)
+    out, _ = runner.communicate(timeout=60)
+    if number is signal.SIGINT:
+        assert runner.returncode == 130
+        assert sorted(out.splitlines()) == [f"[{name}-{pod}-0] asked to end" for pod in ("master", "worker")]
+        assert not any(things(name).values())
+    # After SIGKILL, the fixture waits for the rest to go.
+
+
+def test_the_image_s_entry_point_and_another_image(tmp_path: Path, name: str) -> None:
+    job = named(pytorchjob("true"), name)
+    container(job)["image"] = "registry.invalid/none:1"
+    del container(job)["command"]
+    container(job)["args"] = ["sh", "-c", "echo $(RANK) of $WORLD_SIZE"]
+    ended = run_script(write(tmp_path, job), "--docker", IMAGE)
+    assert ended.stdout == f"[{name}-master-0] 0 of 1\n"
+
+
+def test_a_failure_of_the_engine_is_one_sentence(tmp_path: Path, name: str) -> None:
+    job = named(pytorchjob("true"), name)
+    container(job)["image"] = "no/such-image:1"
+    container(job)["imagePullPolicy"] = "Never"
+    ended = run_script(write(tmp_path, job), "--docker")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        "run_local: docker container create: Error response from daemon: No such image: no/such-image:1"
+    ]
+
+
+def test_a_name_in_use_is_said_and_left_alone(tmp_path: Path, name: str) -> None:
+    docker("container", "create", "--name", f"{name}-master-0", IMAGE, "true")
+    try:
+        ended = run_script(write(tmp_path, named(pytorchjob("true"), name)), "--docker")
+        assert ended.returncode == 1
+        assert f'"/{name}-master-0" is already in use' in ended.stderr
+    finally:
+        assert docker("container", "rm", f"{name}-master-0") == [f"{name}-master-0"]
+
+
+def test_no_docker_is_one_sentence(tmp_path: Path) -> None:
+    ended = run_script(write(tmp_path, pytorchjob("true")), "--docker", PATH=str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (1, "run_local: docker: no such command on PATH\n")
+
+
+def test_what_docker_honours_is_not_left_out(tmp_path: Path, name: str) -> None:
+    job = named(pytorchjob("true"), name)
+    container(job)["resources"] = {"limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}}
+    pod_spec(job)["nodeSelector"] = {"a": "b"}
+    pod_spec(job)["volumes"] = [{"name": "v", "configMap": {"name": "c"}}, {"name": "e", "emptyDir": {}}]
+    container(job)["volumeMounts"] = [{"name": "e", "mountPath": "/e", "subPath": "x"}]
+    ended = run_script(write(tmp_path, job), "--docker")
+    assert ended.stderr.splitlines()[0] == (
+        "run_local: left out here: 1 nvidia.com/gpu (none here), nodeSelector, volume v, subPath of e"
+    )

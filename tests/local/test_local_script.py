@@ -1,0 +1,133 @@
+"""scripts/run_local.py as a user calls it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from localjobs import container, pod_spec, pytorchjob, run_script, write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 3", 1)])
+def test_status_is_the_job_s_outcome(tmp_path: Path, script: str, status: int) -> None:
+    assert run_script(write(tmp_path, pytorchjob(script, policy="Never"))).returncode == status
+
+
+def test_a_hand_written_manifest(tmp_path: Path) -> None:
+    """As found in the wild: bash, GPUs, no nprocPerNode, Istio, a Service beside it."""
+    (tmp_path / "main.py").write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    text = f"""
+apiVersion: v1
+kind: Service
+metadata: {{name: dashboard}}
+---
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata:
+  name: mnist
+  namespace: kubeflow
+spec:
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      restartPolicy: Never
+      template:
+        metadata:
+          annotations:
+            sidecar.istio.io/inject: "false"
+        spec:
+          nodeSelector: {{gpu: a100}}
+          tolerations: [{{key: nvidia.com/gpu, operator: Exists}}]
+          volumes: [{{name: data, persistentVolumeClaim: {{claimName: data}}}}]
+          containers:
+            - name: pytorch
+              image: registry.example/mnist:latest
+              imagePullPolicy: Always
+              command: [bash, -c, "cd {tmp_path} && python main.py"]
+              resources: {{limits: {{nvidia.com/gpu: 1, memory: 8Gi}}}}
+              volumeMounts: [{{name: data, mountPath: /data}}]
+    Worker: *replica
+"""
+    ended = run_script(write(tmp_path, text), PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    assert ended.returncode == 0
+    assert sorted(ended.stdout.splitlines()) == ["[mnist-master-0] rank 0 of 2", "[mnist-worker-0] rank 1 of 2"]
+    assert ended.stderr.splitlines() == [
+        "run_local: runs PyTorchJob mnist; not applied: Service dashboard",
+        "run_local: left out here: 2 nvidia.com/gpu (none here), image registry.example/mnist:latest, "
+        "annotation sidecar.istio.io/inject, nodeSelector, tolerations, volume data, limit memory 8Gi",
+        "run_local: PyTorchJob mnist is successfully completed.",
+    ]
+
+
+def test_what_else_is_left_out(tmp_path: Path) -> None:
+    job = pytorchjob("true", "true", runPolicy={"ttlSecondsAfterFinished": 5, "schedulingPolicy": {"minAvailable": 2}})
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    job["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    pod_spec(job)["containers"].append({"name": "istio-proxy", "image": "proxy"})
+    pod_spec(job)["initContainers"] = [{"name": "init", "image": "init"}]
+    container(job)["args"] = ["--store=demo-master-0:29500"]
+    container(job)["livenessProbe"] = {"tcpSocket": {"port": 1}}
+    container(job)["env"] = [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}}]
+    ended = run_script(write(tmp_path, job))
+    assert ended.returncode == 0
+    assert (
+        "run_local: left out here: ttlSecondsAfterFinished, schedulingPolicy, managedBy kueue.x-k8s.io/multikueue, "
+        "label kueue.x-k8s.io/queue-name, image debian:trixie-slim, initContainers, container istio-proxy, "
+        "livenessProbe, the name demo-master-0 as an address, env KEY from secretKeyRef keys\n"
+    ) in ended.stderr
+
+
+def test_a_container_without_a_command_runs_the_entrypoint(tmp_path: Path) -> None:
+    job = pytorchjob("true")
+    del container(job)["command"]
+    container(job)["args"] = ["run", "$(RANK)"]
+    ended = run_script(write(tmp_path, job), "--entrypoint", "echo 'two words' torchtally")
+    assert ended.stdout == "[demo-master-0] two words torchtally run 0\n"
+
+
+def test_reads_stdin() -> None:
+    ended = run_script("-", stdin=yaml.safe_dump(pytorchjob("echo hello")))
+    assert ended.stdout == "[demo-master-0] hello\n"
+    ended = run_script("-", stdin="")
+    assert ended.stderr == "run_local: stdin: no PyTorchJob in it, only nothing\n"
+
+
+def test_outcome_as_json(tmp_path: Path) -> None:
+    job = pytorchjob("true", f"test -e {tmp_path}/seen || {{ touch {tmp_path}/seen; exit 1; }}")
+    ended = run_script(write(tmp_path, job), "--json")
+    assert json.loads(ended.stdout.splitlines()[-1]) == {
+        "job": "demo",
+        "namespace": "default",
+        "outcome": "Succeeded",
+        "message": "PyTorchJob demo is successfully completed.",
+        "pods": [
+            {"name": "demo-master-0", "phase": "Succeeded", "exitCode": 0, "restarts": 0},
+            {"name": "demo-worker-0", "phase": "Succeeded", "exitCode": 0, "restarts": 1},
+        ],
+    }
+
+
+def test_a_suspended_job_is_not_run(tmp_path: Path) -> None:
+    ended = run_script(write(tmp_path, pytorchjob("echo ran", runPolicy={"suspend": True})), "--json")
+    assert ended.returncode == 1
+    assert "run_local: PyTorchJob demo is suspended." in ended.stderr
+    assert json.loads(ended.stdout) == {
+        "job": "demo",
+        "namespace": "default",
+        "outcome": "Suspended",
+        "message": "PyTorchJob demo is suspended.",
+        "pods": [],
+    }
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.yaml")))
+def test_runs_the_examples(example: str) -> None:
+    ended = run_script(str(ROOT / "examples" / example), "--entrypoint", "echo", PATH="/usr/bin:/bin")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[:3] for line in sorted(ended.stdout.splitlines())] == [
+        [f"[{pod}]", "run", "fashion-mnist"]
+        for pod in ("demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2")
+    ]
