@@ -1,17 +1,11 @@
 """What each rank should have consumed, recomputed from N, world size, seed, contract, order and epoch alone."""
 
-import sys
 from functools import lru_cache
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-try:
-    from torchtally import shards
-except ModuleNotFoundError:  # not installed: the checkout that this script came with will do
-    sys.path.append(str(Path(__file__).resolve().parents[2] / "trainer"))
-    from torchtally import shards
+from torchtally import shards
 
 from .lines import Tally
 

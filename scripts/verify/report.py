@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+from torchtally import table
+
 from .lines import Tally
 from .verdict import Verdict, fulfilled
 
@@ -10,10 +12,6 @@ JSON_HELP = """\
 --json prints one object: "holds" (the exit status as a boolean), "run" and "attempt" (null when there is none to
 judge), "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and, on
 "rank": "all", "ok", which is true when its phase and epoch has no problem)."""
-
-_HEADER = ("phase", "epoch", "pod", "rank", "expected", "consumed", "lost", "doubled")
-_LEFT = ("phase", "pod")
-_POD_WIDTH = 16  # of the table in the README; longer names widen it
 
 
 def as_json(verdict: Verdict) -> str:
@@ -38,29 +36,15 @@ def as_text(verdict: Verdict, *, encoding: str, colour: bool) -> str:
     good, bad = _marks(encoding, colour)
     text = []
     if verdict.tallies:
-        rows = [_cells(tally) for tally in verdict.tallies]
-        widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
-        widths[_HEADER.index("pod")] = max(widths[_HEADER.index("pod")], _POD_WIDTH)
-        text.append(_aligned(_HEADER, widths))
+        header, *rows = table.aligned(table.cells(dataclasses.asdict(tally)) for tally in verdict.tallies)
+        text.append(header)
         for tally, row in zip(verdict.tallies, rows, strict=True):
-            text.append(_aligned(row, widths) + (f"  {_sentence(verdict, tally, good, bad)}" * (tally.rank == "all")))
+            text.append(row + (f"  {_sentence(verdict, tally, good, bad)}" * (tally.rank == "all")))
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]
     text.append(f"{good} {_summary(verdict)}" if verdict.holds else f"{bad} the proof does not hold")
     return "\n".join(text)
-
-
-def _cells(tally: Tally) -> tuple[str, ...]:
-    together = tally.rank == "all"
-    pod, rank = ("all", tally.world) if together else (tally.pod, tally.rank)
-    values = (tally.phase, tally.epoch, pod, rank, tally.expected, tally.consumed, tally.lost, tally.doubled)
-    return tuple(map(str, values))
-
-
-def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    columns = zip(_HEADER, cells, widths, strict=True)
-    return "  ".join(cell.ljust(width) if name in _LEFT else cell.rjust(width) for name, cell, width in columns)
 
 
 def _sentence(verdict: Verdict, tally: Tally, good: str, bad: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torchtally import table
+
 from . import expected
 from .lines import NAMED, Log, Tally
 
@@ -209,9 +211,7 @@ def _expect_per_pod(tallies: list[Tally], count: int) -> Iterator[Problem]:
 
 def fulfilled(tally: Tally) -> str:
     """What the `all` row of a block without a problem has shown."""
-    if (extra := expected.size(tally) - tally.n) > 0:
-        return f"every sample at least once, {extra} repeated"
-    return f"no sample twice, {-extra} left out" if extra else "every sample exactly once"
+    return table.fulfilled(expected.size(tally) - tally.n)
 
 
 def who(ranks: Iterable[Rank]) -> str:

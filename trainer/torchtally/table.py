@@ -1,36 +1,49 @@
 """How a proof looks to people: the table that rank 0 prints and the verifier prints again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_COLUMNS = ("phase", "epoch", "pod", "rank", "expected", "consumed", "lost", "doubled")
+HEADER = ("phase", "epoch", "pod", "rank", "expected", "consumed", "lost", "doubled")
 _LEFT = ("phase", "pod")
-_WIDTHS = {"phase": 5, "epoch": 5, "pod": 20, "rank": 5, "expected": 9, "consumed": 9, "lost": 6, "doubled": 7}
-_MANY = 16  # ranks; beyond, only rows that are wrong and the sum are shown
+_POD_WIDTH = 16  # longer names widen it
+_MANY = 64  # ranks; beyond, rank 0 shows only those that are wrong
 
 
-def header() -> str:
-    """The line above the rows."""
-    return _aligned({name: name for name in _COLUMNS})
+def cells(line: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells of one tally line; that of all ranks together has their number for its rank."""
+    if line["rank"] == "all":
+        line = {**line, "pod": "all", "rank": line["world"]}
+    return tuple(str(line[name]) for name in HEADER)
 
 
-def rows(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row for each tally line of one phase, the last line being that of all ranks together."""
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """The header and `rows` of cells as text."""
+    table = [HEADER, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths[HEADER.index("pod")] = max(widths[HEADER.index("pod")], _POD_WIDTH)
+    return [
+        "  ".join(
+            cell.ljust(width) if name in _LEFT else cell.rjust(width)
+            for name, cell, width in zip(HEADER, row, widths, strict=True)
+        )
+        for row in table
+    ]
+
+
+def fulfilled(extra: int) -> str:
+    """What a phase's proof has shown, where the contract consumes `extra` samples more (or fewer) than there are."""
+    if extra > 0:
+        return f"every sample at least once, {extra} repeated"
+    return f"no sample twice, {-extra} left out" if extra else "every sample exactly once"
+
+
+def of_phase(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Header, rows and verdict of one phase; the last of `lines` is that of all ranks together."""
     *ranks, everything = lines
-    shown = [line for line in ranks if len(ranks) <= _MANY or not _right(line)]
-    verdict = "✓ every sample exactly once" if all(map(_right, lines)) else "✗ not what the contract says"
-    if verdict[0] == "✓" and everything["contract"] != "exact":
-        verdict = f"✓ as the contract {everything['contract']} says"
-    total = {**everything, "pod": "all", "rank": len(ranks)}
-    return [*(_aligned(line) for line in shown), f"{_aligned(total)}  {verdict}"]
-
-
-def _right(line: Mapping[str, Any]) -> bool:
-    return not line["lost"] and not line["doubled"]
-
-
-def _aligned(line: Mapping[str, Any]) -> str:
-    cells = (
-        f"{line[name]!s:<{_WIDTHS[name]}}" if name in _LEFT else f"{line[name]!s:>{_WIDTHS[name]}}" for name in _COLUMNS
+    wrong = [line for line in lines if line["lost"] or line["doubled"]]
+    shown = ranks if len(ranks) <= _MANY else [line for line in ranks if line in wrong]
+    text = aligned(map(cells, [*shown, everything]))
+    text[-1] += (
+        "  ✗ not what the contract says" if wrong else f"  ✓ {fulfilled(everything['expected'] - everything['n'])}"
     )
-    return "  ".join(cells).rstrip()
+    return text

@@ -101,8 +101,7 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
     """Print the table on rank 0, with its header if it is the `first`; raise Unproven on every rank if it fails."""
     everything = proof.lines[-1]
     if dist.get_rank() == 0:
-        rows = table.rows(proof.lines)
-        _write("\n".join([table.header(), *rows] if first else rows))
+        _write("\n".join(table.of_phase(proof.lines)[0 if first else 1 :]))
     if not proof.holds and mode == "enforce":
         raise Unproven(
             f"{everything['phase']} epoch {everything['epoch']} is not proved: of {everything['expected']} samples "
