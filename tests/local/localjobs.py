@@ -125,7 +125,7 @@ def start_script(file: str, *options: str) -> subprocess.Popen[str]:
 def until(process: subprocess.Popen[str], *wanted: str) -> list[str]:
     """Read a runner's lines until each of these texts was in one."""
     assert process.stdout is not None
-    lines = []
+    lines: list[str] = []
     missing = set(wanted)
     while missing:
         line = process.stdout.readline()
