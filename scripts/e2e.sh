@@ -24,7 +24,7 @@ fail() {
 
 use_context() {
     [ -n "${E2E_IMAGE:-}" ] || fail "E2E_CONTEXT is '$E2E_CONTEXT', so E2E_IMAGE has to name an image that its nodes can pull"
-    (umask 077 && KUBECONFIG=$users kubectl config view --minify --flatten --context="$E2E_CONTEXT" >"$KUBECONFIG") ||
+    (umask 077 && KUBECONFIG=$users kubectl config view --minify --flatten --context="$E2E_CONTEXT" >"$KUBECONFIG") 2>/dev/null ||
         fail "E2E_CONTEXT is '$E2E_CONTEXT', which kubectl does not find in your kubeconfig"
 }
 

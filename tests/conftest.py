@@ -1,10 +1,14 @@
-"""Whether a Docker engine answers, asked once: tests that need one carry `@pytest.mark.engine`."""
+"""For all tests. Those that need a Docker engine carry `@pytest.mark.engine`: whether one answers is asked once."""
 
 import functools
 import os
 import subprocess
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
+hypothesis.settings.load_profile("shared")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,8 +19,6 @@ SAVED = ROOT / "build/e2e"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What asks for a cluster without the operator comes first."""
     items.sort(key=lambda item: "operator" in getattr(item, "fixturenames", ()))
-    for item in items:
-        item.add_marker(pytest.mark.engine)
 
 
 @pytest.fixture(scope="session")

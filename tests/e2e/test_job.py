@@ -25,8 +25,8 @@ def verify(namespace: Namespace, *options: str) -> dict[tuple[str, int], dict[st
 
 
 def test_a_missing_operator_is_named(own_cluster: None, namespace: Namespace) -> None:
-    crds = run("kubectl", "get", "crd", "--output=name").stdout
-    assert "pytorchjobs" not in crds, "the cluster has the operator already"
+    if "pytorchjobs" in run("kubectl", "get", "crd", "--output=name").stdout:
+        pytest.skip("the kept cluster has the operator already")
     result = namespace.install(*KIND_VALUES, check=False)
     assert result.returncode != 0
     assert "install the Kubeflow training operator first" in result.stderr
