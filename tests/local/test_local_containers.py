@@ -130,6 +130,7 @@ def test_limits_and_security(tmp_path: Path, name: str) -> None:
     }
     container(job)["resources"] = {"limits": {"cpu": "500m", "memory": "64Mi"}}
     container(job)["workingDir"] = "/var"
+    pod_spec(job)["terminationGracePeriodSeconds"] = 0
     runner = start_script(write(tmp_path, job), "--docker")
     try:
         (found,) = wait_for_running(f"{name}-master-0")

@@ -29,8 +29,15 @@ from local import machine
 pytestmark = pytest.mark.timeout(120)
 
 LIMIT = 30.0
-# A child, a child's child, and one that left its session and its parent.
-FAMILY = "sleep 1000 & (setsid sleep 1000 & echo $! >>{0}/pids); echo $! $BASHPID >>{0}/pids; echo up; {1}"
+LOOP = "while :; do sleep 0.05; done"
+
+
+def script(folder: Path, then: str, first: str = "") -> str:
+    """A pod with a child, a child's child, and one that left its session and its parent."""
+    return (
+        f"{first}\nsleep 1000 & (setsid sleep 1000 & echo $! >>{folder}/pids)\n"
+        f"echo $! $BASHPID >>{folder}/pids; echo up; {then}"
+    )
 
 
 def family(folder: Path) -> list[int]:
@@ -57,10 +64,9 @@ def wait_until_gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_all_pods_and_what_they_started(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    script = FAMILY.format(tmp_path, "trap 'echo asked to end; exit 0' TERM; while :; do sleep 0.05; done")
-    runner = start_script(write(tmp_path, pytorchjob(script, script, workers=2)))
-    pods = ["demo-master-0", "demo-worker-0", "demo-worker-1"]
-    until(runner, *(f"[{pod}] up" for pod in pods))
+    pod = script(tmp_path, LOOP, first="trap 'echo asked to end; exit 0' TERM")
+    runner = start_script(write(tmp_path, pytorchjob(pod, pod, workers=2)))
+    until(runner, *(f"[demo-{name}] up" for name in ("master-0", "worker-0", "worker-1")))
     pids = family(tmp_path)
     assert alive(pids) == pids
     assert len(pids) == 9
@@ -73,8 +79,8 @@ def test_a_signal_ends_all_pods_and_what_they_started(tmp_path: Path, number: si
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    script = FAMILY.format(tmp_path, "trap 'echo asked to end' TERM; while :; do sleep 0.05; done")
-    runner = start_script(write(tmp_path, pytorchjob(script)))
+    pod = script(tmp_path, LOOP, first="trap 'echo asked to end' TERM")
+    runner = start_script(write(tmp_path, pytorchjob(pod)))
     until(runner, "up")
     pids = family(tmp_path)
     runner.send_signal(signal.SIGINT)
@@ -87,7 +93,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_a_runner_that_is_killed(tmp_path: Path) -> None:
-    runner = start_script(write(tmp_path, pytorchjob(FAMILY.format(tmp_path, "sleep 1000"))))
+    runner = start_script(write(tmp_path, pytorchjob(script(tmp_path, "sleep 1000"))))
     until(runner, "up")
     pids = family(tmp_path)
     runner.kill()
@@ -96,9 +102,8 @@ def test_nothing_outlives_a_runner_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_a_reader_that_is_gone(tmp_path: Path) -> None:
-    runner = start_script(
-        write(tmp_path, pytorchjob(FAMILY.format(tmp_path, "while :; do echo more; sleep 0.05; done")))
-    )
+    pod = script(tmp_path, "while :; do echo more; sleep 0.05; done")
+    runner = start_script(write(tmp_path, pytorchjob(pod)))
     until(runner, "up")
     assert runner.stdout is not None and runner.stderr is not None
     runner.stdout.close()
@@ -110,7 +115,7 @@ def test_nothing_outlives_a_reader_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_its_pod(tmp_path: Path) -> None:
-    ended = run(tmp_path, pytorchjob(FAMILY.format(tmp_path, "exit 0")))
+    ended = run(tmp_path, pytorchjob(script(tmp_path, "exit 0")))
     assert ended.lines == ["[demo-master-0] up"]
     assert alive(family(tmp_path)) == []
 
