@@ -74,6 +74,7 @@ def dataset(mirror: Mirror) -> data.Dataset:
     return data.Dataset("tiny", tuple(files), (mirror.url,), "no-such-package-at-all", "usr/share/none")
 
 
+DAMAGED = gzip.compress(bytes(range(256)))[:40] + bytes(200)
 EXPECTED = [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
 
 
@@ -118,7 +119,7 @@ def test_other_contents_are_refused_with_both_checksums(dataset: data.Dataset, m
     assert dataset.files[1].contents[:12] in str(refused.value)
 
 
-@pytest.mark.parametrize("left_by_a_crash", [b"", b"\x1f\x8b\x08", gzip.compress(contents([7]))])
+@pytest.mark.parametrize("left_by_a_crash", [b"", b"\x1f\x8b\x08", gzip.compress(contents([7])), DAMAGED])
 def test_a_half_downloaded_file_is_fetched_again(
     dataset: data.Dataset, mirror: Mirror, tmp_path: Path, left_by_a_crash: bytes
 ) -> None:

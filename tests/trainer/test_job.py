@@ -34,7 +34,17 @@ def test_nothing_is_one_pod_of_its_own() -> None:
 
 
 def test_a_worker_of_a_job() -> None:
-    assert Job.from_env(WORKER) == Job(min_nodes=4, max_nodes=4, node_rank=2, processes=1, in_cluster=True)
+    assert Job.from_env(WORKER) == Job(
+        min_nodes=4, max_nodes=4, node_rank=2, master=("demo-master-0", 23456), processes=1, in_cluster=True
+    )
+
+
+@pytest.mark.parametrize(
+    "kept", [("MASTER_ADDR", "MASTER_PORT", "RANK"), ("PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK")]
+)
+def test_either_of_two_names_is_enough(kept: tuple[str, ...]) -> None:
+    twins = ("MASTER_ADDR", "MASTER_PORT", "RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK")
+    assert Job.from_env({k: v for k, v in WORKER.items() if k in kept or k not in twins}) == Job.from_env(WORKER)
 
 
 def test_two_processes_a_pod() -> None:
@@ -92,6 +102,7 @@ def test_a_contradiction_names_variables_and_values(change: dict[str, Any], name
         ({"PET_NNODES": "a:b"}, "PET_NNODES='a:b'"),
         ({"PET_NNODES": "0:2"}, "PET_NNODES='0:2'"),
         ({"PET_RDZV_ENDPOINT": ""}, "PET_RDZV_ENDPOINT"),
+        ({"PET_RDZV_ENDPOINT": "demo-worker-0:http"}, "PET_RDZV_ENDPOINT='demo-worker-0:http'"),
         ({"PET_MAX_RESTARTS": "-2"}, "PET_MAX_RESTARTS='-2'"),
     ],
 )

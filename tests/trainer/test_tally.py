@@ -86,6 +86,16 @@ def test_a_repeated_batch_is_doubled() -> None:
     assert len(everything["doubled_indices"]) == 8  # named as far as a line has room
 
 
+def test_an_index_that_is_no_sample_is_found_on_every_rank() -> None:
+    *own, everything = proof(REPORT, 400, 2, toy.counts_from_the_end)
+    assert (own[1]["lost"], own[1]["doubled"]) == (8, 8)
+    assert own[1]["doubled_indices"][-1] == -1
+    assert (everything["consumed"], everything["lost"], everything["doubled"]) == (400, 8, 8)
+    assert all(
+        isinstance(each, Unproven) for each in ranks.run(2, toy.fit, ONE_EPOCH, 400, 10, toy.counts_from_the_end)
+    )
+
+
 def test_an_epoch_in_the_order_of_the_first_is_found() -> None:
     options = Training(epochs=2, batch_size=8, tally="report")
     found = ranks.run(2, toy.fit, options, 100, 10, toy.never_sets_the_epoch)

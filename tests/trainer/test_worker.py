@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +200,7 @@ def test_a_contradiction_is_one_line(environment: dict[str, str]) -> None:
         (["--", "sh", "-c", "kill -KILL $$"], 137),
         (["-m", "platform"], 0),
         (["-m", "no_such_module_at_all"], 1),
+        (["--", "no-such-program-at-all"], 2),
     ],
 )
 def test_a_users_own_command_gives_its_exit_code(environment: dict[str, str], command: list[str], code: int) -> None:
@@ -210,6 +212,33 @@ def test_a_users_own_script_finds_its_place_in_the_environment(environment: dict
     script = "import os; print(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))"
     ended = pods(2, environment, ["run", "--", sys.executable, "-c", script])
     assert [pod.stdout.split() for pod in ended] == [["0", "0", "2"], ["1", "0", "2"]]
+
+
+def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(environment: dict[str, str]) -> None:
+    script = (
+        "import os, signal, sys; from torchtally import loop, worker\n"
+        "def batches(run, phase, size):\n"
+        "    for step, batch in enumerate(loop.batches(run, phase, size)):\n"
+        "        if run.rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        yield batch\n"
+        "fit = loop.fit\n"
+        "loop.fit = lambda *arguments: fit(*arguments, batches)\n"
+        "sys.argv[1:] = ['fashion-mnist', '--epochs', '1']; sys.exit(worker.main())"
+    )
+    ended = pods(2, environment, ["run", "--", sys.executable, "-c", script])
+    assert [pod.returncode for pod in ended] == [203, 137], ended[0].stderr
+    assert "another rank went away" in ended[0].stderr
+    assert "Traceback" not in ended[0].stderr
+
+
+def test_a_port_in_use_is_named(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0", "PET_NNODES": "1"}
+        ended = alone({**environment, **job}, ["run", "--", "true"])
+    assert ended.returncode == 203
+    assert f"the pods did not meet at 127.0.0.1:{port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_sigterm_ends_the_run_and_leaves_no_process(environment: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,7 +193,7 @@ def _read(file: File, folder: Path) -> torch.Tensor:
         contents = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
     except FileNotFoundError:
         raise Unusable(f"{packed} does not exist") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise Unusable(f"{packed if packed.exists() else plain} cannot be read ({_short(error)})") from None
     if (found := hashlib.sha256(contents).hexdigest()) != file.contents:
         path = packed if packed.exists() else plain

@@ -11,9 +11,7 @@ from torchtally.job import Device, ProcessCount
 
 def count(processes: ProcessCount, device: Device, cpus: int) -> tuple[int, str]:
     """Processes of this pod, and why that many in a few words. Raises Refused for more than its GPUs."""
-    gpus = 0 if device == "cpu" else torch.cuda.device_count()
-    if device == "cuda" and not torch.cuda.is_available():
-        raise Refused(f"a GPU was asked for and cannot be used: {_why_not()}")
+    gpus = torch.cuda.device_count() if _usable(device) else 0
     if isinstance(processes, int):
         if gpus and processes > gpus:
             raise Refused(f"PET_NPROC_PER_NODE={processes} must be at most {gpus}, the GPUs that this pod sees")
@@ -30,10 +28,8 @@ def count(processes: ProcessCount, device: Device, cpus: int) -> tuple[int, str]
 
 def choose(device: Device, local_rank: int) -> torch.device:
     """The device of this local rank, tried out. Raises Refused for a GPU that was asked for and cannot be used."""
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+    if not _usable(device):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise Refused(f"a GPU was asked for and cannot be used: {_why_not()}")
     if local_rank >= torch.cuda.device_count():
         raise Refused(f"local rank {local_rank} has no GPU: this pod sees {torch.cuda.device_count()}")
     chosen = torch.device("cuda", local_rank)
@@ -41,11 +37,9 @@ def choose(device: Device, local_rank: int) -> torch.device:
         torch.cuda.set_device(chosen)
         torch.ones(1, device=chosen).add_(1).item()
     except RuntimeError as error:
-        major, minor = torch.cuda.get_device_capability(chosen)
         raise Refused(
-            f"GPU {local_rank} ({torch.cuda.get_device_name(chosen)}, compute capability {major}.{minor}) cannot be "
-            f"used: driver {driver() or 'unknown'}, PyTorch built for CUDA {torch.version.cuda} and "
-            f"{' '.join(torch.cuda.get_arch_list())}: {str(error).splitlines()[0]}"
+            f"GPU {local_rank} ({_described(chosen)}) cannot be used: driver {driver() or 'unknown'}, PyTorch built "
+            f"for CUDA {torch.version.cuda} and {' '.join(torch.cuda.get_arch_list())}: {str(error).splitlines()[0]}"
         ) from None
     return chosen
 
@@ -57,6 +51,25 @@ def driver() -> str | None:
     except OSError:
         return None
     return found[1] if found else None
+
+
+def _usable(device: Device) -> bool:
+    """Whether GPUs are to be used. Raises Refused where one is asked for, or is there, and cannot be."""
+    if device == "cpu" or torch.cuda.is_available():
+        return device != "cpu"
+    if device == "cuda":
+        raise Refused(f"a GPU was asked for and cannot be used: {_why_not()}")
+    if torch.cuda.device_count():  # counted without the runtime, so a driver that is too old shows here
+        raise Refused(f"this pod has a GPU, which cannot be used (TORCHTALLY_DEVICE=cpu does without): {_why_not()}")
+    return False
+
+
+def _described(chosen: torch.device) -> str:
+    try:
+        major, minor = torch.cuda.get_device_capability(chosen)
+        return f"{torch.cuda.get_device_name(chosen)}, compute capability {major}.{minor}"
+    except RuntimeError:  # a GPU that is busy or broken does not even tell its name
+        return "of unknown kind"
 
 
 def _why_not() -> str:

@@ -28,6 +28,7 @@ class Job:
     min_nodes: int = 1
     max_nodes: int = 1
     node_rank: int = 0
+    master: tuple[str, int] | None = None  # address and port; None for one pod of its own and for an elastic job
     processes: ProcessCount = "auto"
     elastic: bool = False
     in_cluster: bool = False
@@ -60,6 +61,11 @@ class Job:
         low, _, high = nodes_text.partition(":")
         if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
             raise Refused(f"PET_NNODES={nodes_text!r} must be MIN:MAX, whole numbers with 1 <= MIN <= MAX")
+        _, colon, port = env["PET_RDZV_ENDPOINT"].rpartition(":")
+        if colon and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise Refused(
+                f"PET_RDZV_ENDPOINT={env['PET_RDZV_ENDPOINT']!r} must be HOST:PORT with a port from 1 to 65535"
+            )
         _number(env, "PET_MAX_RESTARTS", 0, 1 << 31)
         return cls(min_nodes=int(low), max_nodes=int(high or low), processes=processes, elastic=True, in_cluster=True)
 
@@ -72,8 +78,8 @@ class Job:
         ):
             if ours in env and torchruns in env and env[ours] != env[torchruns]:
                 raise Refused(f"{ours}={env[ours]} and {torchruns}={env[torchruns]} must be equal")
-        for port in ("MASTER_PORT", "PET_MASTER_PORT"):
-            _number(env, port, 1, 65535)
+        ports = [_number(env, name, 1, 65535) for name in ("MASTER_PORT", "PET_MASTER_PORT")]
+        address, port = env.get("MASTER_ADDR") or env.get("PET_MASTER_ADDR"), ports[0] or ports[1]
         world = _number(env, "WORLD_SIZE", 1, 1 << 31)
         nodes = _number(env, "PET_NNODES", 1, 1 << 31)
         rank = _number(env, "RANK", 0, 1 << 31)
@@ -97,14 +103,17 @@ class Job:
                 f"which is {nodes * processes}"
             )
         if nodes > 1:
-            for name, instead in (
-                ("MASTER_ADDR", "PET_MASTER_ADDR"),
-                ("MASTER_PORT", "PET_MASTER_PORT"),
-                ("RANK", "PET_NODE_RANK"),
-            ):
-                if not env.get(name) and not env.get(instead):
+            for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port), ("RANK", rank)):
+                if value is None:
                     raise Refused(f"PET_NNODES={nodes} asks for several pods, which need {name}, and it is not set")
-        return cls(min_nodes=nodes, max_nodes=nodes, node_rank=rank or 0, processes=processes, in_cluster=True)
+        return cls(
+            min_nodes=nodes,
+            max_nodes=nodes,
+            node_rank=rank or 0,
+            master=(address, port) if address and port else None,
+            processes=processes,
+            in_cluster=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,20 @@
 
 import logging
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Mapping
 
 import loky
+from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchtally import device
-from torchtally.errors import OK, SIGNALLED
+from torchtally.errors import LOST, OK, SIGNALLED, Refused
 from torchtally.job import Job, Places, pod_name
 
 # Below Kubernetes' default grace of 30 s, so that a rank that hangs is ended by us and the exit code is ours.
@@ -37,12 +40,18 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
     options = [f"--nproc-per-node={processes}", "--no-python"]
     if "PET_SHUTDOWN_TIMEOUT" not in env:
         options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
+    if job.master:
+        address, port = job.master
+        options += [f"--nnodes={job.max_nodes}", f"--node-rank={job.node_rank}"]
+        options += [f"--master-addr={address}", f"--master-port={port}"]
     if not job.in_cluster:
         options.append("--local-addr=127.0.0.1")  # a laptop's own name need not resolve
     # A rank says itself what went wrong; the agent's reports would bury that.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The agent fills ${...} macros of its own into arguments and takes $$ for $; a user's are handed on as they are.
     program, *arguments = command
+    if not shutil.which(program):
+        raise Refused(f"{program!r} is no program that can be run here")
     verbatim = [argument.replace("$", "$$") for argument in arguments]
     try:
         torchrun.run(torchrun.parse_args([*options, program, *verbatim]))
@@ -51,6 +60,12 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
         return _exit_code(rank, failure.exitcode)
     except SignalException as error:
         return SIGNALLED + int(error.sigval)
+    except (DistError, RendezvousError) as error:
+        where = "{}:{}".format(*job.master) if job.master else env.get("PET_RDZV_ENDPOINT", "this machine")
+        print(
+            f"torchtally: the pods did not meet at {where}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True
+        )
+        return LOST
     return OK
 
 

@@ -83,14 +83,17 @@ def prove(tally: Tally) -> Proof:
     consumed, whichever sampler handed them out.
     """
     run, phase = tally.run, tally.phase
-    own = _line(run, phase, run.rank, _own_shard(run, phase), tally.consumed())
+    consumed = tally.consumed()
+    outside = consumed[(consumed < 0) | (consumed >= phase.n)]  # -1 is an index for a tensor, and no sample
+    own = _line(run, phase, run.rank, _own_shard(run, phase), consumed)
     emit(own)
-    lines: list[dict[str, Any]] = [{}] * run.world
-    dist.all_gather_object(lines, own)
+    gathered: list[Any] = [None] * run.world
+    dist.all_gather_object(gathered, (own, outside))
+    lines = [line for line, _ in gathered]
 
-    seen = torch.from_numpy(_histogram(tally.consumed(), phase.n))
+    seen = torch.from_numpy(_histogram(consumed, phase.n))
     dist.all_reduce(seen)
-    together = np.repeat(np.arange(phase.n), seen.numpy())
+    together = np.concatenate([np.repeat(np.arange(phase.n), seen.numpy()), *(others for _, others in gathered)])
     everything = _line(run, phase, "all", _whole_contract(run, phase), together)
     if run.rank == 0:
         emit(everything)
@@ -118,6 +121,7 @@ def emit(line: Mapping[str, Any]) -> None:
 def _line(run: Run, phase: Phase, rank: int | str, expected: Indices, consumed: Indices) -> dict[str, Any]:
     difference = _histogram(consumed, phase.n) - _histogram(expected, phase.n)
     lost, doubled = np.flatnonzero(difference < 0), np.flatnonzero(difference > 0)
+    outside = consumed[(consumed < 0) | (consumed >= phase.n)]
     common = asdict(run) | {"rank": rank}
     line = {
         "v": VERSION,
@@ -134,11 +138,11 @@ def _line(run: Run, phase: Phase, rank: int | str, expected: Indices, consumed: 
         "consumed": len(consumed),
         "digest": f"{shards.digest(consumed):016x}",
         "lost": int(-difference[lost].sum()),
-        "doubled": int(difference[doubled].sum()),
+        "doubled": int(difference[doubled].sum()) + len(outside),
     }
     if line["lost"] or line["doubled"]:
         line["lost_indices"] = lost[:_NAMED].tolist()
-        line["doubled_indices"] = doubled[:_NAMED].tolist()
+        line["doubled_indices"] = sorted({*doubled[:_NAMED].tolist(), *outside.tolist()})[:_NAMED]
     return line
 
 
@@ -152,9 +156,7 @@ def _whole_contract(run: Run, phase: Phase) -> Indices:
 
 
 def _histogram(indices: Indices, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if len(indices) and not 0 <= indices.min() <= indices.max() < n:
-        raise Unproven(f"a sample outside of 0 to {n - 1} was consumed: {indices.min()} or {indices.max()}")
-    return np.bincount(indices, minlength=n)
+    return np.bincount(indices[(indices >= 0) & (indices < n)], minlength=n)
 
 
 def _wrong_ranks(proof: Proof) -> str:

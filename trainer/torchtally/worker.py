@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from torchtally import agreement, device, loop, options
 from torchtally.cli import task_parser
-from torchtally.errors import FAILED, OK, REFUSED, UNPROVEN, Refused, Unproven
+from torchtally.errors import LOST, OK, REFUSED, UNPROVEN, Refused, Unproven
 from torchtally.files import replace
 from torchtally.job import Places, Process
 from torchtally.tally import Run
@@ -31,7 +31,7 @@ def main() -> int:
     except RuntimeError as error:
         if not _lost_a_peer(error):
             raise
-        return _end(f"another rank went away, its log says why ({str(error).splitlines()[0]})", FAILED)
+        return _end(f"another rank went away, its log says why ({str(error).splitlines()[0]})", LOST)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -87,7 +87,10 @@ def _run(name: str, chosen: options.Training) -> None:
     )
     fitted = loop.fit(task, chosen, run, train.to(where), test.to(where), where)
     if process.rank == 0:
-        _save(fitted, output)
+        try:
+            _save(fitted, output)
+        except OSError as error:
+            raise Refused(f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}") from None
     dist.barrier()  # nobody is done before the model is safe
 
 
