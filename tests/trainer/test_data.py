@@ -74,7 +74,7 @@ def dataset(mirror: Mirror) -> data.Dataset:
     return data.Dataset("tiny", tuple(files), (mirror.url,), "no-such-package-at-all", "usr/share/none")
 
 
-DAMAGED = gzip.compress(bytes(range(256)))[:40] + bytes(200)
+DAMAGED = gzip.compress(bytes(range(256)))[:12] + b"\xff" * 300  # a broken stream, not a short one
 EXPECTED = [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
 
 
