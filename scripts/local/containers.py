@@ -106,7 +106,7 @@ class Containers:
         command, args = environment.command(pod, variables)
         yield from ("container", "create", "--name", pod.name, "--hostname", pod.name, "--network", self._network)
         yield from ("--label", self._label)
-        if policy := pod.container.get("imagePullPolicy"):
+        if (policy := pod.container.get("imagePullPolicy")) and not self._image:
             yield from ("--pull", {"Always": "always", "Never": "never"}.get(policy, "missing"))
         for name, value in variables.items():
             yield from ("--env", f"{name}={value}")

@@ -17,6 +17,15 @@ from local.job import Job
 API_VERSION, KIND = "kubeflow.org/v1", "PyTorchJob"
 
 
+class _Loader(yaml.SafeLoader):
+    """Like Kubernetes, takes what looks like a date for text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """One PyTorchJob that was found valid, and the documents that stood beside it."""
@@ -52,7 +61,7 @@ def load(path: str, name: str | None = None) -> Manifest:
 def _documents(path: str, source: str) -> Iterator[dict[str, Any]]:
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except OSError as error:
         raise Refused(f"{source}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -61,12 +70,18 @@ def _documents(path: str, source: str) -> Iterator[dict[str, Any]]:
         where = getattr(error, "problem_mark", None)
         place = f", line {where.line + 1}, column {where.column + 1}" if where else ""
         raise Refused(f"{source}{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    yield from _objects(documents, source)
+
+
+def _objects(documents: list[Any], source: str) -> Iterator[dict[str, Any]]:
     for document in documents:
         if not isinstance(document, dict):
-            raise Refused(
-                f"{source}: not a Kubernetes object, but {schema.json_type(document)}: {str(document)[:60]!r}"
-            )
-        yield from document.get("items") or [] if document.get("kind") == "List" else [document]
+            found = f"{schema.json_type(document)}: {str(document)[:60]!r}"
+            raise Refused(f"{source}: not a Kubernetes object, but {found}")
+        if document.get("kind") == "List":
+            yield from _objects(document.get("items") or [], source)
+        else:
+            yield document
 
 
 def _check(document: dict[str, Any]) -> list[str]:
@@ -77,7 +92,7 @@ def _check(document: dict[str, Any]) -> list[str]:
     metadata = document.get("metadata") or {}
     if isinstance(metadata, dict) and not metadata.get("name") and isinstance(metadata.get("generateName"), str):
         suffix = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(5))
-        document["metadata"] = metadata = metadata | {"name": metadata["generateName"] + suffix}
+        document["metadata"] = metadata | {"name": metadata["generateName"] + suffix}
     if errors := list(schema.errors(document)):
         raise Refused(f"{_title(document)} is invalid: {'; '.join(errors)}")
     warnings, errors = webhook.validate(document)
@@ -94,12 +109,16 @@ def _config(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, 
     for document in documents:
         kind, metadata = document.get("kind"), document.get("metadata")
         if kind in ("ConfigMap", "Secret") and isinstance(metadata, dict) and "name" in metadata:
-            data = {**(document.get("data") or {})}
+            data = _texts(document.get("data"))
             if kind == "Secret":
                 data = {key: schema.base64_text(value) for key, value in data.items()}
-                data |= document.get("stringData") or {}
+                data |= _texts(document.get("stringData"))
             found[kind, metadata["name"]] = data
     return found
+
+
+def _texts(data: Any) -> dict[str, str]:
+    return {key: str(value) for key, value in data.items()} if isinstance(data, dict) else {}
 
 
 def _title(document: dict[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """Pods as containers: the manifest's image, names, volumes and limits, and nothing left behind."""
 
 import json
+import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
@@ -60,9 +62,19 @@ def test_each_pod_is_a_container_that_the_others_find_by_name(tmp_path: Path, na
     for kind in ("Master", "Worker"):
         pod_spec(job, kind)["volumes"] = [{"name": "met", "hostPath": {"path": str(tmp_path)}}]
         container(job, kind)["volumeMounts"] = [{"name": "met", "mountPath": "/met"}]
-    ended = run_script(write(tmp_path, job), "--docker")
+    ended = run_script(write(tmp_path, job), "--docker", PATH=slow_to_make(f"{name}-master-0", tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [f"[{name}-worker-{i}] found {name}-master-0" for i in range(2)]
+
+
+def slow_to_make(container_name: str, folder: Path) -> str:
+    """An engine, as far as PATH goes, that takes two seconds for this container, so that the others are made before."""
+    tool = folder / "bin" / "docker"
+    tool.parent.mkdir()
+    slow = f'case "$*" in *"--name {container_name} "*) sleep 2;; esac'
+    tool.write_text(f'#!/bin/sh\n{slow}\nexec {shutil.which("docker")} "$@"\n')
+    tool.chmod(0o755)
+    return f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def test_environment_is_the_job_s_and_the_image_s_alone(tmp_path: Path, name: str) -> None:
@@ -163,7 +175,8 @@ def test_nothing_is_left_when_the_runner_ends_early(tmp_path: Path, name: str, n
     script = "trap 'echo asked to end; exit 0' TERM; echo up; while :; do sleep 0.1; done"
     runner = start_script(write(tmp_path, with_sh(named(pytorchjob(script, script), name))), "--docker")
     until(runner, f"[{name}-master-0] up", f"[{name}-worker-0] up")
-    runner.send_signal(number)
+    # Ctrl-C on a terminal is for the runner and for all that it has not set apart.
+    os.killpg(runner.pid, number) if number is signal.SIGINT else runner.send_signal(number)
     out, _ = runner.communicate(timeout=60)
     if number is signal.SIGINT:
         assert runner.returncode == 130
@@ -175,6 +188,7 @@ def test_nothing_is_left_when_the_runner_ends_early(tmp_path: Path, name: str, n
 def test_the_image_s_entry_point_and_another_image(tmp_path: Path, name: str) -> None:
     job = named(pytorchjob("true"), name)
     container(job)["image"] = "registry.invalid/none:1"
+    container(job)["imagePullPolicy"] = "Always"
     del container(job)["command"]
     container(job)["args"] = ["sh", "-c", "echo $(RANK) of $WORLD_SIZE"]
     ended = run_script(write(tmp_path, job), "--docker", IMAGE)

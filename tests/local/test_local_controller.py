@@ -100,7 +100,7 @@ def test_clean_pod_policy_none_waits_for_what_still_runs(tmp_path: Path) -> None
         if text == "cleanPodPolicy None leaves 1 pod running: waiting until they end":
             (tmp_path / "go").touch()
 
-    worker = f"until test -e {tmp_path}/go; do sleep 0.05; done; echo by itself"
+    worker = f"until test -e {tmp_path}/go; do sleep 0.05; done; sleep 1; echo by itself"
     ended = run(tmp_path, pytorchjob("true", worker), heard)
     assert (ended.verdict.outcome, phases(ended)["worker-0"]) == (Outcome.SUCCEEDED, Phase.SUCCEEDED)
     assert "[demo-worker-0] by itself" in ended.lines

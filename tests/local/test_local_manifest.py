@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from localjobs import Object, container, pod_spec, pytorchjob, run_script, write
 
 from local import manifest
@@ -239,6 +240,7 @@ def test_several_jobs_need_a_name(tmp_path: Path) -> None:
         ("", "no PyTorchJob in it, only nothing"),
         ("kind: Job\nmetadata: {name: a}", "no PyTorchJob in it, only Job a"),
         ("kind: [", "line 1, column 8: not YAML"),
+        ("kind: List\nitems: [1]", "not a Kubernetes object, but integer: '1'"),
         ("just a text", "not a Kubernetes object, but string: 'just a text'"),
         ("kind: PyTorchJob\napiVersion: kubeflow.org/v2", "'kubeflow.org/v2' is no version of PyTorchJob"),
         ("kind: PyTorchJob\napiVersion: kubeflow.org/v1\nspec: 1", 'spec in body must be of type object: "integer"'),
@@ -255,6 +257,12 @@ def test_refuses_other_files_in_a_sentence(tmp_path: Path, text: str, message: s
     assert ended.stderr.startswith("run_local: ")
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_date_is_text(tmp_path: Path) -> None:
+    file = write(tmp_path, yaml.safe_dump(pytorchjob("true")).replace("- 'true'", "- 2026-01-02"))
+    assert "2026-01-02\n" in Path(file).read_text()
+    assert manifest.load(file).job.pods[0].container["command"][-1] == "2026-01-02"
 
 
 def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:

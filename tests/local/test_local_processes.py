@@ -70,7 +70,7 @@ def test_a_signal_ends_all_pods_and_what_they_started(tmp_path: Path, number: si
     pids = family(tmp_path)
     assert alive(pids) == pids
     assert len(pids) == 9
-    runner.send_signal(number)
+    os.killpg(runner.pid, number)  # as a terminal does
     out, err = runner.communicate(timeout=LIMIT)
     assert runner.returncode == status
     assert out.splitlines().count("[demo-worker-1] asked to end") == 1
@@ -117,6 +117,12 @@ def test_nothing_outlives_a_reader_that_is_gone(tmp_path: Path) -> None:
 def test_nothing_outlives_its_pod(tmp_path: Path) -> None:
     ended = run(tmp_path, pytorchjob(script(tmp_path, "exit 0")))
     assert ended.lines == ["[demo-master-0] up"]
+    assert alive(family(tmp_path)) == []
+
+
+def test_nothing_outlives_a_pod_that_kills_its_process_group(tmp_path: Path) -> None:
+    ended = run(tmp_path, pytorchjob(script(tmp_path, "kill -9 0"), policy="Never"))
+    assert ended.status["demo-master-0"].exit_code == 128 + 9
     assert alive(family(tmp_path)) == []
 
 
