@@ -124,6 +124,7 @@ def test_default_values_are_scheduled_on_gpus_and_say_that_none_can_be_used(
     pods = wait_for("four pods", 60, lambda: len(found := namespace.list("pod")) == 4 and found)
     # A worker's init container waits for the master's name, which lasts no longer than the master runs: some seconds,
     # while the cluster's DNS remembers for 30 that it was not there.
+    wait_for("the master's service", 60, lambda: "demo-master-0" in namespace.list("service"))
     known = {"spec": {"publishNotReadyAddresses": True}}
     run("kubectl", "--namespace", namespace.name, "patch", "service", "demo-master-0", "--patch", json.dumps(known))
     for pod in pods.values():
