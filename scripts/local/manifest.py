@@ -108,7 +108,7 @@ def _config(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, 
     found = {}
     for document in documents:
         kind, metadata = document.get("kind"), document.get("metadata")
-        if kind in ("ConfigMap", "Secret") and isinstance(metadata, dict) and "name" in metadata:
+        if kind in ("ConfigMap", "Secret") and isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
             data = _texts(document.get("data"))
             if kind == "Secret":
                 data = {key: schema.base64_text(value) for key, value in data.items()}
