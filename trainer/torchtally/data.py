@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from torchtally.errors import Refused
 
-logging.getLogger("pooch").setLevel(logging.WARNING)
+pooch.get_logger().setLevel(logging.WARNING)  # what is fetched is said here, once
 
 
 @dataclass(frozen=True)

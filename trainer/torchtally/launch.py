@@ -70,8 +70,12 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
 
 
 def _say(job: Job, processes: int, why: str, threads: str) -> None:
-    pods = str(job.max_nodes) if job.min_nodes == job.max_nodes else f"{job.min_nodes} to {job.max_nodes}"
-    place = f"pod {job.node_rank + 1} of {pods}" if job.in_cluster and not job.elastic else f"{pods} pod(s)"
+    if job.elastic:
+        place = f"one of {job.min_nodes} to {job.max_nodes} pods"
+    elif job.in_cluster:
+        place = f"pod {job.node_rank + 1} of {job.max_nodes}"
+    else:
+        place = "alone, in no PyTorchJob"
     print(
         f"torchtally: {pod_name()} is {place}; processes: {processes} ({why}); threads a process: {threads}",
         file=sys.stderr,
