@@ -77,7 +77,7 @@ def test_four_pods_share_the_samples(start: Start, network: Network, data: Path)
 
 def test_sigterm_ends_a_training(start: Start, data: Path) -> None:
     pod = start("run", "fashion-mnist", "--epochs", "1000", env=FROM_DATA, volumes=[(str(data), "/data", "ro")])
-    LogMessageWaitStrategy("train epoch 1/1000").with_startup_timeout(120).wait_until_ready(pod.container)
+    LogMessageWaitStrategy("epoch 1/1000").with_startup_timeout(120).wait_until_ready(pod.container)
     pod.container.get_wrapped_container().kill(signal.SIGTERM)
     assert pod.wait(seconds=20) == 128 + signal.SIGTERM
 

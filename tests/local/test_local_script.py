@@ -96,8 +96,10 @@ def test_reads_stdin() -> None:
 
 
 def test_outcome_as_json(tmp_path: Path) -> None:
-    job = pytorchjob("true", f"test -e {tmp_path}/seen || {{ touch {tmp_path}/seen; exit 1; }}")
-    ended = run_script(write(tmp_path, job), "--json")
+    # The master's end is the job's, after which nothing restarts: it waits for the worker's second run.
+    master = f"until test -e {tmp_path}/second; do sleep 0.05; done"
+    worker = f"test -e {tmp_path}/first && exec touch {tmp_path}/second; touch {tmp_path}/first; exit 1"
+    ended = run_script(write(tmp_path, pytorchjob(master, worker)), "--json")
     assert json.loads(ended.stdout.splitlines()[-1]) == {
         "job": "demo",
         "namespace": "default",
