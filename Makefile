@@ -47,7 +47,7 @@ lint: .venv/.dev ## ruff, mypy, shellcheck, hadolint, actionlint, helm lint, and
 	ruff format --check
 	mypy --package torchtally
 	mypy scripts
-	git ls-files -z | xargs -0 grep -lZ '^#!/usr/bin/env bash' -- | xargs -0 shellcheck
+	git ls-files -z | xargs -0 grep -lZE '^#!.*\b(ba)?sh$$' -- | xargs -0 shellcheck
 	hadolint docker/Dockerfile
 	actionlint
 	helm lint --strict $(CHART)

@@ -37,14 +37,13 @@ delete_cluster() {
 data_folder() {
     python - <<'PYTHON'
 import os
-from pathlib import Path
 
 from torchtally import data
+from torchtally.job import Places
 
-folder = os.environ.get("TORCHTALLY_DATA")
-cache = Path(os.environ.get("TORCHTALLY_CACHE") or Path.home() / ".cache/torchtally")
-data.load(data.FASHION_MNIST, Path(folder) if folder else None, cache)
-print(Path(folder).absolute() if folder else cache / data.FASHION_MNIST.name)
+places = Places.from_env(os.environ)
+data.load(data.FASHION_MNIST, places.data, places.cache)
+print((places.data or places.cache / data.FASHION_MNIST.name).absolute())
 PYTHON
 }
 
