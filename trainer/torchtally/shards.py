@@ -9,7 +9,7 @@ It shuffles well and is not cryptographic.
 """
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,14 @@ CONTRACTS: tuple[Contract, ...] = get_args(Contract)
 Indices = npt.NDArray[np.int64]
 _MASK = (1 << 64) - 1
 _BLOCK = 1 << 15  # indices a pass: the working set stays in the core's cache
+
+
+class Progression(NamedTuple):
+    """The positions first, first + stride, ..., `count` of them."""
+
+    first: int
+    stride: int
+    count: int
 
 
 def size(n: int, rank: int, world: int, contract: Contract) -> int:
@@ -37,6 +45,14 @@ def size(n: int, rank: int, world: int, contract: Contract) -> int:
 def total(n: int, world: int, contract: Contract) -> int:
     """Samples that all ranks consume together in one epoch, repeats counted."""
     return sum(size(n, rank, world, contract) for rank in range(world)) if contract != "exact" else n
+
+
+def progressions(n: int, rank: int, world: int, contract: Contract) -> list[Progression]:
+    """The shard of `rank` as positions below `n`; only `padded` reaches past n, with its last sample."""
+    own = size(n, rank, world, contract)
+    below = min(own, size(n, rank, world, "exact"))
+    shard = [Progression(rank, world, below)]
+    return shard if below == own else [*shard, Progression((rank + below * world) % n, world, 1)]
 
 
 def positions(n: int, rank: int, world: int, contract: Contract, start: int = 0, stop: int | None = None) -> Indices:
