@@ -1,7 +1,8 @@
 """Which sample goes where: pure functions of (n, seed, epoch, rank, world, contract), with no torch and no state.
 
 An epoch's order is a permutation of [0, n) that is computed, not stored: position -> sample index.
-A shard is the arithmetic progression of positions r, r + world, r + 2 world, ... that rank r consumes.
+A shard is the arithmetic progression of positions r, r + world, r + 2 world, ... that rank r consumes. Where a phase is
+taken up again at position `start`, what is left from there on is dealt afresh.
 
 The permutation is an alternating Feistel network over A x B >= n (Black and Rogaway, "Ciphers with arbitrary
 finite domains", CT-RSA 2002) with cycle walking: a result outside [0, n) is put through the network again.
@@ -31,36 +32,38 @@ class Progression(NamedTuple):
     count: int
 
 
-def size(n: int, rank: int, world: int, contract: Contract) -> int:
-    """Samples in the shard of `rank` out of `world` ranks over `n` samples."""
+def size(n: int, rank: int, world: int, contract: Contract, start: int = 0) -> int:
+    """Samples in the shard of `rank` out of `world` ranks over the positions from `start` to `n`."""
+    left = n - start
     match contract:
         case "exact":
-            return max(0, -(-(n - rank) // world))
+            return max(0, -(-(left - rank) // world))
         case "padded":
-            return -(-n // world)
+            return -(-left // world)
         case "drop_last":
-            return n // world
+            return left // world
 
 
-def total(n: int, world: int, contract: Contract) -> int:
-    """Samples that all ranks consume together in one epoch, repeats counted."""
-    return sum(size(n, rank, world, contract) for rank in range(world)) if contract != "exact" else n
+def total(n: int, world: int, contract: Contract, start: int = 0) -> int:
+    """Samples that all ranks consume together from `start` on, repeats counted."""
+    return n - start if contract == "exact" else world * size(n, 0, world, contract, start)
 
 
-def progressions(n: int, rank: int, world: int, contract: Contract) -> list[Progression]:
+def progressions(n: int, rank: int, world: int, contract: Contract, start: int = 0) -> list[Progression]:
     """The shard of `rank` as positions below `n`; only `padded` reaches past n, with its last sample."""
-    own = size(n, rank, world, contract)
-    below = min(own, size(n, rank, world, "exact"))
-    shard = [Progression(rank, world, below)]
-    return shard if below == own else [*shard, Progression((rank + below * world) % n, world, 1)]
+    own = size(n, rank, world, contract, start)
+    below = min(own, size(n, rank, world, "exact", start))
+    shard = [Progression(start + rank, world, below)]
+    return shard if below == own else [*shard, Progression((start + rank + below * world) % n, world, 1)]
 
 
-def positions(n: int, rank: int, world: int, contract: Contract, start: int = 0, stop: int | None = None) -> Indices:
-    """Positions in the epoch's order of the shard's samples number `start` to `stop` (default: all of them)."""
-    own = size(n, rank, world, contract)
-    stop = own if stop is None else min(stop, own)
-    # Only `padded` reaches past n: its last positions are the first ones again.
-    return (rank + world * np.arange(min(start, stop), stop, dtype=np.int64)) % n
+def positions(
+    n: int, rank: int, world: int, contract: Contract, begin: int = 0, end: int | None = None, start: int = 0
+) -> Indices:
+    """Positions in the epoch's order of the shard's samples number `begin` to `end` (default: all of them)."""
+    own = size(n, rank, world, contract, start)
+    end = own if end is None else min(end, own)
+    return (start + rank + world * np.arange(min(begin, end), end, dtype=np.int64)) % n
 
 
 def indices(
@@ -71,11 +74,12 @@ def indices(
     order: Order,
     seed: int,
     epoch: int,
+    begin: int = 0,
+    end: int | None = None,
     start: int = 0,
-    stop: int | None = None,
 ) -> Indices:
-    """Sample indices of the shard's samples number `start` to `stop`, in the order in which they are consumed."""
-    own = positions(n, rank, world, contract, start, stop)
+    """Sample indices of the shard's samples number `begin` to `end`, in the order in which they are consumed."""
+    own = positions(n, rank, world, contract, begin, end, start)
     return own if order == "sequential" else permute(own, n, seed, epoch)
 
 
