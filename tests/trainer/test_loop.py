@@ -1,19 +1,24 @@
 """Training on several ranks is training on one: the same gradients, counts and order, whatever divides or not."""
 
+import dataclasses
 import math
+from typing import Any
 
 import pytest
 import ranks
 import torch
 import toy
 from torch import nn
+from torch.distributed.distributed_c10d import Store
 from torch.nn import functional
 
-from torchtally import shards
+from torchtally import loop, shards
+from torchtally.errors import Refused
 from torchtally.options import Training
+from torchtally.shards import Contract
 
 
-def alone(options: Training, n: int, world: int) -> dict[str, torch.Tensor]:
+def alone(options: Training, n: int, batch: int) -> dict[str, torch.Tensor]:
     """The weights after one process has made the same global batches, written without any of the loop's code."""
     torch.manual_seed(options.seed)
     model: nn.Module = toy.task(torch.float64).model(options)
@@ -21,24 +26,68 @@ def alone(options: Training, n: int, world: int) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
     for epoch in range(1, options.epochs + 1):
         order = torch.from_numpy(shards.permute(torch.arange(n).numpy(), n, options.seed, epoch))
-        for batch in order.split(options.batch_size * world):
+        for rows in order.split(batch):
             optimizer.zero_grad()
-            functional.cross_entropy(model(train.inputs[batch]), train.labels[batch]).backward()
+            functional.cross_entropy(model(train.inputs[rows]), train.labels[rows]).backward()
             optimizer.step()
     return dict(model.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("world", "n", "batch"), [(1, 37, 8), (2, 37, 4), (3, 64, 5), (4, 97, 8), (4, 33, 8), (5, 16, 3), (7, 101, 2)]
-)
-def test_ranks_together_make_the_steps_of_one_process(world: int, n: int, batch: int) -> None:
-    options = Training(epochs=3, batch_size=batch, lr=0.1, seed=5)
-    expected = alone(options, n, world)
-    for result in ranks.run(world, toy.fit, options, n, 7, toy.loop.batches, torch.float64):
-        for name, value in expected.items():
-            torch.testing.assert_close(
-                torch.tensor(result["weights"][name], dtype=torch.float64), value, rtol=1e-12, atol=1e-12
-            )
+# Samples and global batch: primes and powers of two, more ranks than samples of a step, and steps than samples.
+SHAPES = [(37, 8), (64, 16), (61, 7), (64, 13), (97, 32), (5, 16), (128, 1), (31, 3)]
+
+
+def train_all(rank: int, world: int, store: Store) -> list[dict[str, Any]]:
+    return [
+        toy.fit(rank, world, store, parity_options(batch), n, 7, loop.batches, torch.float64) for n, batch in SHAPES
+    ]
+
+
+def parity_options(batch: int) -> Training:
+    return Training(epochs=2, global_batch_size=batch, lr=0.1, seed=5)
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+def test_ranks_together_make_the_steps_of_one_process(world: int) -> None:
+    found = ranks.run(world, train_all)
+    for case, (n, batch) in enumerate(SHAPES):
+        expected = alone(parity_options(batch), n, batch)
+        for rank in range(world):
+            for name, value in expected.items():
+                weights = torch.tensor(found[rank][case]["weights"][name], dtype=torch.float64)
+                torch.testing.assert_close(weights, value, rtol=1e-12, atol=1e-12)
+
+
+def test_a_batch_size_is_that_of_a_rank() -> None:
+    by_rank = ranks.run(3, toy.fit, Training(epochs=1, batch_size=5, lr=0.1), 64, 7)
+    by_job = ranks.run(3, toy.fit, Training(epochs=1, global_batch_size=15, lr=0.1), 64, 7)
+    assert by_rank[0]["weights"] == by_job[0]["weights"]
+    assert by_rank[0]["phases"][0][-1]["batch"] == 15
+
+
+def with_batch_norm(rank: int, world: int, store: Store, options: Training, n: int) -> dict[str, Any]:
+    task = dataclasses.replace(
+        toy.task(), model=lambda options: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    )
+    return toy.fit(rank, world, store, options, n, 50, toy=task)
+
+
+def test_batch_norm_gets_drop_last_and_the_same_statistics_on_all_ranks() -> None:
+    """Of 53 samples one is left out, and the last step has 4 for the 2 ranks."""
+    found = ranks.run(2, with_batch_norm, Training(epochs=2, global_batch_size=8), 53)
+    assert [result["phases"][0][-1]["contract"] for result in found] == ["drop_last"] * 2
+    assert found[0]["phases"][0][-1]["consumed"] == 52
+    assert found[0]["weights"] == found[1]["weights"]
+    assert found[0]["correct"] == found[1]["correct"]
+
+
+@pytest.mark.parametrize("contract", [None, "exact", "padded"])
+def test_batch_norm_on_one_row_is_refused(contract: Contract | None) -> None:
+    options = Training(epochs=1, global_batch_size=10, contract=contract)
+    for result in ranks.run(2, with_batch_norm, options, 52 if contract != "exact" else 53):
+        assert isinstance(result, Refused)
+        assert "BatchNorm needs 2 on each" in str(result)
+        assert "--global-batch-size 10" in str(result)
 
 
 def test_evaluation_counts_every_sample_once_and_says_so() -> None:
@@ -63,10 +112,10 @@ def test_the_model_learns() -> None:
 
 @pytest.mark.parametrize(("n", "world", "size"), [(10, 4, 2), (3, 4, 8), (65539, 2, 32768), (100000, 3, 7)])
 def test_every_rank_makes_the_same_number_of_steps(n: int, world: int, size: int) -> None:
-    phase = toy.Phase(name="train", epoch=1, n=n, contract="exact", order="feistel-1")
+    phase = toy.Phase(name="train", epoch=1, n=n, batch=size * world, contract="exact", order="feistel-1")
     steps = []
     for rank in range(world):
-        own = list(toy.loop.batches(toy.run(rank, world, Training()), phase, size))
+        own = list(loop.batches(toy.run(rank, world, Training()), phase))
         steps.append(len(own))
         assert torch.cat(own).tolist() == shards.indices(n, rank, world, "exact", "feistel-1", 0, 1).tolist()
         assert all(len(batch) == size for batch in own[:-1])

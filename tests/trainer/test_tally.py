@@ -1,7 +1,6 @@
 """What a proof finds: the faults that counts alone never show, on real ranks through the real loop."""
 
 import json
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import ranks
 import torch
 import toy
 
-from torchtally import shards
+from torchtally import digest, shards
+from torchtally.digest import Digest, parse
 from torchtally.errors import Unproven
 from torchtally.options import Training
 from torchtally.tally import PREFIX, Phase, Tally, emit
@@ -43,7 +43,7 @@ def test_every_contract_is_proved_where_n_does_not_divide(world: int, contract: 
             everything = lines[-1]
             assert everything["consumed"] == (expected if everything["phase"] == "train" else 10)
             assert sum(line["consumed"] for line in lines[:-1]) == everything["consumed"]
-            assert sum(int(line["digest"], 16) for line in lines[:-1]) % 2**64 == int(everything["digest"], 16)
+            assert sum((parse(line["digest"]) for line in lines[:-1]), Digest()) == parse(everything["digest"])
             assert all(line["lost"] == line["doubled"] == 0 for line in lines)
 
 
@@ -117,11 +117,13 @@ def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) ->
     world, n = 10**5, 2**40
     line = {
         **toy.run(world - 1, world, Training()).__dict__,
-        **Phase(name="train", epoch=10**4, n=n, contract="drop_last", order="feistel-1").__dict__,
+        **Phase(
+            name="train", epoch=10**4, n=n, batch=2**20, contract="drop_last", order="feistel-1", start=n - 1
+        ).__dict__,
         "pod": "p" * 63,
         "expected": n,
         "consumed": n,
-        "digest": "f" * 16,
+        "digest": str(Digest()),
         "lost": n,
         "doubled": n,
         "lost_indices": [n - 1] * 8,
@@ -136,9 +138,12 @@ def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_tally_holds_what_was_recorded_and_nothing_else() -> None:
-    tally = Tally(toy.run(0, 1, Training()), Phase(name="train", epoch=1, n=10, contract="exact", order="sequential"))
-    assert len(tally.consumed()) == 0
-    for batch in ([3, 1], [], [3]):
+    phase = Phase(name="train", epoch=1, n=10, batch=2, contract="exact", order="feistel-1")
+    tally = Tally(toy.run(0, 1, Training()), phase)
+    assert (tally.count, tally.digest) == (0, Digest())
+    for batch in ([3, 1], [], [3, -1, 10]):
         tally.record(torch.tensor(batch, dtype=torch.int64))
-    assert Counter(tally.consumed().tolist()) == Counter({3: 2, 1: 1})
-    assert tally.consumed().dtype == np.int64
+    once = digest.of(shards.locate(np.array([3, 1, 3]), 10, 0, 1), np.array([3, 1, 3]), digest.base("test"))
+    assert tally.digest == once
+    assert (tally.count, tally.outside) == (5, [-1, 10])
+    assert tally.kept is not None and tally.kept.tolist() == [3, 1, 3, -1, 10]

@@ -1,6 +1,6 @@
 """A task small enough for eight ranks on two cores, through the same loop as the real one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,13 +52,15 @@ def fit(
     options: Training,
     n_train: int,
     n_test: int,
-    batches: Callable[[Run, Phase, int], Iterator[Tensor]] = loop.batches,
+    batches: loop.Batches = loop.batches,
     dtype: torch.dtype = torch.float32,
+    toy: loop.Task | None = None,
 ) -> dict[str, Any]:
     """Train the toy on this rank: its weights, and the tally lines of all ranks for each phase."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     train, test = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
-    fitted = loop.fit(task(dtype), options, run(rank, world, options), train, test, CPU, batches)
+    fitted = loop.fit(toy or task(dtype), options, run(rank, world, options), train, test, CPU, batches)
     return {
         "weights": {name: value.tolist() for name, value in fitted.model.state_dict().items()},
         "phases": [proof.lines for proof in fitted.proofs],
@@ -69,53 +71,53 @@ def fit(
 # Samplers with a fault that people really have. Each is a drop-in for loop.batches.
 
 
-def rank_local_shuffle(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+def rank_local_shuffle(run: Run, phase: Phase) -> Iterator[Tensor]:
     """Each rank shuffles by itself and takes its share: all counts are right, a third of the data is never seen."""
     random = torch.Generator().manual_seed(1000 * phase.epoch + run.rank)
     own = shards.size(phase.n, run.rank, run.world, phase.contract)
-    yield from torch.randperm(phase.n, generator=random)[:own].split(size)
+    yield from torch.randperm(phase.n, generator=random)[:own].split(phase.batch // run.world)
 
 
-def two_swapped_for_their_neighbours(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+def two_swapped_for_their_neighbours(run: Run, phase: Phase) -> Iterator[Tensor]:
     """One index goes up by one and another down by one: the count and the sum of indices stay right."""
-    whole = torch.cat(list(loop.batches(run, phase, size)))
+    whole = torch.cat(list(loop.batches(run, phase)))
     if run.rank == 0:
         up, down = whole.argsort()[[len(whole) // 4, len(whole) // 2]]
         whole[up] += 1
         whole[down] -= 1
-    yield from whole.split(size)
+    yield from whole.split(phase.batch // run.world)
 
 
-def distributed_sampler(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+def distributed_sampler(run: Run, phase: Phase) -> Iterator[Tensor]:
     """torch's own, which pads to a multiple of the world size."""
     from torch.utils.data.distributed import DistributedSampler
 
     sampler: Any = DistributedSampler(range(phase.n), run.world, run.rank, shuffle=True, seed=run.seed)  # type: ignore[arg-type]
     sampler.set_epoch(phase.epoch)
-    yield from torch.tensor(list(sampler)).split(size)
+    yield from torch.tensor(list(sampler)).split(phase.batch // run.world)
 
 
-def skips_a_batch(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
-    for step, batch in enumerate(loop.batches(run, phase, size)):
+def skips_a_batch(run: Run, phase: Phase) -> Iterator[Tensor]:
+    for step, batch in enumerate(loop.batches(run, phase)):
         if step != 1:
             yield batch
 
 
-def repeats_a_batch(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
-    for step, batch in enumerate(loop.batches(run, phase, size)):
+def repeats_a_batch(run: Run, phase: Phase) -> Iterator[Tensor]:
+    for step, batch in enumerate(loop.batches(run, phase)):
         yield batch
         if step == 1:
             yield batch
 
 
-def never_sets_the_epoch(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+def never_sets_the_epoch(run: Run, phase: Phase) -> Iterator[Tensor]:
     """Every epoch in the order of the first one."""
     from dataclasses import replace
 
-    yield from loop.batches(run, replace(phase, epoch=1), size)
+    yield from loop.batches(run, replace(phase, epoch=1))
 
 
-def counts_from_the_end(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
+def counts_from_the_end(run: Run, phase: Phase) -> Iterator[Tensor]:
     """Index -1, which a tensor takes for its last row."""
-    for step, batch in enumerate(loop.batches(run, phase, size)):
+    for step, batch in enumerate(loop.batches(run, phase)):
         yield batch - batch.max() - 1 if step == 0 and run.rank == 1 else batch

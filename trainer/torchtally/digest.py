@@ -6,21 +6,21 @@ sums should be has a closed form. The difference of the two are the syndromes of
 that are lost or doubled, or up to 4 runs of them, can be read from it (Massey, "Shift-register synthesis and BCH
 decoding", IEEE Trans. Inf. Theory 15, 1969), and no change of up to 16 positions can hide.
 
-Larger changes can agree in all power sums (Prouhet, Tarry and Escott's problem), but hardly in G = Σ gˣ mod p too, where
-g comes from the run's id. The sums of (index + 1)ᵏ, k = 1 … 3, over all ranks do not trust the order's inverse.
+Larger changes can agree in all power sums (Prouhet, Tarry and Escott's problem), but hardly in G = Σ gˣ mod p too,
+where g comes from the run's id. The sums of (index + 1)ᵏ, k = 1 … 3, over all ranks do not trust the order's inverse.
 """
 
 import base64
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from torchtally.shards import Indices, Progression
+from torchtally.shards import Indices, Order, Progression, permute
 
 P = (1 << 61) - 1
 POWERS = 16  # power sums of positions, k = 0 ... 15
@@ -56,7 +56,7 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class Run:
+class Stretch:
     """Positions that were consumed `times` more often than they should have been; lost, if that is negative."""
 
     positions: Progression
@@ -80,10 +80,13 @@ def base(run: str) -> int:
 
 def of(positions: Indices, indices: Indices, g: int) -> Digest:
     """Digest of samples that were consumed: their positions, and their indices in the same order. O(n)."""
-    x = positions.astype(np.uint64) + np.uint64(1)
-    i = indices.astype(np.uint64) + np.uint64(1)
-    words = [len(x), *_power_sums(x, POWERS - 1), _sum(_powers_of(g, x)), *_power_sums(i, INDEX_POWERS)]
-    return Digest(tuple(word % P for word in words))
+    if len(positions) > 2 and (gaps := np.diff(positions))[0] > 0 and (gaps == gaps[0]).all():
+        # As a shard's are. The closed form gives the same words at a tenth of the time.
+        words = expected(Progression(int(positions[0]), int(gaps[0]), len(positions)), g).of_positions
+    else:
+        x = positions.astype(np.uint64) + np.uint64(1)
+        words = (len(x), *_power_sums(x, POWERS - 1), _sum(_powers_of(g, x)))
+    return Digest((*words, *[0] * INDEX_POWERS)) + _of_indices(indices)
 
 
 def expected(shard: Progression, g: int) -> Digest:
@@ -97,18 +100,25 @@ def expected(shard: Progression, g: int) -> Digest:
     return Digest((*powers, pow(g, a, P) * series % P, *[0] * INDEX_POWERS))
 
 
-def of_all_indices(n: int) -> Digest:
-    """What the indices 0 … n - 1 add to a digest beside their positions. O(1)."""
-    powers = expected(Progression(0, 1, n), 2).words[1 : 1 + INDEX_POWERS]
-    return Digest((*[0] * OF_POSITIONS, *powers))
+def contract(n: int, epoch: int, order: Order, seed: int, parts: list[Progression], g: int) -> Digest:
+    """Digest of all ranks together; `parts` is shards.whole(). O(1), but for samples that are repeated or left out."""
+    together = sum((expected(part, g) for part in parts), Digest())
+    whole, *repeated = parts
+    indices = expected(Progression(0, 1, n), g).words[1 : 1 + INDEX_POWERS]
+    together += Digest((*[0] * OF_POSITIONS, *indices))
+    for times, some in ((-1, range(whole.count, n)), *((1, range(part.count)) for part in repeated)):
+        positions = np.array(some, dtype=np.int64)
+        these = positions if order == "sequential" else permute(positions, n, seed, epoch)
+        together += _of_indices(these) * times
+    return together
 
 
-def of_indices(indices: Indices) -> Digest:
-    """What `indices` add to a digest beside their positions."""
+def _of_indices(indices: Indices) -> Digest:
+    """What `indices` add beside their positions."""
     return Digest((*[0] * OF_POSITIONS, *_power_sums(indices.astype(np.uint64) + np.uint64(1), INDEX_POWERS)))
 
 
-def explain(difference: Digest, shard: Progression, n: int, g: int) -> list[Run] | None:
+def explain(difference: Digest, shard: Progression, n: int, g: int) -> list[Stretch] | None:
     """What was lost and doubled, where `difference` is what was consumed less what should have been.
 
     Up to 8 positions out of [0, n), or up to 4 runs of neighbours in `shard`. None if it is more than that.
@@ -123,14 +133,14 @@ def explain(difference: Digest, shard: Progression, n: int, g: int) -> list[Run]
     return None
 
 
-def _as_points(difference: Digest, n: int) -> list[Run] | None:
+def _as_points(difference: Digest, n: int) -> list[Stretch] | None:
     points = _sparse(difference.words[:POWERS])
     if points is None or not all(1 <= x <= n for x in points):
         return None
-    return [Run(Progression(x - 1, 1, 1), times) for x, times in sorted(points.items())]
+    return [Stretch(Progression(x - 1, 1, 1), times) for x, times in sorted(points.items())]
 
 
-def _as_runs(difference: Digest, shard: Progression) -> list[Run] | None:
+def _as_runs(difference: Digest, shard: Progression) -> list[Stretch] | None:
     """Σ over a run of times · (vᵏ - uᵏ) = Σ_{j<k} C(k, j) S_j: its two ends are as few points as it has ends."""
     # y = 1, 2, 3, ... along the shard, so that its neighbours are neighbours.
     scale = pow(shard.stride, -1, P)
@@ -146,7 +156,7 @@ def _as_runs(difference: Digest, shard: Progression) -> list[Run] | None:
     for u, v in pairwise(sorted(ends)):
         times -= ends[u]
         if times:
-            runs.append(Run(Progression(shard.first + (u - 1) * shard.stride, shard.stride, v - u), times))
+            runs.append(Stretch(Progression(shard.first + (u - 1) * shard.stride, shard.stride, v - u), times))
     return runs
 
 
@@ -209,7 +219,7 @@ def _power_sum(m: int, k: int) -> int:
     return sum(_stirling(k, s) * math.factorial(s) * math.comb(m, s + 1) for s in range(k + 1)) % P
 
 
-@lru_cache(maxsize=None)
+@cache
 def _stirling(k: int, s: int) -> int:
     """Stirling numbers of the second kind."""
     if k == s:
@@ -237,9 +247,10 @@ def _multiply(a: Words, b: Words) -> Words:
     half, low32, low29 = np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64((1 << 29) - 1)
     a0, a1, b0, b1 = a & low32, a >> half, b & low32, b >> half
     middle, low = a1 * b0 + a0 * b1, a0 * b0
-    whole = (a1 * b1 << np.uint64(3)) + (middle >> np.uint64(29)) + ((middle & low29) << half)
+    whole: Words = (a1 * b1 << np.uint64(3)) + (middle >> np.uint64(29)) + ((middle & low29) << half)
     whole += (low >> np.uint64(61)) + (low & np.uint64(P))
-    return (whole & np.uint64(P)) + (whole >> np.uint64(61))
+    folded: Words = (whole & np.uint64(P)) + (whole >> np.uint64(61))
+    return folded
 
 
 _DIGIT = 12  # bits of an exponent that one table covers: 32 KB each
@@ -249,7 +260,7 @@ def _powers_of(g: int, x: Words) -> Words:
     bits = int(x.max(initial=1)).bit_length()
     tables = _tables(g)
     mask = np.uint64((1 << _DIGIT) - 1)
-    result = tables[0][x & mask]
+    result: Words = tables[0][x & mask]
     for digit in range(1, -(-bits // _DIGIT)):
         result = _multiply(result, tables[digit][x >> np.uint64(digit * _DIGIT) & mask])
     return result

@@ -4,17 +4,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from torchtally import shards
+from torchtally.errors import Refused
 from torchtally.options import Training
+from torchtally.shards import Contract
 from torchtally.tally import Phase, Proof, Run, Tally, enforce, prove
 
 _EVALUATION_BATCH = 1000
@@ -66,22 +70,39 @@ class Fitted:
     epochs: list[Epoch]
 
 
-Batches = Callable[[Run, Phase, int], Iterator[Tensor]]
+Batches = Callable[[Run, Phase], Iterator[Tensor]]
 
 
-def batches(run: Run, phase: Phase, size: int) -> Iterator[Tensor]:
-    """This rank's sample indices, `size` a step: as many steps on every rank, the last ones uneven or empty."""
-    # Rank 0's shard is the longest; a rank whose own has ended makes its last step with nothing.
-    longest = shards.size(phase.n, 0, run.world, phase.contract)
-    chunk = max(1, _CHUNK // size) * size
-    for start in range(0, longest, chunk):
+def batches(run: Run, phase: Phase) -> Iterator[Tensor]:
+    """This rank's sample indices of each step: as many steps on every rank, the last one uneven or empty.
+
+    Step s is the positions [start + s · batch, start + (s + 1) · batch) of the order, whatever the number of ranks.
+    """
+
+    def begin(step: int) -> int:
+        """The number in this rank's shard of its first sample at or after the step's first position."""
+        return max(0, -(-(step * phase.batch - run.rank) // run.world))
+
+    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+    chunk = max(1, _CHUNK * run.world // phase.batch)
+    for first in range(0, steps, chunk):
+        bounds = [begin(step) for step in range(first, min(first + chunk, steps) + 1)]
         some = torch.from_numpy(
             shards.indices(
-                phase.n, run.rank, run.world, phase.contract, phase.order, run.seed, phase.epoch, start, start + chunk
+                phase.n,
+                run.rank,
+                run.world,
+                phase.contract,
+                phase.order,
+                run.seed,
+                phase.epoch,
+                bounds[0],
+                bounds[-1],
+                phase.start,
             )
         )
-        for at in range(0, min(chunk, longest - start), size):
-            yield some[at : at + size]
+        for low, high in pairwise(bounds):
+            yield some[low - bounds[0] : high - bounds[0]]
 
 
 def fit(
@@ -103,9 +124,11 @@ def fit(
         model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=True
     )
     optimizer = torch.optim.SGD(parallel.parameters(), lr=options.lr, fused=True)
+    batch = options.global_batch_size or options.batch_size * run.world
+    contract = _contract(options, model, len(train), batch, run)
     fitted = Fitted(model, [], [])
     for epoch in range(1, options.epochs + 1):
-        phase = Phase(name="train", epoch=epoch, n=len(train), contract=options.contract, order="feistel-1")
+        phase = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract=contract, order="feistel-1")
         tally = Tally(run, phase)
         began = time.perf_counter()
         loss = _train(task, options, parallel, optimizer, train, tally, batches)
@@ -114,7 +137,9 @@ def fit(
         enforce(proof, options.tally, first=epoch == 1)
         speed = proof.lines[-1]["consumed"] / seconds
 
-        phase = Phase(name="test", epoch=epoch, n=len(test), contract="exact", order="sequential")
+        _share_buffers(model)
+        together = _EVALUATION_BATCH * run.world
+        phase = Phase(name="test", epoch=epoch, n=len(test), batch=together, contract="exact", order="sequential")
         tally = Tally(run, phase)
         correct = _evaluate(task, model, test, tally)
         fitted.proofs.append(proof := prove(tally))
@@ -129,6 +154,34 @@ def fit(
     return fitted
 
 
+def _contract(options: Training, model: nn.Module, n: int, batch: int, run: Run) -> Contract:
+    """The contract of the training. Raises Refused for a model with BatchNorm and a step that leaves a rank one row."""
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return options.contract or "exact"
+    contract = options.contract or "drop_last"
+    if options.contract is None and run.rank == 0:
+        print(
+            "torchtally: the model has BatchNorm, which cannot take a batch of one row, so the contract is drop_last: "
+            f"{n - shards.total(n, run.world, contract)} of {n} samples are left out of each epoch",
+            flush=True,
+        )
+    everything = shards.total(n, run.world, contract)
+    last = everything - (shards.steps(n, run.world, contract, batch) - 1) * batch
+    if min(last, batch) // run.world < 2:
+        raise Refused(
+            f"the last of an epoch's steps has {last} samples for {run.world} ranks, and BatchNorm needs 2 on each: "
+            f"--batch-size {batch // run.world} (--global-batch-size {batch}) must be such that {everything} samples "
+            "leave more"
+        )
+    return contract
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give all ranks rank 0's buffers: DDP does so before a step, so BatchNorm's statistics differ after the last."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+
+
 def _train(
     task: Task,
     options: Training,
@@ -141,12 +194,10 @@ def _train(
     """One epoch; returns the mean loss over all samples of all ranks."""
     model.train()
     run, phase, device = tally.run, tally.phase, samples.labels.device
-    world_batch = options.batch_size * run.world
     everything = shards.total(phase.n, run.world, phase.contract)
     total_loss = torch.zeros((), dtype=torch.float64, device=device)
-    steps = -(-everything // world_batch)
-    for step, indices in enumerate(_progress(batches(run, phase, options.batch_size), steps, run, phase)):
-        rows = min(everything, (step + 1) * world_batch) - step * world_batch
+    for step, indices in enumerate(_progress(batches(run, phase), run, phase)):
+        rows = min(phase.batch, everything - step * phase.batch)
         chosen = indices.to(device, non_blocking=True)
         output = model(task.inputs(samples.inputs[chosen]))
         loss = functional.cross_entropy(output, samples.labels[chosen], reduction="sum")
@@ -168,7 +219,7 @@ def _evaluate(task: Task, model: nn.Module, samples: Samples, tally: Tally) -> i
     model.eval()
     device = samples.labels.device
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    for indices in batches(tally.run, tally.phase, _EVALUATION_BATCH):
+    for indices in batches(tally.run, tally.phase):
         chosen = indices.to(device, non_blocking=True)
         predictions = model(task.inputs(samples.inputs[chosen])).argmax(dim=1)
         correct += (predictions == samples.labels[chosen]).sum()
@@ -178,11 +229,12 @@ def _evaluate(task: Task, model: nn.Module, samples: Samples, tally: Tally) -> i
     return int(correct.item())
 
 
-def _progress(indices: Iterator[Tensor], steps: int, run: Run, phase: Phase) -> Iterator[Tensor]:
+def _progress(indices: Iterator[Tensor], run: Run, phase: Phase) -> Iterator[Tensor]:
     """Show rank 0's progress: a bar on a terminal, a line now and then in a log."""
     if run.rank != 0:
         yield from indices
         return
+    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch)
     title = f"{phase.name} epoch {phase.epoch}/{run.plan[phase.name]}"
     if sys.stderr.isatty():
         yield from tqdm(indices, title, total=steps, unit="step", leave=False)

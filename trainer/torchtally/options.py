@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -33,6 +34,7 @@ def positive(text: str) -> float:
 
 
 def _option(default: Any, description: str, **argument: Any) -> Any:
+    """An option's default, its help and what argparse takes; of those with the same `instead` one may be given."""
     return field(default=default, metadata={"help": description, **argument})
 
 
@@ -41,10 +43,21 @@ class Training:
     """What every task has."""
 
     epochs: int = _option(10, "passes over the training data", type=whole(1, 1 << 31), metavar="N")
-    batch_size: int = _option(32, "samples a rank and step", type=whole(1, 1 << 31), metavar="N")
+    batch_size: int = _option(32, "samples a rank and step", type=whole(1, 1 << 31), metavar="N", instead="batch")
+    global_batch_size: int | None = _option(
+        None,
+        "samples a step of all ranks together, which makes the same steps whatever their number",
+        type=whole(1, 1 << 40),
+        metavar="N",
+        instead="batch",
+    )
     lr: float = _option(1e-3, "learning rate", type=positive, metavar="X")
     seed: int = _option(0, "of the order of samples and of the first weights", type=whole(0), metavar="N")
-    contract: Contract = _option("exact", "how samples divide over ranks in training", choices=CONTRACTS)
+    contract: Contract | None = _option(
+        None,
+        "how samples divide over ranks in training (default: exact; drop_last for a model with BatchNorm)",
+        choices=CONTRACTS,
+    )
     tally: Literal["enforce", "report"] = _option(
         "enforce", "what a failed proof does: end the run, or only say so", choices=("enforce", "report")
     )
@@ -80,12 +93,14 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
+        instead: dict[str, Any] = defaultdict(command.add_mutually_exclusive_group)
         for each in fields(kind):
             default = None if each.default is MISSING else each.default
             text = dict(each.metadata)
             if default is None:
                 default = argparse.SUPPRESS  # its help says what happens then
-            command.add_argument(f"--{each.name.replace('_', '-')}", default=default, **text)
+            group = instead[text.pop("instead")] if "instead" in text else command
+            group.add_argument(f"--{each.name.replace('_', '-')}", default=default, **text)
 
 
 def chosen(arguments: argparse.Namespace) -> Training:

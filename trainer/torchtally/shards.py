@@ -10,7 +10,8 @@ It shuffles well and is not cryptographic.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ _MASK = (1 << 64) - 1
 _BLOCK = 1 << 15  # indices a pass: the working set stays in the core's cache
 
 
-class Progression(NamedTuple):
+@dataclass(frozen=True)
+class Progression:
     """The positions first, first + stride, ..., `count` of them."""
 
     first: int
@@ -49,12 +51,24 @@ def total(n: int, world: int, contract: Contract, start: int = 0) -> int:
     return n - start if contract == "exact" else world * size(n, 0, world, contract, start)
 
 
+def steps(n: int, world: int, contract: Contract, batch: int, start: int = 0) -> int:
+    """Steps of `batch` samples of all ranks together that all ranks make from `start` on."""
+    return -(-total(n, world, contract, start) // batch)
+
+
 def progressions(n: int, rank: int, world: int, contract: Contract, start: int = 0) -> list[Progression]:
     """The shard of `rank` as positions below `n`; only `padded` reaches past n, with its last sample."""
     own = size(n, rank, world, contract, start)
     below = min(own, size(n, rank, world, "exact", start))
     shard = [Progression(start + rank, world, below)]
     return shard if below == own else [*shard, Progression((start + rank + below * world) % n, world, 1)]
+
+
+def whole(n: int, world: int, contract: Contract, start: int = 0) -> list[Progression]:
+    """All positions of an epoch that was taken up at `start`: those before it, and all shards from there on."""
+    ends = start + total(n, world, contract, start)
+    # Beyond n `padded` starts again at 0, more than once where there are fewer samples than ranks.
+    return [Progression(0, 1, min(n, ends - round)) for round in range(0, ends, n)]
 
 
 def positions(

@@ -13,7 +13,17 @@ def cells(line: Mapping[str, Any]) -> tuple[str, ...]:
     """The cells of one tally line; that of all ranks together has their number for its rank."""
     if line["rank"] == "all":
         line = {**line, "pod": "all", "rank": line["world"]}
-    return tuple(str(line[name]) for name in HEADER)
+    return tuple(shown(line[name]) for name in HEADER)
+
+
+def shown(value: object) -> str:
+    """Of what is too much to be counted the lines say null."""
+    return "many" if value is None else str(value)
+
+
+def wrong(line: Mapping[str, Any]) -> bool:
+    """Whether a line says that something was lost or doubled."""
+    return (line["lost"], line["doubled"]) != (0, 0)
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -40,10 +50,10 @@ def fulfilled(extra: int) -> str:
 def of_phase(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Header, rows and verdict of one phase; the last of `lines` is that of all ranks together."""
     *ranks, everything = lines
-    wrong = [line for line in lines if line["lost"] or line["doubled"]]
-    shown = ranks if len(ranks) <= _MANY else [line for line in ranks if line in wrong]
-    text = aligned(map(cells, [*shown, everything]))
+    bad = [line for line in lines if wrong(line)]
+    rows = ranks if len(ranks) <= _MANY else [line for line in ranks if line in bad]
+    text = aligned(map(cells, [*rows, everything]))
     text[-1] += (
-        "  ✗ not what the contract says" if wrong else f"  ✓ {fulfilled(everything['expected'] - everything['n'])}"
+        "  ✗ not what the contract says" if bad else f"  ✓ {fulfilled(everything['expected'] - everything['n'])}"
     )
     return text

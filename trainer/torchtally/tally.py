@@ -14,13 +14,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torchtally import shards, table
+from torchtally import digest, shards, table
+from torchtally.digest import Digest
 from torchtally.errors import Unproven
-from torchtally.shards import Contract, Indices, Order
+from torchtally.shards import Contract, Indices, Order, Progression
 
 PREFIX = "TORCHTALLY "
-VERSION = 1
+VERSION = 2
 _NAMED = 8  # lost and doubled samples that a line names: enough to look one up, and it stays under 1 KB
+_FLUSH = 1 << 14  # indices that enter the digest at a time
+_COUNTABLE = 1 << 24  # samples; of so many all consumed indices are kept, to count what is wrong and cannot be named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +43,23 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One pass over n samples."""
+    """One pass over n samples, from position `start` of their order on."""
 
     name: str
     epoch: int
     n: int
+    batch: int  # samples a step, of all ranks together
     contract: Contract
     order: Order
+    start: int = 0
+
+    def at(self, positions: Indices, seed: int) -> Indices:
+        """The sample indices at these positions."""
+        return positions if self.order == "sequential" else shards.permute(positions, self.n, seed, self.epoch)
+
+    def of(self, indices: Indices, seed: int) -> Indices:
+        """The positions of these sample indices."""
+        return indices if self.order == "sequential" else shards.locate(indices, self.n, seed, self.epoch)
 
 
 class Tally:
@@ -54,15 +67,44 @@ class Tally:
 
     def __init__(self, run: Run, phase: Phase):
         self.run, self.phase = run, phase
-        self._batches: list[torch.Tensor] = []
+        self.carried = Digest()  # of what all ranks consumed before phase.start
+        self.count = 0
+        self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
+        self._digest = Digest()
+        self._pending: list[torch.Tensor] = []
+        self._pending_count = 0
+        self._kept: list[Indices] | None = [] if phase.n <= _COUNTABLE else None
 
     def record(self, indices: torch.Tensor) -> None:
         """Note `indices` (int64, on the CPU) as consumed: call it after the step that used them."""
-        self._batches.append(indices)
+        self._pending.append(indices)
+        self._pending_count += len(indices)
+        if self._pending_count >= _FLUSH:
+            self._flush()
 
-    def consumed(self) -> Indices:
-        """All recorded indices, in the order of the steps."""
-        return torch.cat([torch.empty(0, dtype=torch.int64), *self._batches]).numpy()
+    @property
+    def digest(self) -> Digest:
+        """Of all that was recorded."""
+        self._flush()
+        return self._digest
+
+    @property
+    def kept(self) -> Indices | None:
+        """All recorded indices, in the order of the steps; None where they are too many to keep."""
+        self._flush()
+        return None if self._kept is None else np.concatenate([np.empty(0, np.int64), *self._kept])
+
+    def _flush(self) -> None:
+        consumed = torch.cat([torch.empty(0, dtype=torch.int64), *self._pending]).numpy()
+        self._pending, self._pending_count = [], 0
+        samples = (consumed >= 0) & (consumed < self.phase.n)
+        self.outside = sorted([*self.outside, *consumed[~samples].tolist()])[:_NAMED]
+        inside = consumed[samples]
+        positions = self.phase.of(inside, self.run.seed)
+        self._digest += digest.of(positions, inside, digest.base(self.run.run))
+        self.count += len(consumed)
+        if self._kept is not None:
+            self._kept.append(consumed)
 
 
 @dataclass(frozen=True)
@@ -73,31 +115,47 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        return not any(line["lost"] or line["doubled"] for line in self.lines)
+        return not any(table.wrong(line) for line in self.lines)
 
 
 def prove(tally: Tally) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
-    A collective call over gloo, O(n) in memory: a histogram of the samples finds those that no rank, or more than one,
-    consumed, whichever sampler handed them out.
+    A collective call over gloo: digests are added up, whatever n is. Only where more is wrong than a digest can name,
+    and n allows it, the samples are counted one by one.
     """
-    run, phase = tally.run, tally.phase
-    consumed = tally.consumed()
-    outside = consumed[(consumed < 0) | (consumed >= phase.n)]  # -1 is an index for a tensor, and no sample
-    own = _line(run, phase, run.rank, _own_shard(run, phase), consumed)
+    run, phase, g = tally.run, tally.phase, digest.base(tally.run.run)
+    parts = shards.progressions(phase.n, run.rank, run.world, phase.contract, phase.start)
+    difference = tally.digest - sum((digest.expected(part, g) for part in parts), Digest())
+    stretches = digest.explain(difference, parts[0], phase.n, g)
+    wrong: Wrong | None
+    if stretches is None and tally.kept is not None:
+        wrong = _counted(_histogram(tally.kept, phase.n) - _expected_histogram(phase, run.seed, parts))
+    else:
+        wrong = _named(stretches, phase, run.seed)
+    own = _line(run, phase, run.rank, parts, tally.count, tally.digest, wrong, tally.outside)
     emit(own)
     gathered: list[Any] = [None] * run.world
-    dist.all_gather_object(gathered, (own, outside))
-    lines = [line for line, _ in gathered]
+    dist.all_gather_object(gathered, (own, tally.digest, tally.outside))
 
-    seen = torch.from_numpy(_histogram(consumed, phase.n))
-    dist.all_reduce(seen)
-    together = np.concatenate([np.repeat(np.arange(phase.n), seen.numpy()), *(others for _, others in gathered)])
-    everything = _line(run, phase, "all", _whole_contract(run, phase), together)
+    lines = [line for line, _, _ in gathered]
+    together = sum((each for _, each, _ in gathered), tally.carried)
+    parts = shards.whole(phase.n, run.world, phase.contract, phase.start)
+    difference = together - digest.contract(phase.n, phase.epoch, phase.order, run.seed, parts, g)
+    stretches = digest.explain(difference, Progression(0, 1, phase.n), phase.n, g)
+    if stretches is None and tally.kept is not None:
+        seen = torch.from_numpy(_histogram(tally.kept, phase.n))
+        dist.all_reduce(seen)
+        wrong = _counted(seen.numpy() - _expected_histogram(phase, run.seed, parts))
+    else:
+        # Positions that are right with indices that are wrong: the order's inverse is none, and nothing can be named.
+        wrong = None if stretches == [] and any(difference.words) else _named(stretches, phase, run.seed)
+    count = phase.start + sum(line["consumed"] for line in lines)
+    outside = sorted(index for *_, some in gathered for index in some)
+    lines.append(_line(run, phase, "all", parts, count, together, wrong, outside))
     if run.rank == 0:
-        emit(everything)
-    return Proof([*lines, everything])
+        emit(lines[-1])
+    return Proof(lines)
 
 
 def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> None:
@@ -106,10 +164,11 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
     if dist.get_rank() == 0:
         _write("\n".join(table.of_phase(proof.lines)[0 if first else 1 :]))
     if not proof.holds and mode == "enforce":
+        lost, doubled = (table.shown(everything[name]) for name in ("lost", "doubled"))
         raise Unproven(
             f"{everything['phase']} epoch {everything['epoch']} is not proved: of {everything['expected']} samples "
-            f"that the contract {everything['contract']} names, {everything['lost']} were lost and "
-            f"{everything['doubled']} doubled (ranks whose shard was wrong: {_wrong_ranks(proof) or 'none'})"
+            f"that the contract {everything['contract']} names, {lost} were lost and {doubled} doubled "
+            f"(ranks whose shard was wrong: {_wrong_ranks(proof) or 'none'})"
         )
 
 
@@ -118,10 +177,19 @@ def emit(line: Mapping[str, Any]) -> None:
     _write(PREFIX + json.dumps(line, separators=(",", ":")))
 
 
-def _line(run: Run, phase: Phase, rank: int | str, expected: Indices, consumed: Indices) -> dict[str, Any]:
-    difference = _histogram(consumed, phase.n) - _histogram(expected, phase.n)
-    lost, doubled = np.flatnonzero(difference < 0), np.flatnonzero(difference > 0)
-    outside = consumed[(consumed < 0) | (consumed >= phase.n)]
+Wrong = list[tuple[int, Indices]]  # how many samples were consumed too often (lost: negative), and some of them
+
+
+def _line(
+    run: Run,
+    phase: Phase,
+    rank: int | str,
+    parts: list[Progression],
+    consumed: int,
+    digest: Digest,
+    wrong: Wrong | None,
+    outside: list[int],
+) -> dict[str, Any]:
     common = asdict(run) | {"rank": rank}
     line = {
         "v": VERSION,
@@ -130,37 +198,56 @@ def _line(run: Run, phase: Phase, rank: int | str, expected: Indices, consumed: 
         "epoch": phase.epoch,
         **{key: common[key] for key in ("plan", "rank", "world")},
         "n": phase.n,
+        "start": phase.start,
+        "batch": phase.batch,
         "seed": run.seed,
         "contract": phase.contract,
         "order": phase.order,
         "data": run.data,
-        "expected": len(expected),
-        "consumed": len(consumed),
-        "digest": f"{shards.digest(consumed):016x}",
-        "lost": int(-difference[lost].sum()),
-        "doubled": int(difference[doubled].sum()) + len(outside),
+        "expected": sum(part.count for part in parts),
+        "consumed": consumed,
+        "digest": str(digest),
     }
+    if wrong is None:
+        return line | {"lost": None, "doubled": None}
+    lost = [(-times, some) for times, some in wrong if times < 0]
+    doubled = [(times, some) for times, some in wrong if times > 0]
+    doubled.append((consumed - digest.words[0], np.array(outside, dtype=np.int64)))
+    for name, found in (("lost", lost), ("doubled", doubled)):
+        line[name] = sum(count for count, _ in found)
     if line["lost"] or line["doubled"]:
-        line["lost_indices"] = lost[:_NAMED].tolist()
-        line["doubled_indices"] = sorted({*doubled[:_NAMED].tolist(), *outside.tolist()})[:_NAMED]
+        for name, found in (("lost", lost), ("doubled", doubled)):
+            line[f"{name}_indices"] = sorted({index for _, some in found for index in some.tolist()})[:_NAMED]
     return line
 
 
-def _own_shard(run: Run, phase: Phase) -> Indices:
-    return shards.indices(phase.n, run.rank, run.world, phase.contract, phase.order, run.seed, phase.epoch)
+def _named(stretches: list[digest.Stretch] | None, phase: Phase, seed: int) -> Wrong | None:
+    if stretches is None:
+        return None
+    return [
+        (each.times * each.positions.count, phase.at(_positions(each.positions, _NAMED), seed)) for each in stretches
+    ]
 
 
-def _whole_contract(run: Run, phase: Phase) -> Indices:
-    positions = np.arange(shards.total(phase.n, run.world, phase.contract), dtype=np.int64) % phase.n
-    return positions if phase.order == "sequential" else shards.permute(positions, phase.n, run.seed, phase.epoch)
+def _counted(difference: Indices) -> Wrong:
+    lost, doubled = np.flatnonzero(difference < 0), np.flatnonzero(difference > 0)
+    return [(int(difference[where].sum()), where[:_NAMED]) for where in (lost, doubled)]
 
 
-def _histogram(indices: Indices, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _expected_histogram(phase: Phase, seed: int, parts: list[Progression]) -> Indices:
+    return _histogram(phase.at(np.concatenate([_positions(part) for part in parts]), seed), phase.n)
+
+
+def _positions(part: Progression, most: int | None = None) -> Indices:
+    return part.first + part.stride * np.arange(part.count if most is None else min(part.count, most), dtype=np.int64)
+
+
+def _histogram(indices: Indices, n: int) -> Indices:
     return np.bincount(indices[(indices >= 0) & (indices < n)], minlength=n)
 
 
 def _wrong_ranks(proof: Proof) -> str:
-    return ", ".join(str(line["rank"]) for line in proof.lines[:-1] if line["lost"] or line["doubled"])
+    return ", ".join(str(line["rank"]) for line in proof.lines[:-1] if table.wrong(line))
 
 
 def _write(text: str) -> None:
