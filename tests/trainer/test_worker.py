@@ -217,8 +217,8 @@ def test_a_users_own_script_finds_its_place_in_the_environment(environment: dict
 def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(environment: dict[str, str]) -> None:
     script = (
         "import os, signal, sys; from torchtally import loop, worker\n"
-        "def batches(run, phase, size):\n"
-        "    for step, batch in enumerate(loop.batches(run, phase, size)):\n"
+        "def batches(run, phase, *size):\n"
+        "    for step, batch in enumerate(loop.batches(run, phase, *size)):\n"
         "        if run.rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield batch\n"
         "fit = loop.fit\n"

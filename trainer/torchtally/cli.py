@@ -5,7 +5,7 @@ import os
 import sys
 from importlib.metadata import version
 
-from torchtally import options
+from torchtally import farewell, options
 from torchtally.errors import REFUSED, Refused
 
 _USAGE = """torchtally run TASK [options]
@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _launch(_command(argv))
     except Refused as sentence:
-        print(f"torchtally: {sentence}", file=sys.stderr)
+        farewell.say(sentence)
         return REFUSED
 
 
@@ -55,8 +55,14 @@ def _command(argv: list[str]) -> list[str]:
 
 
 def _launch(command: list[str]) -> int:
+    # The agent asks stores that may be gone, and says itself what that means: torch's C++ would add its own backtraces.
+    quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
+    if quiet:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # read once, on import
     from torchtally import launch  # torch: not for --help
 
+    if quiet:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]  # a rank's own affair
     return launch.launch(command, os.environ)
 
 

@@ -174,6 +174,11 @@ def pod_name(env: Mapping[str, str] = os.environ) -> str:
     return env.get("HOSTNAME") or socket.gethostname()
 
 
+def termination_log(env: Mapping[str, str] = os.environ) -> Path:
+    """Kubernetes' file for a container's last words; the variable follows another terminationMessagePath."""
+    return Path(env.get("TORCHTALLY_TERMINATION_LOG") or "/dev/termination-log")
+
+
 def _given(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     return {name: env[name] for name in names if env.get(name)}
 

@@ -12,10 +12,10 @@ from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
-from torchtally import device
-from torchtally.errors import LOST, OK, SIGNALLED, Refused
+from torchtally import device, failure, farewell, peers, stopping
+from torchtally.errors import LOST, OK, SIGNALLED, Lost, Refused
 from torchtally.job import Job, Places, pod_name
 
 # Below Kubernetes' default grace of 30 s, so that a rank that hangs is ended by us and the exit code is ours.
@@ -37,13 +37,19 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
     os.environ["OMP_NUM_THREADS"] = threads
     os.environ["TORCHTALLY_RUN"] = uuid.uuid4().hex[:12]
     os.environ.pop("PET_STANDALONE", None)  # the operator injects "", which torchrun takes for a number
-    options = [f"--nproc-per-node={processes}", "--no-python"]
+    # Signals are ours (see stopping.py): torchrun would begin its wait anew at each.
+    options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
     if "PET_SHUTDOWN_TIMEOUT" not in env:
         options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
+    others = None
     if job.master:
         address, port = job.master
-        options += [f"--nnodes={job.max_nodes}", f"--node-rank={job.node_rank}"]
-        options += [f"--master-addr={address}", f"--master-port={port}"]
+        others = peers.Peers(address, port, job.node_rank, job.max_nodes, pod_name(env))
+        rendezvous_handler_registry.register(peers.BACKEND, others.create)
+        options += [f"--nnodes={job.max_nodes}", f"--rdzv-backend={peers.BACKEND}"]
+        options.append(f"--rdzv-endpoint={address}:{port}")
+    else:
+        stopping.handle()
     if not job.in_cluster:
         options.append("--local-addr=127.0.0.1")  # a laptop's own name need not resolve
     # A rank says itself what went wrong; the agent's reports would bury that.
@@ -56,17 +62,27 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
     try:
         torchrun.run(torchrun.parse_args([*options, program, *verbatim]))
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        return _exit_code(rank, failure.exitcode)
+        ended = failure.first(error, pod_name(env))
     except SignalException as error:
-        return SIGNALLED + int(error.sigval)
+        text = f"{pod_name(env)} was stopped by signal {int(error.sigval)} ({error.sigval.name})"
+        ended = failure.Failure(failure.Kind.KNOWN, SIGNALLED + int(error.sigval), text)
+    except Lost as sentence:
+        return _end(str(sentence), LOST)
     except (DistError, RendezvousError) as error:
         where = "{}:{}".format(*job.master) if job.master else env.get("PET_RDZV_ENDPOINT", "this machine")
-        print(
-            f"torchtally: the pods did not meet at {where}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True
-        )
-        return LOST
-    return OK
+        return _end(f"the pods did not meet at {where}: {str(error).splitlines()[0]}", LOST)
+    else:
+        if others:
+            others.leave()
+        return OK
+    if others:
+        ended = others.cause(ended)
+    return _end(ended.text, ended.code)
+
+
+def _end(sentence: str, code: int) -> int:
+    farewell.say(sentence)
+    return code
 
 
 def _say(job: Job, processes: int, why: str, threads: str) -> None:
@@ -81,11 +97,3 @@ def _say(job: Job, processes: int, why: str, threads: str) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _exit_code(rank: int, exitcode: int) -> int:
-    """A death by signal n as 128 + n, which torchrun would turn into 1."""
-    if exitcode >= 0:
-        return exitcode
-    print(f"torchtally: rank {rank} was ended by signal {-exitcode}", file=sys.stderr, flush=True)
-    return SIGNALLED - exitcode

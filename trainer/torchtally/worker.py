@@ -1,5 +1,6 @@
 """One rank of a built-in task: from its options to an exit code. torchrun's agent starts it (see launch.py)."""
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 
 from torchtally import agreement, device, loop, options
 from torchtally.cli import task_parser
-from torchtally.errors import LOST, OK, REFUSED, UNPROVEN, Refused, Unproven
+from torchtally.errors import LOST, OK, REFUSED, UNPROVEN, Lost, Refused, Unproven, lost_a_peer
 from torchtally.files import replace
 from torchtally.job import Places, Process
 from torchtally.tally import Run
@@ -28,10 +30,13 @@ def main() -> int:
         return _end(sentence, REFUSED)
     except Unproven as sentence:
         return _end(sentence, UNPROVEN)
-    except RuntimeError as error:
-        if not _lost_a_peer(error):
+    except Lost as sentence:
+        return _end(sentence, LOST)
+    except Exception as error:
+        if not lost_a_peer(f"{type(error).__name__}: {error}"):
+            _record(error)
             raise
-        return _end(f"another rank went away, its log says why ({str(error).splitlines()[0]})", LOST)
+        return _end(Lost(f"another rank went away ({str(error).splitlines()[0]})"), LOST)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -116,13 +121,14 @@ def _save(fitted: loop.Fitted, output: Path) -> None:
     print(f"torchtally: wrote {saved} and {output / 'proof.json'}", flush=True)
 
 
-def _lost_a_peer(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or any(
-        words in str(error) for words in ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-    )
+def _record(error: Exception) -> None:
+    """Write `error` where the entry point finds it."""
+    with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
+        get_error_handler().record_exception(error)
 
 
-def _end(sentence: object, code: int) -> int:
+def _end(sentence: Exception, code: int) -> int:
+    _record(sentence)
     print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
     return code
 

@@ -1,0 +1,326 @@
+"""The pods of a job: their agents meet, hear each other's heartbeat, and tell each other who failed first.
+
+All of it goes through the store in the agent of pod 0, which torchrun's ranks use as well. A pod that fails leaves a
+note there; one that is lost, or frozen, leaves nothing, and is missed by its heartbeat.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+from torchtally import stopping
+from torchtally.errors import LOST, Lost
+from torchtally.failure import Failure, Kind
+
+BACKEND = "torchtally"
+# All in seconds.
+PATIENCE = 900  # until a job whose pods do not all come has failed; torchrun's own --rdzv-conf=timeout=… changes it
+SILENCE = 60  # without a heartbeat until a pod counts as lost: a pod frozen for half of it goes on afterwards
+GRACE = 10  # for a rank to see by itself that a peer is gone; then it is ended
+_BEAT = 1
+_NEWS = 30  # between two lines about who is still missing
+_MISSED = 3  # without a heartbeat, in a job that has failed, until a pod is said to have gone
+_HEARSAY = 4  # for a cause elsewhere to show before a failure here that nobody can explain counts as the cause
+_SEARCH = 6  # for the cause to be found
+_DONE = b"done"
+
+
+class Peers(RendezvousHandler):
+    """Pod `rank` of `count`, as torchrun's agent wants to meet the others."""
+
+    def __init__(self, address: str, port: int, rank: int, count: int, pod: str) -> None:
+        self._address, self._port, self._rank, self._count, self._pod = address, port, rank, count, pod
+        self._patience, self._run_id = float(PATIENCE), ""
+        # A pod that starts again has the same rank and name: this tells the two apart.
+        self._life = uuid.uuid4().hex
+        self._names: list[str] = []
+        self._store: TCPStore | None = None
+        self._listener: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._store_is_gone = False
+        self._given_up = False
+
+    def create(self, parameters: RendezvousParameters) -> RendezvousHandler:
+        """What torchrun's registry calls."""
+        self._patience = float(parameters.get_as_int("timeout", PATIENCE) or PATIENCE)
+        self._run_id = parameters.run_id
+        return self
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for all pods. Raises Lost with the names of those that did not come."""
+        if self._store is None:
+            self._store = self._meet()
+            os.environ["TORCHTALLY_PODS"] = json.dumps(self._names)  # for the ranks, which name each other's
+            heard = self._store.clone()  # a wait on one connection blocks all other calls on it
+            heard.set_timeout(timedelta(seconds=SILENCE))
+            self._listener = threading.Thread(target=self._listen, args=[_Notes(heard)], daemon=True)
+            self._listener.start()
+            stopping.handle()
+        where = RendezvousStoreInfo(self._address, self._port)
+        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._rank, self._count, where)
+
+    # How they meet.
+
+    def _meet(self) -> TCPStore:
+        until = time.monotonic() + self._patience
+        while True:
+            store = self._open(until)
+            try:
+                self._register(_Notes(store), until)
+                return store
+            except DistError:
+                # The others were in the middle of failing, and their store went with them.
+                if self._rank == 0:
+                    raise
+
+    def _open(self, until: float) -> TCPStore:
+        timeout = timedelta(seconds=SILENCE)
+        if self._rank == 0:
+            # Not by its own address: a pod's Service may not be known yet.
+            return TCPStore("localhost", self._port, None, True, timeout, wait_for_workers=False, multi_tenant=True)
+        missing = f"{self._name(0)} does not answer at {self._address}:{self._port}"
+        news = _News()
+        while True:
+            try:
+                # TCPStore would wait by itself, but in silence, and deaf to signals.
+                socket.create_connection((self._address, self._port), timeout=5).close()
+                return TCPStore(self._address, self._port, None, False, timeout, wait_for_workers=False)
+            except (OSError, DistError) as error:
+                why = str(error).splitlines()[0]
+            if time.monotonic() > until:
+                raise Lost(f"{missing} ({why}): given up after {self._patience:.0f} s")
+            news.tell(f"{missing} yet ({why})")
+            time.sleep(0.5)
+
+    def _register(self, notes: "_Notes", until: float) -> None:
+        here = [f"here/{rank}" for rank in range(self._count)]
+        notes.store.set(f"beat/{self._rank}", "0")
+        notes.store.set(here[self._rank], json.dumps([self._life, self._pod]))
+        news = _News()
+        while not notes.store.check(["met"]):
+            if self._rank == 0 and notes.store.check(here):
+                notes.store.set("met", json.dumps([json.loads(each) for each in notes.store.multi_get(here)]))
+                break
+            late = time.monotonic() > until
+            if late or news.due:
+                missing = [rank for rank, key in enumerate(here) if not notes.store.check([key])]
+                if late:
+                    sentence = f"{self._list(missing)} did not come within {self._patience:.0f} s"
+                    notes.store.set("off", sentence)
+                    time.sleep(2)  # for the others to read it
+                    raise Lost(sentence)
+                news.tell(f"{self._count - len(missing)} of {self._count} pods are here, not yet {self._list(missing)}")
+            if notes.store.check(["off"]):
+                raise Lost(notes.store.get("off").decode())
+            time.sleep(0.2)
+        lives = json.loads(notes.store.get("met"))
+        self._names = [pod for _, pod in lives]
+        if lives[self._rank][0] != self._life:
+            self._outlive(notes, until)
+
+    def _outlive(self, notes: "_Notes", until: float) -> None:
+        """The others run with this pod's former life. Tell them that it has ended, and wait until they have, too."""
+        notes.leave(self._rank, Failure(Kind.KNOWN, LOST, f"{self._pod} was started again"))
+        _say(f"the other pods still run with {self._pod} as it was before: waiting for them to start again")
+        while time.monotonic() < until:
+            notes.store.check(["met"])  # raises DistError once the store has gone
+            time.sleep(0.5)
+        raise Lost(f"{self._pod} was started again, and the other pods were not within {self._patience:.0f} s")
+
+    # How they watch each other.
+
+    def _listen(self, notes: "_Notes") -> None:
+        """Beat; end the ranks of this pod when another one has failed or gone and they do not notice it."""
+        heard = _Beats()
+        read, doomed = 0, 0.0
+        while not self._ended.wait(_BEAT):
+            now = time.monotonic()
+            if doomed and now > doomed and stopping.kill_ranks():
+                self._given_up = True
+            if self._store_is_gone:
+                continue
+            try:
+                notes.store.add(f"beat/{self._rank}", 1)
+                for rank, failure in notes.read(read):
+                    read += 1
+                    doomed = doomed or now + GRACE
+                    if rank != self._rank and failure.kind == Kind.KNOWN:
+                        _say(failure.text)
+                if self._rank == 0 and not doomed and (silent := heard.silent(notes.beats(self._count), SILENCE)):
+                    text = f"{self._list(silent)} has not been heard of for {SILENCE} s: lost, or frozen"
+                    notes.leave(silent[0], Failure(Kind.KNOWN, LOST, text))
+            except DistError:
+                self._store_is_gone = True
+                doomed = doomed or now + GRACE
+
+    # How they end.
+
+    def leave(self) -> None:
+        """This pod has done its part."""
+        if self._store is not None:
+            with contextlib.suppress(DistError):
+                self._hush(_Notes(self._store))
+
+    def cause(self, own: Failure) -> Failure:
+        """What this pod's failure comes of: itself, or what came first elsewhere, then with the exit code LOST."""
+        if self._store is None or self._count == 1:
+            return own
+        if self._given_up:
+            own = Failure(Kind.CONSEQUENCE, LOST, f"the ranks of {self._pod} did not notice it and were ended")
+        notes = _Notes(self._store)
+        elsewhere: Failure | None = None
+        place = 0
+        try:
+            if not self._store_is_gone:
+                place = notes.leave(self._rank, own)
+                elsewhere = self._search(notes, own)
+                self._hush(notes)
+                if self._rank == 0:
+                    self._linger(notes)
+        except DistError:
+            self._store_is_gone = True
+        if elsewhere is not None:
+            return Failure(Kind.CONSEQUENCE, LOST, f"{elsewhere.text}; {own.text}")
+        # Whose failure was told first was not caused by the store's end.
+        if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (place == 1 or not self._store_is_gone)):
+            return own
+        who = f"{self._name(0)}, which all others ask," if self._store_is_gone else "another pod"
+        return Failure(Kind.CONSEQUENCE, LOST, f"{who} went away; {own.text}")
+
+    def _search(self, notes: "_Notes", own: Failure) -> Failure | None:
+        """The cause, where it is not `own`."""
+        heard = _Beats()
+        began = time.monotonic()
+        while own.kind != Kind.KNOWN and time.monotonic() < began + _SEARCH:
+            told = [(rank, each) for rank, each in notes.read(0) if each.kind != Kind.CONSEQUENCE]
+            if known := [each for _, each in told if each.kind == Kind.KNOWN]:
+                return known[0]
+            if silent := heard.silent(notes.beats(self._count), _MISSED):
+                return Failure(Kind.KNOWN, LOST, f"{self._list(silent)} went away without a word")
+            if told and time.monotonic() > began + _HEARSAY:
+                rank, unexplained = told[0]
+                return None if rank == self._rank else unexplained
+            time.sleep(0.1)
+        return None
+
+    def _hush(self, notes: "_Notes") -> None:
+        """End the heartbeat, in a way that nobody takes for a lost pod's."""
+        self._ended.set()
+        if self._listener is not None:
+            self._listener.join(2 * _BEAT)
+        notes.store.set(f"beat/{self._rank}", _DONE.decode())
+
+    def _linger(self, notes: "_Notes") -> None:
+        """Keep the store until the others, too, have found the cause."""
+        until = time.monotonic() + _SEARCH + 1
+        while time.monotonic() < until and set(notes.beats(self._count)) != {_DONE}:
+            time.sleep(0.1)
+
+    def _name(self, rank: int) -> str:
+        if self._names:
+            return self._names[rank]
+        # Nobody has told yet: as the operator names a pod and its Service.
+        job, found, domain = self._address.partition("-master-0")
+        if found and (not domain or domain.startswith(".")):
+            return f"{job}-master-0" if rank == 0 else f"{job}-worker-{rank - 1}"
+        return f"the pod with RANK={rank}"
+
+    def _list(self, ranks: list[int]) -> str:
+        named = ", ".join(self._name(rank) for rank in ranks[:8])
+        return named + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+class _Notes:
+    """What the pods tell each other, apart from all else that is in `store`."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = PrefixStore("torchtally", store)
+
+    def leave(self, rank: int, failure: Failure) -> int:
+        """Tell all pods of the failure of pod `rank`; returns its place among all that were told, from 1."""
+        place: int = self.store.add("failures", 1)
+        self.store.set(f"failure/{place}", json.dumps([rank, failure.kind, failure.code, failure.text]))
+        return place
+
+    def read(self, after: int) -> Iterator[tuple[int, Failure]]:
+        """The failures that were told, with their pods, less the first `after`."""
+        for place in range(after + 1, self.store.add("failures", 0) + 1):
+            rank, kind, code, text = json.loads(self.store.get(f"failure/{place}"))
+            yield rank, Failure(Kind(kind), code, text)
+
+    def beats(self, count: int) -> list[bytes]:
+        found: list[bytes] = self.store.multi_get([f"beat/{rank}" for rank in range(count)])
+        return found
+
+
+class _Beats:
+    """When each pod's beat was last a new one, by this pod's clock: clocks of different pods are never compared."""
+
+    def __init__(self) -> None:
+        self._new: dict[int, tuple[bytes, float]] = {}
+
+    def silent(self, beats: list[bytes], seconds: float) -> list[int]:
+        """The pods whose beat has been the same for `seconds`."""
+        now = time.monotonic()
+        for rank, beat in enumerate(beats):
+            if rank not in self._new or self._new[rank][0] != beat:
+                self._new[rank] = (beat, now)
+        return [rank for rank, (beat, since) in self._new.items() if beat != _DONE and now - since >= seconds]
+
+
+class _News:
+    """A line now and then, the first one soon."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + 5
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() > self._next
+
+    def tell(self, line: str) -> None:
+        if self.due:
+            _say(line)
+            self._next = time.monotonic() + _NEWS
+
+
+def _say(line: str) -> None:
+    print(f"torchtally: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,53 @@
+"""How a pod is stopped: the first signal lets its ranks end, a second one ends them at once."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from torchtally.errors import SIGNALLED
+
+# What torchrun takes for the wish to stop. It gets a handler of its own for none of them.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_stopped = False
+
+
+def handle() -> None:
+    """From here on a signal raises SignalException, at which torchrun's agent forwards it to the ranks and waits."""
+    for each in _SIGNALS:
+        signal.signal(each, _stop)
+
+
+def kill_ranks() -> bool:
+    """SIGKILL to every rank of this pod and to what it started; returns whether there was one."""
+    killed = False
+    for rank in _children():
+        try:
+            os.killpg(rank, signal.SIGKILL)  # the agent makes each rank the leader of a group
+            killed = True
+        except ProcessLookupError:
+            pass
+    return killed
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    global _stopped
+    if _stopped:
+        kill_ranks()
+        os._exit(SIGNALLED + number)
+    _stopped = True
+    raise SignalException(f"got signal {number}", signal.Signals(number))
+
+
+def _children() -> Iterator[int]:
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # PID (NAME) STATE PPID PGRP …, where NAME may hold anything.
+            state, parent, group = entry.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue  # it has ended meanwhile
+        if state != "Z" and int(parent) == os.getpid() and int(group) != os.getpgrp():
+            yield int(entry.parent.name)
