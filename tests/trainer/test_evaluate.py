@@ -1,6 +1,7 @@
 """What several ranks find together is what one process finds alone, however n divides: sums, metrics, predictions."""
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -111,8 +112,8 @@ def together(rank: int, world: int, store: Store, ns: list[int]) -> list[Any]:
         tally = Tally(toy.run(rank, world, Training()), phase(n))
         result = evaluate(
             parallel,
-            ((batch, samples.inputs[batch], samples.labels[batch]) for batch in reversed(batches)),
-            tally,
+            taken(reversed(batches), samples, tally),
+            n,
             metrics=ours,
             keep=lambda outputs: outputs,
         )
@@ -121,6 +122,12 @@ def together(rank: int, world: int, store: Store, ns: list[int]) -> list[Any]:
         assert [module.training for module in parallel.modules()] == modes
         found.append((*plain(result), prove(tally).holds, None if rows is None else rows.tolist()))
     return found
+
+
+def taken(batches: Iterable[Tensor], samples: toy.loop.Samples, tally: Tally) -> Iterator[Any]:
+    for batch in batches:
+        yield batch, (samples.inputs[batch], samples.labels[batch])
+        tally.record(batch)
 
 
 def plain(result: Evaluation) -> tuple[int, dict[str, float], dict[str, Any]]:
@@ -172,8 +179,8 @@ def collected(rank: int, world: int, store: Store) -> dict[str, Any]:
     grouped = MetricCollection(MulticlassAccuracy(num_classes=2), MulticlassF1Score(num_classes=2), prefix="test/")
     samples = toy.samples(5, 2, torch.float64)
     own = torch.arange(5)[rank::world]
-    batches = [(own, samples.inputs[own], samples.labels[own])]
-    return plain(evaluate(model_of(0), batches, Tally(toy.run(rank, world, Training()), phase(5)), metrics=grouped))[2]
+    batches = [(own, (samples.inputs[own], samples.labels[own]))]
+    return plain(evaluate(model_of(0), batches, 5, metrics=grouped))[2]
 
 
 def test_a_collection_of_metrics() -> None:
@@ -190,15 +197,13 @@ def test_a_collection_of_metrics() -> None:
 
 def refused(rank: int, world: int, store: Store) -> list[str]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    run = toy.run(rank, world, Training())
-    batch = (torch.arange(8)[rank::world], torch.full((4, 4), 1.0 + rank).double(), torch.zeros(4, dtype=torch.int64))
-    padded = Phase(name="test", epoch=1, n=8, batch=8, contract="padded", order="sequential")
-    averaged = {"loss": functional.cross_entropy}
+    own, data = torch.arange(8)[rank::world], (torch.full((4, 4), 1.0 + rank).double(), torch.zeros(4).long())
+    others = torch.arange(8)[1 - rank :: world]
     found = []
     for attempt in (
-        lambda: evaluate(model_of(0), [batch], Tally(run, padded)),
-        lambda: evaluate(model_of(0), [batch], Tally(run, phase(8)), averaged),
-        lambda: evaluate(model_of(0), [batch], Tally(run, phase(8)), metrics={"average": Average(constant=False)}),
+        lambda: evaluate(model_of(0), [(others, data)], 8, keep=lambda outputs: outputs),
+        lambda: evaluate(model_of(0), [(own, data)], 8, sums={"loss": functional.cross_entropy}),
+        lambda: evaluate(model_of(0), [(own, data)], 8, metrics={"average": Average(constant=False)}),
         lambda: gather_predictions(torch.zeros(4 - rank), 8),
         lambda: gather_predictions(torch.zeros(4, 2 + rank), 8),
         lambda: gather_predictions(torch.zeros(4, dtype=(torch.float32, torch.int64)[rank]), 8),
@@ -211,9 +216,9 @@ def refused(rank: int, world: int, store: Store) -> list[str]:
 
 def test_what_cannot_be_exact_is_refused_on_every_rank() -> None:
     results = ranks.run(2, refused)
-    assert results[0] == results[1]
-    contract, loss, average, rows, shape, dtype = results[0]
-    assert contract == "an evaluation is exact and sequential, not padded and sequential"
+    assert results[0][1:] == results[1][1:]
+    order, loss, average, rows, shape, dtype = results[0]
+    assert order.startswith("rank 0 of 2 cannot keep rows of the samples 1, 3, 5, 7, only of 0, 2, 4, 6 of 8: ")
     assert loss == "loss must be one value a sample: (4,), not ()"
     assert average.startswith("Average cannot be computed from all ranks: ValueError: its state value is averaged")
     assert rows == "rank 1 has predictions of 3 samples, and its shard of 8 has 4"
@@ -270,24 +275,21 @@ def test_predictions_are_in_order_and_nobody_holds_them_twice(world: int, budget
             assert rounds == (0 if world == 1 else math.ceil(longest / max(1, min(longest, budget // (world * row)))))
 
 
-def faulty(rank: int, world: int, store: Store) -> Any:
-    """DistributedSampler's padding: sample 0 comes to rank 2 as well, which has no row for it."""
+def padded(rank: int, world: int, store: Store) -> tuple[bool, int, float]:
+    """As DistributedSampler does it: sample 0 comes to rank 2 as well."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    samples = toy.samples(5, 2, torch.float64)
-    own = torch.tensor([*range(5), 0])[rank::world]
     tally = Tally(toy.run(rank, world, Training()), phase(5))
-    result = evaluate(
-        model_of(0), [(own, samples.inputs[own], samples.labels[own])], tally, keep=lambda outputs: outputs
-    )
-    assert result.kept is not None
-    rows = gather_predictions(result.kept, 5)
-    return prove(tally).holds, result.count, None if rows is None else rows.tolist()
+    own = torch.tensor([*range(5), 0])[rank::world]
+    result = evaluate(model_of(0), taken([own], toy.samples(5, 2, torch.float64), tally), 5)
+    return prove(tally).holds, result.count, result.mean("loss")
 
 
-def test_a_repeated_sample_is_counted_and_disproved_and_spoils_no_prediction() -> None:
-    results = ranks.run(3, faulty)
-    assert [result[:2] for result in results] == [(False, 6)] * 3
-    torch.testing.assert_close(torch.tensor(results[0][2]), torch.tensor(alone(5)[3]), rtol=1e-12, atol=0)
+def test_a_repeated_sample_is_counted_and_disproved() -> None:
+    samples = toy.samples(5, 2, torch.float64)
+    chosen = torch.tensor([*range(5), 0])
+    with torch.no_grad():
+        loss = functional.cross_entropy(model_of(0).eval()(samples.inputs[chosen]), samples.labels[chosen]).item()
+    assert ranks.run(3, padded) == [(False, 6, pytest.approx(loss, rel=1e-14))] * 3
 
 
 def by_hand(rank: int, world: int, store: Store) -> list[Any]:

@@ -5,7 +5,7 @@ forward is a collective call: ranks with unequal numbers of batches would wait f
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,12 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import shards
-from torchtally.tally import Tally
 
 if TYPE_CHECKING:  # who brings its metrics has it; nothing here needs it otherwise
     from torchmetrics import Metric
 
 _BUFFER = 64 << 20  # bytes of all ranks' predictions that are under way to rank 0 at a time
 
-Batch = tuple[Tensor, Any, Any]  # sample indices (int64, on the CPU), inputs, labels
 PerSample = Callable[[Any, Any], Tensor]  # (outputs, labels) -> one value a sample
 
 CLASSIFICATION: Mapping[str, PerSample] = {
@@ -50,28 +48,29 @@ class Evaluation:
 @torch.no_grad()  # no inference_mode: what a model or a metric makes here and keeps may be needed in training
 def evaluate(
     model: nn.Module,
-    batches: Iterable[Batch],
-    tally: Tally,
+    batches: Iterable[Any],
+    n: int,
+    *,
     sums: Mapping[str, PerSample] = CLASSIFICATION,
     metrics: "Mapping[str, Metric] | None" = None,
     keep: Callable[[Any], Tensor] | None = None,
 ) -> Evaluation:
-    """Go through this rank's `batches`, note them in `tally`, and combine what came of them over all ranks.
+    """Go through this rank's `batches` of a dataset of n samples, and combine what came of them over all ranks.
 
-    A collective call (gloo carries the sums). Ranks may have unequal numbers of batches, empty ones, or none. `model`
-    is evaluated without DDP around it and with rank 0's buffers; its modules are afterwards in the modes they were in.
-    `sums` are added up in float64. `metrics` are reset, updated on the model's device with (outputs, labels) of each
-    batch, computed from all ranks' states, and reset again. `keep`: what to keep of a batch's outputs, a row a sample.
+    A collective call (gloo carries the sums). A batch is (sample indices, (inputs, labels)), as an Account hands them
+    out; tensors go to the model's device. Ranks may have unequal numbers of batches, empty ones, or none. `model` is
+    evaluated without DDP around it and with rank 0's buffers; its modules are afterwards in the modes they were in.
+    `sums` are added up in float64. `metrics` are reset, updated with (outputs, labels) of each batch, computed from
+    all ranks' states, and reset again. `keep`: what to keep of a batch's outputs, a row a sample.
 
-    Raises ValueError for a phase that is not exact and sequential, or a sum without one value a sample.
+    Raises ValueError for a sum without one value a sample, and for a sample to keep that is not of rank, rank + world,
+    rank + 2 world, ...: the shard of this rank where the order is sequential and the contract exact.
     """
-    run, phase = tally.run, tally.phase
-    if (phase.contract, phase.order) != ("exact", "sequential"):
-        raise ValueError(f"an evaluation is exact and sequential, not {phase.contract} and {phase.order}")
+    rank, world = dist.get_rank(), dist.get_world_size()
     if isinstance(model, DistributedDataParallel):
         model = model.module
-    metrics = dict(metrics.items()) if metrics else {}  # of a MetricCollection, too: each metric with its own state
     where = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    metrics = dict(metrics.items()) if metrics else {}  # of a MetricCollection, too: each metric with its own state
     for metric in metrics.values():
         metric.to(where).reset()
     for buffer in model.buffers():  # BatchNorm's differ: the last step of each rank was with its own samples
@@ -80,9 +79,10 @@ def evaluate(
     count, kept = 0, torch.empty(0)
     totals = dict.fromkeys(sums, torch.zeros((), dtype=torch.float64))
     with _evaluating(model):
-        for indices, inputs, labels in batches:
+        for indices, data, *_ in batches:
             if not (rows := len(indices)):  # not every model can take an empty batch
                 continue
+            inputs, labels = (part.to(where, non_blocking=True) if isinstance(part, Tensor) else part for part in data)
             outputs = model(inputs)
             for name, function in sums.items():
                 values = function(outputs, labels)
@@ -93,14 +93,15 @@ def evaluate(
                 metric.update(outputs, labels)
             if keep is not None:
                 part = keep(outputs).cpu()
-                if not len(kept):
-                    own = shards.size(phase.n, run.rank, run.world, phase.contract)
-                    kept = torch.zeros((own, *part.shape[1:]), dtype=part.dtype)
-                # A sample of another shard has no row here; that it came is for the proof to say.
-                mine = (indices >= 0) & (indices < phase.n) & (indices % run.world == run.rank)
-                kept.index_copy_(0, indices[mine] // run.world, part[mine])
+                if not count:
+                    kept = torch.zeros((shards.size(n, rank, world, "exact"), *part.shape[1:]), dtype=part.dtype)
+                if not bool(((indices >= 0) & (indices < n) & (indices % world == rank)).all()):
+                    raise ValueError(
+                        f"rank {rank} of {world} cannot keep rows of the samples {_few(indices.tolist())}, only of "
+                        f"{_few(range(n)[rank::world])} of {n}: take them in the dataset's order, none twice"
+                    )
+                kept.index_copy_(0, indices // world, part)
             count += rows
-            tally.record(indices)
 
     added = torch.tensor([count, *(total.item() for total in totals.values())], dtype=torch.float64)
     dist.all_reduce(added)
@@ -224,6 +225,10 @@ def _as_bytes(rows: Tensor, size: int) -> Tensor:
     """The memory of contiguous `rows`, `size` bytes each: gloo does not know every dtype."""
     # A single row is contiguous with any stride, which view() would keep, and then not take.
     return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).view(len(rows), size)
+
+
+def _few(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices[:4])) + (", ..." if len(indices) > 4 else "")
 
 
 @contextmanager

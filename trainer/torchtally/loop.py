@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from torchtally import shards
 from torchtally.errors import Refused
+from torchtally.evaluate import Evaluation, evaluate
 from torchtally.options import Training
 from torchtally.shards import Contract
 from torchtally.tally import Phase, Proof, Run, Tally, enforce, prove
@@ -56,6 +57,7 @@ class Epoch:
 
     epoch: int
     loss: float  # mean over the training samples
+    test_loss: float  # mean over the test samples
     correct: int  # of the test samples
     tested: int
     samples_per_second: float  # in training
@@ -137,14 +139,14 @@ def fit(
         enforce(proof, options.tally, first=epoch == 1)
         speed = proof.lines[-1]["consumed"] / seconds
 
-        _share_buffers(model)
         together = _EVALUATION_BATCH * run.world
         phase = Phase(name="test", epoch=epoch, n=len(test), batch=together, contract="exact", order="sequential")
         tally = Tally(run, phase)
-        correct = _evaluate(task, model, test, tally)
+        found = _evaluate(task, model, test, tally)
+        correct = int(found.totals["correct"])
         fitted.proofs.append(proof := prove(tally))
         enforce(proof, options.tally, first=False)
-        fitted.epochs.append(Epoch(epoch, loss, correct, len(test), speed))
+        fitted.epochs.append(Epoch(epoch, loss, found.mean("loss"), correct, len(test), speed))
         if run.rank == 0:
             print(
                 f"epoch {epoch}/{options.epochs}: loss {loss:.4f}, test accuracy {correct / len(test):.2%} "
@@ -174,12 +176,6 @@ def _contract(options: Training, model: nn.Module, n: int, batch: int, run: Run)
             "leave more"
         )
     return contract
-
-
-def _share_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers: DDP does so before a step, so BatchNorm's statistics differ after the last."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
 
 
 def _train(
@@ -213,20 +209,14 @@ def _train(
     return total_loss.item() / everything
 
 
-@torch.inference_mode()
-def _evaluate(task: Task, model: nn.Module, samples: Samples, tally: Tally) -> int:
-    """Correct predictions of all ranks together: counts are added, never means, on the bare model without DDP."""
-    model.eval()
-    device = samples.labels.device
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    for indices in batches(tally.run, tally.phase):
-        chosen = indices.to(device, non_blocking=True)
-        predictions = model(task.inputs(samples.inputs[chosen])).argmax(dim=1)
-        correct += (predictions == samples.labels[chosen]).sum()
-        tally.record(indices)
-    correct = correct.cpu()
-    dist.all_reduce(correct)
-    return int(correct.item())
+def _evaluate(task: Task, model: nn.Module, samples: Samples, tally: Tally) -> Evaluation:
+    def taken() -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        for indices in batches(tally.run, tally.phase):
+            chosen = indices.to(samples.labels.device, non_blocking=True)
+            yield indices, (task.inputs(samples.inputs[chosen]), samples.labels[chosen])
+            tally.record(indices)
+
+    return evaluate(model, taken(), len(samples))
 
 
 def _progress(indices: Iterator[Tensor], run: Run, phase: Phase) -> Iterator[Tensor]:
