@@ -1,0 +1,77 @@
+"""A loop of one's own that proves its shards: plain PyTorch, DDP, one's own dataset and DataLoader.
+
+torchtally run -- python examples/own_loop.py       on this machine, or unchanged as a PyTorchJob's command
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from torchtally.account import Account
+
+EPOCHS = 3
+
+
+class Rings(Dataset[tuple[Tensor, int]]):
+    """Points in the plane; the label says whether a point lies in the inner disc or in the ring around it."""
+
+    def __init__(self, n: int, seed: int):
+        self.fingerprint = f"rings-{n}-{seed}"  # text that is equal where the data is
+        random = torch.Generator().manual_seed(seed)
+        self.labels = torch.randint(2, (n,), generator=random)
+        radius = torch.rand(n, generator=random) + self.labels
+        angle = torch.rand(n, generator=random) * 2 * torch.pi
+        self.points = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.points[index], int(self.labels[index])
+
+
+def train(account: Account, epoch: int, loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.train()
+    for batch in account.epoch("train", epoch, loader):
+        points, labels = batch.data
+        # DDP takes the mean over ranks: this makes it the mean over all samples of the step, also of the uneven last.
+        loss = cross_entropy(model(points), labels, reduction="sum") * account.world / batch.rows
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@torch.inference_mode()
+def test(account: Account, epoch: int, loader: DataLoader, model: nn.Module) -> int:
+    model.eval()
+    correct = torch.zeros((), dtype=torch.int64)
+    for batch in account.epoch("test", epoch, loader):
+        points, labels = batch.data
+        correct += (model(points).argmax(dim=1) == labels).sum()
+    dist.all_reduce(correct)  # counts, never means
+    return int(correct)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")  # with GPUs: "cpu:gloo,cuda:nccl", and model and batches go to cuda:LOCAL_RANK
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(parallel.parameters(), lr=0.02)
+    rings, unseen = Rings(1921, seed=1), Rings(499, seed=2)
+    with Account(task="rings", plan={"train": EPOCHS, "test": EPOCHS}, seed=0) as account:
+        train_loader = account.loader("train", rings, batch_size=32, num_workers=2, persistent_workers=True)
+        test_loader = account.loader("test", unseen, batch_size=100, shuffle=False)
+        for epoch in range(1, EPOCHS + 1):
+            train(account, epoch, train_loader, parallel, optimizer)
+            correct = test(account, epoch, test_loader, model)  # on the bare model: ranks need not step together
+            if account.rank == 0:
+                print(f"epoch {epoch}: {correct} of {len(unseen)} correct", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
