@@ -18,7 +18,7 @@ from torchmetrics import Metric, MetricCollection, PearsonCorrCoef, SpearmanCorr
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
 from torchtally import evaluate as evaluating
-from torchtally.evaluate import Evaluation, compute, evaluate, gather_predictions
+from torchtally.evaluate import CLASSIFICATION, Evaluation, compute, evaluate, gather_predictions
 from torchtally.options import Training
 from torchtally.tally import Phase, Tally, prove
 
@@ -104,7 +104,8 @@ def together(rank: int, world: int, store: Store, ns: list[int]) -> list[Any]:
     model[1].eval()  # as one freezes it
     modes = [module.training for module in parallel.modules()]
     found = []
-    ours = metrics()  # reset by each evaluation
+    ours = metrics()
+    ours["sum"].update(torch.tensor([[0.9, 0.1]]), torch.tensor([1]))  # each evaluation begins anew
     for n in ns:
         samples = toy.samples(n, 2, torch.float64)
         own = torch.arange(n)[rank::world]
@@ -114,6 +115,7 @@ def together(rank: int, world: int, store: Store, ns: list[int]) -> list[Any]:
             parallel,
             taken(reversed(batches), samples, tally),
             n,
+            sums={**CLASSIFICATION, "tenths": tenths},
             metrics=ours,
             keep=lambda outputs: outputs,
         )
@@ -128,6 +130,11 @@ def taken(batches: Iterable[Tensor], samples: toy.loop.Samples, tally: Tally) ->
     for batch in batches:
         yield batch, (samples.inputs[batch], samples.labels[batch])
         tally.record(batch)
+
+
+def tenths(outputs: Tensor, labels: Tensor) -> Tensor:
+    """What float32 cannot add up."""
+    return torch.full((len(labels),), 0.1)
 
 
 def plain(result: Evaluation) -> tuple[int, dict[str, float], dict[str, Any]]:
@@ -146,6 +153,7 @@ def alone(n: int) -> tuple[int, dict[str, float], dict[str, Any], list[list[floa
     totals = {
         "loss": functional.cross_entropy(outputs, samples.labels, reduction="sum").item(),
         "correct": float((outputs.argmax(dim=1) == samples.labels).sum()),
+        "tenths": n * float(torch.tensor(0.1)),
     }
     return n, totals, values, outputs.tolist()
 
@@ -293,17 +301,18 @@ def test_a_repeated_sample_is_counted_and_disproved() -> None:
 
 
 def by_hand(rank: int, world: int, store: Store) -> list[Any]:
-    """A metric of a user's own loop, computed twice."""
+    """A metric of a user's own loop, computed twice, and looked at on each rank before that."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    metric = MulticlassAccuracy(num_classes=2, average="micro")
+    metric = MulticlassAccuracy(num_classes=2, average="micro", sync_on_compute=False)
     found = []
     for right in (3, 1):
         if rank < 2:
-            metric.update(torch.tensor([1] * right + [0]), torch.ones(right + 1, dtype=torch.int64))
+            metric.update(torch.tensor([1] * right + [0] * (1 + 2 * rank)), torch.ones(right + 1 + 2 * rank).long())
+            metric.compute()
         found.append(compute(metric).item())
         assert not metric.update_called
     return found
 
 
 def test_a_metric_of_ones_own_loop() -> None:
-    assert ranks.run(3, by_hand) == [[0.75, 0.5]] * 3
+    assert ranks.run(3, by_hand) == [[pytest.approx(6 / 10), pytest.approx(2 / 6)]] * 3

@@ -118,7 +118,8 @@ def gather_predictions(own: Tensor, n: int) -> Tensor | None:
     """Rows of all ranks' samples in the dataset's order, on rank 0 (None elsewhere); `own` are this rank's, in order.
 
     A collective call: over gloo with `own` on the CPU, over NCCL on a GPU; the result is there too. Rows may have any
-    dtype and shape. Beside `own` and, on rank 0, the result, 64 MiB are held, or a row of each rank if that is more.
+    dtype and shape. Beside `own` and, on rank 0, the result, there are buffers for 64 MiB of rows, or for one of each
+    rank if that is more.
 
     Raises ValueError on every rank if one lacks a row for a sample of its shard of n, or has other rows than others.
     """
