@@ -1,4 +1,5 @@
-"""The parts of verify_shards: lines (read), expected (recompute), verdict (compare), report (show), cluster (fetch)."""
+"""The parts of verify_shards: lines (read), expected (recompute), wrong (what a digest says), verdict (compare),
+words and report (show), cluster (fetch)."""
 
 import importlib.util
 import sys

@@ -1,49 +1,123 @@
-"""What each rank should have consumed, recomputed from N, world size, seed, contract, order and epoch alone."""
+"""What each rank should have consumed, from the numbers in its line alone. Nothing here grows with n."""
 
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import cast
 
 import numpy as np
 
-from torchtally import shards
+from torchtally import digest, shards
+from torchtally.digest import Digest, Stretch
+from torchtally.shards import Contract, Order, Progression
 
 from .lines import Tally
 
-MODULUS = 1 << 64
-_BLOCK = 1 << 20  # positions held at a time
+CAN_NAME = bool(find_spec("sympy"))  # without it a wrong digest is found, but what is wrong cannot be read from it
 
 
 def size(tally: Tally) -> int:
-    """Samples in the shard of the tally's rank, or in all shards together."""
-    contract = cast(shards.Contract, tally.contract)
+    """Samples in the shard of the tally's rank; of all ranks together, those before `start` too."""
+    contract = cast(Contract, tally.contract)
     if tally.rank == "all":
-        return shards.total(tally.n, tally.world, contract)
-    return shards.size(tally.n, tally.rank, tally.world, contract)
+        return tally.start + shards.total(tally.n, tally.world, contract, tally.start)
+    return shards.size(tally.n, tally.rank, tally.world, contract, tally.start)
 
 
-def digest(tally: Tally) -> int:
-    """Digest of the shard of the tally's rank, or of all shards together."""
-    # The sequential order is the same in every epoch and for every seed: computed once.
-    varies = (0, 0) if tally.order == "sequential" else (tally.seed, tally.epoch)
-    ranks = _digests(tally.n, tally.world, tally.contract, tally.order, *varies)
-    return sum(ranks) % MODULUS if tally.rank == "all" else ranks[tally.rank]
+def shard(tally: Tally) -> list[Progression]:
+    """The positions of the tally's shard, in the order in which they are consumed; of all ranks, the whole order."""
+    if tally.rank == "all":
+        return [Progression(0, 1, tally.n)]
+    return shards.progressions(tally.n, tally.rank, tally.world, cast(Contract, tally.contract), tally.start)
 
 
-def digest_of(indices: tuple[int, ...]) -> int:
-    return shards.digest(np.array(indices, dtype=np.int64))
+def times(tally: Tally, position: int) -> int:
+    """How often the tally's rank, or all of them together, should have consumed the sample at `position`."""
+    if tally.rank == "all":  # the positions 0, 1, 2, ..., which start again at n
+        return max(0, -((position - size(tally)) // tally.n))
+    return int(number(tally, position) is not None)
+
+
+def number(tally: Tally, position: int) -> int | None:
+    """Which sample of the shard `position` is, counted from 0; None if it is not in it."""
+    before = 0
+    for part in shard(tally):
+        if contains(part, position):
+            return before + (position - part.first) // part.stride
+        before += part.count
+    return None
+
+
+def position(tally: Tally, number: int) -> int:
+    """Where sample `number` of the shard is in the order."""
+    for part in shard(tally):
+        if number < part.count:
+            break
+        number -= part.count
+    return part.first + part.stride * number
+
+
+def contains(part: Progression, position: int) -> bool:
+    away, off = divmod(position - part.first, part.stride)
+    return off == 0 and 0 <= away < part.count
+
+
+def difference(tally: Tally) -> Digest:
+    """What was consumed less what should have been. The words of indices mean something for all ranks together only."""
+    if tally.rank != "all":
+        return tally.digest - _of_positions(tally.run, *shard(tally))
+    # The sequential order is the same for every seed and in every epoch: computed once.
+    varies = (0, 0) if tally.order == "sequential" else (tally.epoch, tally.seed)
+    return tally.digest - _together(
+        tally.run, tally.n, tally.start, tally.world, cast(Contract, tally.contract), cast(Order, tally.order), *varies
+    )
+
+
+def carried(tally: Tally) -> Digest:
+    """What earlier worlds consumed before `start`: the positions, for no closed form has their indices."""
+    return _of_positions(tally.run, Progression(0, 1, tally.start))
+
+
+def explain(tally: Tally, found: Digest) -> list[Stretch] | None:
+    """What a difference says was lost and doubled; None if that is too much to be named."""
+    if not any(found.of_positions):
+        return []
+    return digest.explain(found, shard(tally)[0], tally.n, digest.base(tally.run)) if CAN_NAME else None
+
+
+def of_samples(tally: Tally, indices: tuple[int, ...]) -> Digest:
+    """Digest of the positions of samples."""
+    return _of_positions(tally.run, *(Progression(each, 1, 1) for each in positions(tally, indices)))
+
+
+def positions(tally: Tally, indices: tuple[int, ...]) -> list[int]:
+    if tally.order == "sequential":
+        return list(indices)
+    return list(shards.locate(np.array(indices, dtype=np.int64), tally.n, tally.seed, tally.epoch).tolist())
+
+
+def samples(tally: Tally, positions: list[int]) -> list[int]:
+    """The sample indices at `positions`."""
+    if tally.order == "sequential":
+        return positions
+    return list(shards.permute(np.array(positions, dtype=np.int64), tally.n, tally.seed, tally.epoch).tolist())
+
+
+@lru_cache(maxsize=1 << 14)  # a rank's positions are the same in every epoch
+def _of_positions(run: str, *parts: Progression) -> Digest:
+    return sum((digest.expected(part, digest.base(run)) for part in parts), Digest())
 
 
 @lru_cache(maxsize=8)
-def _digests(n: int, world: int, contract: str, order: str, seed: int, epoch: int) -> list[int]:
-    """Every rank's digest, in one walk over the order: position p belongs to rank p mod world."""
-    end = {"exact": n, "padded": -(-n // world) * world, "drop_last": n // world * world}[contract]
-    step = max(1, _BLOCK // world) * world  # whole rows of one position a rank
-    sums = np.zeros(world, dtype=np.uint64)
-    for start in range(0, end, step):
-        positions = np.arange(start, min(start + step, end), dtype=np.int64) % n
-        indices = positions if order == "sequential" else shards.permute(positions, n, seed, epoch)
-        hashes = shards.splitmix64(indices.astype(np.uint64))
-        rows = np.zeros(-(-len(hashes) // world) * world, dtype=np.uint64)  # under `exact` the last row may be short
-        rows[: len(hashes)] = hashes
-        sums += rows.reshape(-1, world).sum(axis=0, dtype=np.uint64)
-    return [int(s) for s in sums]
+def _together(
+    run: str, n: int, start: int, world: int, contract: Contract, order: Order, epoch: int, seed: int
+) -> Digest:
+    def of(parts: list[Progression]) -> Digest:
+        return digest.contract(n, epoch, order, seed, parts, digest.base(run))
+
+    # No part at all is left of fewer samples than ranks under drop_last.
+    first, *again = shards.whole(n, world, contract, start) or [Progression(0, 1, 0)]
+    once = of([first])
+    if not again:
+        return once
+    # With more ranks than samples there are many rounds; all but the last are alike.
+    return once * len(again) + of([first, again[-1]]) - once

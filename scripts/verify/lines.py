@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TextIO
 
+from torchtally import digest
+from torchtally.digest import Digest
+
 PREFIX = "TORCHTALLY "
-VERSION = 1
+VERSION = 2
 NAMED = 8  # lost and doubled samples that a line names at most
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
@@ -30,15 +33,17 @@ class Tally:
     rank: int | Literal["all"]
     world: int
     n: int
+    start: int
+    batch: int
     seed: int
     contract: str
     order: str
     data: str
     expected: int
     consumed: int
-    digest: int
-    lost: int
-    doubled: int
+    digest: Digest
+    lost: int | None  # both or none; None: more than could be counted
+    doubled: int | None
     lost_indices: tuple[int, ...] = ()
     doubled_indices: tuple[int, ...] = ()
 
@@ -46,8 +51,10 @@ class Tally:
     def block(self) -> tuple[str, int]:
         return self.phase, self.epoch
 
-    def shown(self, name: str) -> str:
-        return f"{self.digest:016x}" if name == "digest" else str(getattr(self, name))
+    @property
+    def outside(self) -> int:
+        """How many of the consumed indices are of no sample: no word of the digest holds them."""
+        return (self.consumed - self.digest.words[0]) % digest.P
 
     def differs(self, other: "Tally") -> list[str]:
         """Names of the fields in which the two are not equal."""
@@ -90,10 +97,22 @@ class Log:
         key = (tally.run, tally.attempt, tally.phase, tally.epoch, tally.rank)
         twin = self.tallies.setdefault(key, tally)
         if names := tally.differs(twin):
-            values = "; ".join(f"{name} {twin.shown(name)} and {tally.shown(name)}" for name in names)
+            values = "; ".join(_both(name, twin, tally) for name in names)
             who = "all ranks" if tally.rank == "all" else f"rank {tally.rank}"
             text = f"{where}: {tally.phase} epoch {tally.epoch} of {who} is printed twice and differs: {values}"
             self.complaints.append(Complaint(text, tally.run, tally.attempt, tally.block))
+
+
+def _both(name: str, one: Tally, other: Tally) -> str:
+    if name == "digest":
+        return f"digest in {differing(one.digest, other.digest)}"
+    return f"{name} {getattr(one, name)} and {getattr(other, name)}"
+
+
+def differing(one: Digest, other: Digest) -> str:
+    """The names of the words that are not the same in both, as the README has them."""
+    names = [f"S_{k}" for k in range(digest.POWERS)] + ["G"] + [f"I_{k + 1}" for k in range(digest.INDEX_POWERS)]
+    return ", ".join(name for name, a, b in zip(names, one.words, other.words, strict=True) if a != b)
 
 
 def _tallies_in(line: str) -> Iterator[Tally | Complaint]:
@@ -142,16 +161,27 @@ def parse(values: dict[str, Any]) -> Tally:
             return value
         raise bad(name, f"an integer from {low} to {high}")
 
-    def indices(name: str, count: int) -> tuple[int, ...]:
-        value, most = values.get(name, []), min(count, NAMED)
-        if isinstance(value, list) and len(value) <= most and all(type(i) is int and 0 <= i < n for i in value):
-            return tuple(value)
-        raise bad(name, f"a list of at most {most} integers from 0 to {n - 1}")
+    def count(name: str, other: str) -> int | None:
+        if name in values and values[name] is None:
+            if values.get(other, 0) is None:
+                return None
+            raise bad(name, f'an integer from 0 to {huge}, or null where "{other}" is null too')
+        return integer(name, 0, huge)
 
+    def indices(name: str, count: int | None, low: int, high: int) -> tuple[int, ...]:
+        value, most = values.get(name, []), min(count or 0, NAMED)
+        if isinstance(value, list) and len(value) <= most and all(type(i) is int and low <= i <= high for i in value):
+            return tuple(value)
+        raise bad(name, f"a list of at most {most} integers from {low} to {high}")
+
+    huge = 1 << 63
+    known = f"only version {VERSION} is read"
     if values.get("v") != VERSION or type(values["v"]) is not int:
         if "v" not in values:
             raise ValueError('"v" (its version) is missing')
-        raise ValueError(f"version {_show(values['v'])} of the line is not known here, only version {VERSION} is")
+        if type(values["v"]) is int and values["v"] == 1:
+            raise ValueError(f"version 1 of the line is from an earlier torchtally and has another digest, {known}")
+        raise ValueError(f"version {_show(values['v'])} of the line is not known here, {known}")
     plan = values.get("plan")
     if not isinstance(plan, dict) or not all(type(e) is int and 0 <= e <= _MANY for e in plan.values()):
         raise bad("plan", f"an object that gives each phase its number of epochs, 0 to {_MANY}")
@@ -164,13 +194,17 @@ def parse(values: dict[str, Any]) -> Tally:
             integer("rank", 0, world - 1)
         except ValueError as error:
             raise ValueError(f'{error} (world is {world}), or "all"' if "rank" in values else str(error)) from None
-    n = integer("n", 1, 1 << 62)
-    digest = values.get("digest")
-    if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{16}", digest):
-        raise bad("digest", "16 lower-case hexadecimal digits")
-    huge = 1 << 63
-    lost = integer("lost", 0, huge)
-    doubled = integer("doubled", 0, huge)
+    n = integer("n", 1, digest.P - 1)
+    try:
+        words = digest.parse(text("digest"))
+        if str(words) != values["digest"]:  # the bits that base64 has to spare
+            raise ValueError
+    except ValueError:
+        raise bad("digest", f"{digest.WORDS} numbers below 2**61 - 1 in base64 for URLs") from None
+    consumed = integer("consumed", 0, huge)
+    if consumed < words.words[0]:
+        raise bad("consumed", f"no less than the {words.words[0]} samples that its digest counts")
+    lost, doubled = count("lost", "doubled"), count("doubled", "lost")
     return Tally(
         run=text("run"),
         attempt=integer("attempt", 0, huge),
@@ -182,17 +216,19 @@ def parse(values: dict[str, Any]) -> Tally:
         rank=values["rank"],
         world=world,
         n=n,
+        start=integer("start", 0, n - 1),
+        batch=integer("batch", 1, huge),
         seed=integer("seed", 0, (1 << 64) - 1),
         contract=choice("contract", ("exact", "padded", "drop_last")),
         order=choice("order", ("feistel-1", "sequential")),
         data=text("data"),
         expected=integer("expected", 0, huge),
-        consumed=integer("consumed", 0, huge),
-        digest=int(digest, 16),
+        consumed=consumed,
+        digest=words,
         lost=lost,
         doubled=doubled,
-        lost_indices=indices("lost_indices", lost),
-        doubled_indices=indices("doubled_indices", doubled),
+        lost_indices=indices("lost_indices", lost, 0, n - 1),
+        doubled_indices=indices("doubled_indices", doubled, -huge, huge - 1),
     )
 
 

@@ -17,7 +17,7 @@ judge), "problems" and "notes" (sentences), "tallies" (the lines judged, with th
 def as_json(verdict: Verdict) -> str:
     tallies = []
     for tally in verdict.tallies:
-        values = dataclasses.asdict(tally) | {"digest": f"{tally.digest:016x}"}
+        values = dataclasses.asdict(tally) | {"digest": str(tally.digest)}
         if tally.rank == "all":
             values["ok"] = not verdict.of(tally.block)
         tallies.append(values)

@@ -1,5 +1,7 @@
 """Tally lines counted out one sample at a time, sharing nothing with the verifier but the permutation itself."""
 
+import base64
+import hashlib
 import itertools
 import json
 from collections import Counter
@@ -13,14 +15,29 @@ from torchtally import shards
 Line = dict[str, Any]
 Consume = Callable[[str, int, int, list[int]], list[int]]  # phase, epoch, rank, shard -> what was really consumed
 
-_MASK = 0xFFFFFFFFFFFFFFFF
+RUN = "3f9c2a7b10de"
+P = 2**61 - 1
 
 
-def splitmix64(x: int) -> int:
-    z = (x + 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
+def words(samples: list[int], positions: dict[int, int], run: str) -> list[int]:
+    """The digest's twenty numbers, of samples whose positions in the order are given."""
+    g = 2 + int(hashlib.sha256(run.encode()).hexdigest(), 16) % (P - 2)
+    sums = [0] * 20
+    for sample in samples:
+        x = positions[sample] + 1
+        powers = [pow(x, k, P) for k in range(16)] + [pow(g, x, P)] + [pow(sample + 1, k, P) for k in (1, 2, 3)]
+        sums = [(total + power) % P for total, power in zip(sums, powers, strict=True)]
+    return sums
+
+
+def encoded(words: list[int]) -> str:
+    digits = "".join(f"{word:016x}" for word in words)
+    return base64.urlsafe_b64encode(bytes.fromhex(digits)).decode().rstrip("=")
+
+
+def decoded(digest: str) -> list[int]:
+    digits = base64.urlsafe_b64decode(digest + "==").hex()
+    return [int(digits[at : at + 16], 16) for at in range(0, len(digits), 16)]
 
 
 def order(n: int, seed: int, epoch: int) -> list[int]:
@@ -30,10 +47,10 @@ def order(n: int, seed: int, epoch: int) -> list[int]:
     return list(permuted)
 
 
-def deal(samples: list[int], world: int, contract: str) -> list[list[int]]:
-    """Hand out the samples one by one, as cards to players."""
+def deal(samples: list[int], world: int, contract: str, start: int = 0) -> list[list[int]]:
+    """Hand out the samples from `start` on one by one, as cards to players."""
     hands: list[list[int]] = [[] for _ in range(world)]
-    for rank, sample in zip(itertools.cycle(range(world)), samples, strict=False):
+    for rank, sample in zip(itertools.cycle(range(world)), samples[start:], strict=False):
         hands[rank].append(sample)
     longest = max(map(len, hands))
     if contract == "padded":
@@ -59,26 +76,33 @@ def run(
     plan: dict[str, int] | None = None,
     consume: Consume = faithful,
     ranks_per_pod: int = 1,
+    start: int = 0,
+    batch: int = 20,
     **common: Any,
 ) -> list[Line]:
-    """The lines of a whole run, in the order in which they would be printed."""
+    """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch."""
     plan = {"train": 2, "test": 2} if plan is None else plan
+    name = common.get("run", RUN)
     lines = []
     for epoch in range(1, max(plan.values()) + 1):
-        for phase in (name for name, epochs in plan.items() if epoch <= epochs):
+        for phase in (each for each, epochs in plan.items() if epoch <= epochs):
             shuffled = phase == "train"
             used = contract if shuffled else "exact"
             size = n if shuffled else max(1, n // 6)
-            dealt = deal(order(size, seed, epoch) if shuffled else list(range(size)), world, used)
+            samples = order(size, seed, epoch) if shuffled else list(range(size))
+            positions = {sample: position for position, sample in enumerate(samples)}
+            begin = start if shuffled and epoch == 1 else 0
+            before = samples[:begin]
+            dealt = deal(samples, world, used, begin)
             hands = [consume(phase, epoch, rank, shard) for rank, shard in enumerate(dealt)]
             rows: list[tuple[int | str, list[int], list[int]]] = list(zip(range(world), dealt, hands, strict=True))
-            rows.append(("all", [i for shard in dealt for i in shard], [i for taken in hands for i in taken]))
+            rows.append(("all", sum(dealt, before), sum(hands, before)))
             for rank, shard, taken in rows:
                 pod = rank // ranks_per_pod if isinstance(rank, int) else 0
                 lines.append(
                     {
-                        "v": 1,
-                        "run": "3f9c2a7b10de",
+                        "v": 2,
+                        "run": RUN,
                         "attempt": 0,
                         "pod": f"demo-worker-{pod - 1}" if pod else "demo-master-0",
                         "task": "fashion-mnist",
@@ -88,24 +112,26 @@ def run(
                         "rank": rank,
                         "world": world,
                         "n": size,
+                        "start": begin,
+                        "batch": batch,
                         "seed": seed,
                         "contract": used,
                         "order": "feistel-1" if shuffled else "sequential",
                         "data": "sha256:0123456789abcdef",
-                        **counts(shard, taken),
+                        **counts(shard, taken, positions, name),
                     }
                     | common
                 )
     return lines
 
 
-def counts(shard: list[int], taken: list[int]) -> Line:
+def counts(shard: list[int], taken: list[int], positions: dict[int, int], run: str) -> Line:
     lost = sorted((Counter(shard) - Counter(taken)).elements())
     doubled = sorted((Counter(taken) - Counter(shard)).elements())
     values: Line = {
         "expected": len(shard),
         "consumed": len(taken),
-        "digest": f"{sum(map(splitmix64, taken)) & _MASK:016x}",
+        "digest": encoded(words([sample for sample in taken if sample in positions], positions, run)),
         "lost": len(lost),
         "doubled": len(doubled),
     }

@@ -65,9 +65,9 @@ def test_bytes_that_are_no_text_are_no_matter(log: Path) -> None:
 
 
 def test_a_proof_that_does_not_hold(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log.write_text(TEXT.replace('"consumed":15', '"consumed":14', 1))
+    log.write_text(TEXT.replace('"consumed":15', '"consumed":16', 1))
     assert verify_shards.main([str(log)]) == 1
-    assert "✗ train epoch 1: rank 0 consumed 14, which does not fit" in capsys.readouterr().out
+    assert "✗ train epoch 1: rank 0 consumed 16, which does not fit" in capsys.readouterr().out
     log.write_text("hello\n")
     assert verify_shards.main([str(log)]) == 1
     assert f"no tally line in {log}\n" in capsys.readouterr().out
@@ -156,3 +156,27 @@ def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
     result = without_site(tmp_path, "--job", "demo")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("verify_shards: --job needs the Python package ")
+
+    def late(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return shard[1:] if rank == 1 else shard
+
+    said = "note: the Python package sympy is missing: what a digest says was lost or doubled is not named"
+    lines = bruteforce.run(plan={"train": 1}, consume=late)
+    log.write_text(bruteforce.text(lines))
+    honest = without_site(tmp_path, log)
+    assert (honest.returncode, honest.stderr) == (1, "")
+    assert said in honest.stdout and "digest does not fit" not in honest.stdout
+    for line in lines:
+        line |= {"lost": 0, "consumed": line["expected"], "lost_indices": []}
+    log.write_text(bruteforce.text(lines))
+    forged = without_site(tmp_path, log)
+    assert (forged.returncode, forged.stderr) == (1, "")
+    assert forged.stdout.count("digest does not fit: other samples were consumed than the line says\n") == 2
+    assert said in forged.stdout
+
+
+def test_a_proof_that_holds_loads_neither_torch_nor_sympy(log: Path) -> None:
+    command = [sys.executable, "-X", "importtime", str(SCRIPT), str(log)]
+    loaded = subprocess.run(command, capture_output=True, text=True).stderr
+    names = {line.rpartition("|")[2].strip().partition(".")[0] for line in loaded.splitlines()}
+    assert "numpy" in names and not names & {"torch", "sympy"}

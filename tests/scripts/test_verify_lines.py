@@ -17,6 +17,25 @@ from verify.verdict import judge
 LINES = bruteforce.run(world=2, plan={"train": 1})
 TEXT = bruteforce.text(LINES)
 FIRST, SECOND, TOGETHER = TEXT.splitlines()
+DIGEST = "20 numbers below 2**61 - 1 in base64 for URLs"
+GOOD_DIGEST = LINES[0]["digest"]
+BAD_DIGESTS = [
+    (value, json.dumps(value)[:60] + "..." * (len(json.dumps(value)) > 60))
+    for value in (
+        1,
+        None,
+        "",
+        GOOD_DIGEST[:-1],
+        GOOD_DIGEST + "A",
+        GOOD_DIGEST + "==",
+        GOOD_DIGEST[:-1] + chr(ord(GOOD_DIGEST[-1]) + 1),  # in bits that say nothing
+        GOOD_DIGEST[:50] + "*" + GOOD_DIGEST[51:],
+        GOOD_DIGEST[:50] + "é" + GOOD_DIGEST[51:],
+        bruteforce.encoded([30] * 19),
+        bruteforce.encoded([30] * 21),
+        bruteforce.encoded([30] * 19 + [bruteforce.P]),
+    )
+]
 
 
 def problems(text: str) -> list[str]:
@@ -59,14 +78,16 @@ def test_a_line_printed_twice_is_one() -> None:
 
 
 def test_a_line_printed_twice_that_differs() -> None:
-    found = problems(TEXT + SECOND.replace('"consumed":30', '"consumed":29').replace("demo-worker-0", "demo-worker-9"))
+    found = problems(TEXT + SECOND.replace('"consumed":30', '"consumed":31').replace("demo-worker-0", "demo-worker-9"))
     said = (
-        "train epoch 1 of rank 1 is printed twice and differs: pod demo-worker-0 and demo-worker-9; consumed 30 and 29"
+        "train epoch 1 of rank 1 is printed twice and differs: pod demo-worker-0 and demo-worker-9; consumed 30 and 31"
     )
     assert found == [f"demo.log:4: {said}"]
-    again = TOGETHER.replace(LINES[2]["digest"], "0" * 16)
+    words = bruteforce.decoded(LINES[2]["digest"])
+    words[3], words[16], words[19] = 0, 1, 2
+    again = TOGETHER.replace(LINES[2]["digest"], bruteforce.encoded(words))
     found = problems(TEXT + again)
-    said = f"train epoch 1 of all ranks is printed twice and differs: digest {LINES[2]['digest']} and {'0' * 16}"
+    said = "train epoch 1 of all ranks is printed twice and differs: digest in S_3, G, I_3"
     assert found == [f"demo.log:4: {said}"]
     assert judge(read(TEXT + again)).of(("train", 1))  # its row is marked
 
@@ -93,8 +114,8 @@ def test_a_line_printed_into_another(at: int) -> None:
 
 def test_a_mixed_up_line_is_told_from_one_cut_off() -> None:
     found = problems(TEXT.replace('"rank":1,', '"rank":\x1b[31mhello\n1,'))
-    assert found[0].startswith('demo.log:2: a tally line is mixed up with other output: TORCHTALLY {"v":1,"run"')
-    found = problems(TEXT.replace('{"v":1,', '{"v":\x1b[31mhello,', 1))
+    assert found[0].startswith('demo.log:2: a tally line is mixed up with other output: TORCHTALLY {"v":2,"run"')
+    found = problems(TEXT.replace('{"v":2,', '{"v":\x1b[31mhello,', 1))
     assert 'TORCHTALLY {"v":?[31mhello' in found[0]  # no control characters reach the terminal
 
 
@@ -106,11 +127,11 @@ def test_a_cut_line_of_an_earlier_attempt_or_another_run_is_no_matter() -> None:
     assert judge(read(SECOND[:200] + "\n" + later(run="b") + later(run="c")), run="c").holds
     assert not judge(read(later(attempt=1) + later(attempt=2)[:200] + "\n")).holds
     assert len(problems(TEXT + later(attempt=1)[:200])) == 1
-    assert len(problems(TEXT + 'TORCHTALLY {"v":1,')) == 1  # whose it is cannot be told: it counts
+    assert len(problems(TEXT + 'TORCHTALLY {"v":2,')) == 1  # whose it is cannot be told: it counts
 
 
 def test_a_cut_line_is_not_that_of_the_run_printed_into_it() -> None:
-    into = 'TORCHTALLY {"v":1,' + bruteforce.text(bruteforce.run(world=2, plan={"train": 1}, run="b"))
+    into = 'TORCHTALLY {"v":2,' + bruteforce.text(bruteforce.run(world=2, plan={"train": 1}, run="b"))
     assert not judge(read(TEXT + into), run=LINES[0]["run"]).holds
 
 
@@ -123,17 +144,21 @@ def test_a_log_of_cut_lines_only_says_that() -> None:
 
 
 def test_what_is_no_tally_line() -> None:
-    for text in "", "TORCHTALLY is a word\n", "TORCHTALLY_CACHE={}\n", '{"v":1}\n', "TORCHTALLY [1]\n":
+    for text in "", "TORCHTALLY is a word\n", "TORCHTALLY_CACHE={}\n", '{"v":2}\n', "TORCHTALLY [1]\n":
         assert problems(text) == ["no tally line in demo.log"]
 
 
 def test_a_version_that_is_not_known() -> None:
-    for shown in "2", "1.5", '"1"', "null", "true", '"\\u001b[31m"':
-        found = problems(TEXT.replace('"v":1', f'"v":{shown}', 1))
-        assert found[0] == (
-            f"demo.log:1: bad tally line: version {shown} of the line is not known here, only version 1 is"
+    for shown in "3", "0", "2.5", '"2"', "null", "true", '"\\u001b[31m"':
+        found = problems(TEXT.replace('"v":2', f'"v":{shown}', 1))
+        assert (
+            found[0]
+            == f"demo.log:1: bad tally line: version {shown} of the line is not known here, only version 2 is read"
         )
-    found = problems(TEXT.replace('"v":1,', "", 1))
+    found = problems(TEXT.replace('"v":2', '"v":1', 1))
+    said = "version 1 of the line is from an earlier torchtally and has another digest, only version 2 is read"
+    assert found[0] == f"demo.log:1: bad tally line: {said}"
+    found = problems(TEXT.replace('"v":2,', "", 1))
     assert found[0] == 'demo.log:1: bad tally line: "v" (its version) is missing'
 
 
@@ -167,6 +192,12 @@ def test_a_version_that_is_not_known() -> None:
         ("world", "2", 'is "2", allowed is an integer from 1 to 1000000'),
         ("n", 0, "is 0, allowed is an integer from 1 to"),
         ("n", 10**30, f"is {10**30}, allowed is an integer from 1 to"),
+        ("n", 2**61 - 1, f"is {2**61 - 1}, allowed is an integer from 1 to {2**61 - 2}"),
+        ("start", -1, "is -1, allowed is an integer from 0 to 59"),
+        ("start", 60, "is 60, allowed is an integer from 0 to 59"),
+        ("start", "0", 'is "0", allowed is an integer from 0 to 59'),
+        ("batch", 0, "is 0, allowed is an integer from 1 to"),
+        ("batch", None, "is null, allowed is an integer from 1 to"),
         ("seed", -1, "is -1, allowed is an integer from 0 to"),
         ("contract", "most", 'is "most", allowed is exact or padded or drop_last'),
         ("order", "feistel-2", 'is "feistel-2", allowed is feistel-1 or sequential'),
@@ -174,13 +205,14 @@ def test_a_version_that_is_not_known() -> None:
         ("expected", -30, "is -30, allowed is an integer from 0 to"),
         ("consumed", 30.0, "is 30.0, allowed is an integer from 0 to"),
         ("consumed", float("nan"), "is NaN, allowed is an integer from 0 to"),
-        ("digest", "F" * 16, f'is "{"F" * 16}", allowed is 16 lower-case hexadecimal digits'),
-        ("digest", "f" * 17, f'is "{"f" * 17}", allowed is 16 lower-case hexadecimal digits'),
-        ("digest", 1, "is 1, allowed is 16 lower-case hexadecimal digits"),
+        ("consumed", 29, "is 29, allowed is no less than the 30 samples that its digest counts"),
+        *(("digest", value, f"is {shown}, allowed is {DIGEST}") for value, shown in BAD_DIGESTS),
         ("lost", -1, "is -1, allowed is an integer from 0 to"),
         ("doubled", "0", 'is "0", allowed is an integer from 0 to'),
+        ("lost", None, f'is null, allowed is an integer from 0 to {2**63}, or null where "doubled" is null too'),
+        ("doubled", None, f'is null, allowed is an integer from 0 to {2**63}, or null where "lost" is null too'),
         ("lost_indices", [1], "is [1], allowed is a list of at most 0 integers from 0 to 59"),
-        ("doubled_indices", "1", 'is "1", allowed is a list of at most 0 integers from 0 to 59'),
+        ("doubled_indices", "1", f'is "1", allowed is a list of at most 0 integers from {-(2**63)} to {2**63 - 1}'),
     ],
 )
 def test_values_that_cannot_be(name: str, value: Any, said: str) -> None:
@@ -193,6 +225,13 @@ def test_indices_that_cannot_be(indices: list[Any]) -> None:
     bad = bruteforce.text([LINES[0] | {"lost": 20, "lost_indices": indices}, *LINES[1:]])
     said = f'"lost_indices" is {json.dumps(indices)}, allowed is a list of at most 8 integers from 0 to 59'
     assert problems(bad)[0] == f"demo.log:1: bad tally line: {said}"
+
+
+def test_where_nothing_is_counted_nothing_is_named() -> None:
+    unknown = LINES[0] | {"lost": None, "doubled": None}
+    assert problems(bruteforce.text([unknown, *LINES[1:]]))[0].startswith("train epoch 1: rank 0: more was lost")
+    found = problems(bruteforce.text([unknown | {"doubled_indices": [1]}, *LINES[1:]]))
+    assert '"doubled_indices" is [1], allowed is a list of at most 0 integers' in found[0]
 
 
 @pytest.mark.parametrize("name", sorted(LINES[0].keys() - {"v"}))

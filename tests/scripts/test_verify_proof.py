@@ -6,12 +6,13 @@ from typing import Any
 import bruteforce
 import pytest
 from bruteforce import Line
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judged import changed, line, sentences, verdict
 
-from torchtally import shards
+from torchtally import digest, shards
 from verify import report
+from verify.words import numbers
 
 contracts = st.sampled_from(["exact", "padded", "drop_last"])
 
@@ -20,9 +21,12 @@ contracts = st.sampled_from(["exact", "padded", "drop_last"])
 
 
 @settings(deadline=None)
-@given(n=st.integers(1, 300), world=st.integers(1, 9), contract=contracts, seed=st.integers(0, 2**64 - 1))
-def test_a_faithful_run_holds(n: int, world: int, contract: str, seed: int) -> None:
-    assert sentences(bruteforce.run(n, world, contract, seed)) == []
+@given(st.data(), st.integers(1, 200), st.integers(1, 9), contracts, st.integers(0, 2**64 - 1))
+@example(None, 5, 9, "drop_last", 7).via("more ranks than samples")
+@example(None, 2, 9, "padded", 7).via("repeated more than once")
+def test_a_faithful_run_holds(data: st.DataObject | None, n: int, world: int, contract: str, seed: int) -> None:
+    start = data.draw(st.integers(0, n - 1), "start") if data else 0
+    assert sentences(bruteforce.run(n, world, contract, seed, start=start)) == []
 
 
 @settings(deadline=None)
@@ -36,7 +40,7 @@ def test_any_single_changed_value_breaks_the_proof(data: st.DataObject) -> None:
     if isinstance(old, int):
         others: list[Any] = [new for new in (0, old - 1, old + 1, 2 * old, 2**32) if new >= 0]
     elif name == "digest":
-        others = [f"{int(old, 16) ^ 1 << bit:016x}" for bit in range(64)]
+        others = [with_word(old, word, 1 << bit) for word in range(20) for bit in range(0, 61, 12)]
     elif name == "plan":
         others = [{"train": 2, "test": 1}, {"train": 2}, {"train": 2, "test": 2, "more": 1}]
     else:
@@ -60,24 +64,48 @@ def test_the_order_of_lines_does_not_matter(lines: list[Line]) -> None:
     assert verdict(lines).holds
 
 
-def test_the_order_is_walked_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_word(digest: str, word: int, more: int) -> str:
+    words = bruteforce.decoded(digest)
+    words[word] = (words[word] + more) % bruteforce.P
+    return bruteforce.encoded(words)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data(), contracts, st.integers(0, 19), st.integers(1, bruteforce.P - 1), st.booleans())
+def test_any_single_changed_word_is_found(
+    data: st.DataObject, contract: str, word: int, more: int, resumed: bool
+) -> None:
+    lines = RUNS[contract, resumed]
+    at = data.draw(st.sampled_from(range(len(lines))))
+    bad = lines[at]
+    if bad["start"] and bad["rank"] != "all" and word > 16:
+        return  # no closed form has the indices that earlier worlds consumed: `all` alone is checked then
+    found = sentences([*lines[:at], bad | {"digest": with_word(bad["digest"], word, more)}, *lines[at + 1 :]])
+    assert found, (bad["rank"], word)
+
+
+RUNS = {
+    (contract, resumed): bruteforce.run(22, 3, contract, 5, start=7 * resumed, batch=6)
+    for contract in ("exact", "padded", "drop_last")
+    for resumed in (False, True)
+}
+
+
+@pytest.mark.parametrize("contract", ["exact", "padded", "drop_last"])
+def test_the_order_is_not_walked(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[int] = []
 
     def permute(positions: Any, *order: int) -> Any:
         walked.append(len(positions))
         return original(positions, *order)
 
-    lines = bruteforce.run(2003, 100, seed=5)
+    lines = bruteforce.run(2003, 100, contract, seed=6)
     original = shards.permute
-    monkeypatch.setattr(shards, "permute", permute)
+    for module in shards, digest:
+        monkeypatch.setattr(module, "permute", permute)
     assert verdict(lines).holds
-    assert sum(walked) == 2 * 2003
-
-
-def test_a_long_order_is_walked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify.expected._BLOCK", 50)
-    for contract in "exact", "padded", "drop_last":
-        assert sentences(bruteforce.run(1009, 7, contract, seed=9)) == []
+    # Of each train epoch the samples that are repeated, or left out.
+    assert sum(walked) == {"exact": 0, "padded": 2 * 97, "drop_last": 2 * 3}[contract]
 
 
 # Faults of the sampler or the loop, honestly counted by the trainer
@@ -91,6 +119,10 @@ def test_a_rank_local_shuffle_has_the_right_counts_and_fails() -> None:
     assert {each.split(":")[0] for each in found} == {"train epoch 1", "train epoch 2"}
     together = verdict(bruteforce.run(consume=local)).of(("train", 1))[0].text
     assert together.startswith("all ranks together: ") and "more, too many to name) lost" in together
+
+
+def named(indices: list[int]) -> str:
+    return numbers("", indices).lstrip("s ")
 
 
 def forged(lines: list[Line]) -> list[Line]:
@@ -107,7 +139,10 @@ def test_a_rank_local_shuffle_that_only_counts_is_found_by_its_digest() -> None:
 
     found = sentences(forged(bruteforce.run(plan={"train": 1}, consume=local)))
     assert len(found) == 5
-    assert all("says nothing lost or doubled, but its digest is " in each for each in found[1:])
+    said = "digest does not fit: other samples were consumed than the line says, more than can be named"
+    assert found[0] == f"train epoch 1: all ranks together say nothing lost or doubled, but their {said}"
+    for rank in range(4):
+        assert found[1 + rank] == f"train epoch 1: rank {rank} says nothing lost or doubled, but its {said}"
 
 
 def test_two_samples_swapped_for_their_neighbours() -> None:
@@ -125,7 +160,16 @@ def test_two_samples_swapped_for_their_neighbours() -> None:
     lost, doubled = (", ".join(map(str, bad[name])) for name in ("lost_indices", "doubled_indices"))
     assert f"train epoch 2: rank 1: 2 ({lost}) lost, 2 ({doubled}) doubled" in sentences(honest)
     found = sentences(forged(bruteforce.run(consume=neighbours)))
-    assert len(found) == 2 and found[1].startswith("train epoch 2: rank 1 says nothing lost or doubled")
+    assert len(found) == 2 and found[1].startswith(
+        "train epoch 2: rank 1 says nothing lost or doubled, but by its digest it is 2 lost and 2 doubled: "
+    )
+    wrong = found[1].partition("2 doubled: ")[2].split("; ")
+    assert sorted(wrong) == sorted(
+        [
+            f"samples {named(bad['lost_indices'])} were never consumed",
+            f"samples {named(bad['doubled_indices'])} were consumed, though not in its shard",
+        ]
+    )
 
 
 def test_a_padding_sampler_under_the_exact_contract() -> None:
@@ -135,7 +179,9 @@ def test_a_padding_sampler_under_the_exact_contract() -> None:
     found = sentences(lines)
     assert "train epoch 1: all ranks together expected 64, but N 61 over world size 4 under exact makes 61" in found
     assert "train epoch 1: rank 3 expected 16, but N 61 over world size 4 under exact makes 15" in found
-    assert any(each.startswith("train epoch 1: rank 3 says nothing lost or doubled, but") for each in found)
+    again = bruteforce.order(61, 0, 1)[2]
+    said = f"0 lost and 1 doubled: sample {again} was consumed, though not in its shard"
+    assert f"train epoch 1: rank 3 says nothing lost or doubled, but by its digest it is {said}" in found
     assert not any("rank 0" in each for each in found)
 
 
@@ -165,16 +211,20 @@ def test_two_ranks_that_swap_their_shards() -> None:
     one, two = line(lines, 1), line(lines, 2)
     one["digest"], two["digest"] = two["digest"], one["digest"]
     found = sentences(lines)
-    assert len(found) == 2 and "rank 1 says nothing" in found[0] and "rank 2 says nothing" in found[1]
+    said = "says nothing lost or doubled, but its digest does not fit: other samples were consumed than the line says"
+    assert len(found) == 2 and f"rank 1 {said}" in found[0] and f"rank 2 {said}" in found[1]
 
 
 # Lines that contradict themselves
 
 
 def test_a_count_that_does_not_add_up() -> None:
-    said = "rank 1 consumed 14, which does not fit: expected 15 - lost 0 + doubled 0 = 15"
-    assert f"train epoch 1: {said}" in changed(1, consumed=14)
-    assert "train epoch 1: all ranks together say consumed 60, but their lines add up to 59" in changed(1, consumed=14)
+    found = changed(1, consumed=16)
+    said = "rank 1 consumed 16, which does not fit: expected 15 - lost 0 + doubled 0 = 15"
+    assert f"train epoch 1: {said}" in found
+    assert "train epoch 1: all ranks together say consumed 60, but their lines add up to 61" in found
+    said = "rank 1 says nothing lost or doubled, but by its digest it is 0 lost and 1 doubled: "
+    assert f"train epoch 1: {said}1 of what was consumed is no sample" in found
 
 
 def test_a_shard_of_the_wrong_size() -> None:
@@ -182,37 +232,109 @@ def test_a_shard_of_the_wrong_size() -> None:
     assert f"train epoch 1: {said}" in changed(1, expected=16, consumed=16)
 
 
+def without_first(count: int = 1) -> list[Line]:
+    """A run whose rank 1 did not consume the first samples of its shard."""
+    return bruteforce.run(plan={"train": 1}, consume=lambda phase, epoch, rank, shard: shard[count * (rank == 1) :])
+
+
 def test_named_samples_that_do_not_fit_the_digest() -> None:
-    lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard[1:] if rank == 1 else shard)
+    lines = without_first()
     bad = line(lines, 1)
-    bad["lost_indices"] = [(bad["lost_indices"][0] + 1) % 60]
-    found = [each for each in sentences(lines) if each.startswith("train epoch 1: rank 1 says")]
-    assert len(found) == 1 and "says the indices that it names as lost or doubled, but its digest is" in found[0]
-    assert bad["digest"] in found[0]
+    lost = bad["lost_indices"][0]
+    bad["lost_indices"] = [(lost + 1) % 60]
+    found = [each for each in sentences(lines) if "rank 1 names" in each]
+    said = f"rank 1 names sample {(lost + 1) % 60} as lost, but by its digest sample {lost} was never consumed"
+    assert found == [f"train epoch 1: {said}"]
 
 
 def test_named_samples_that_fit_are_no_further_fault() -> None:
-    lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard[1:] if rank == 1 else shard)
+    lines = without_first()
     assert not any("digest" in each for each in sentences(lines))
+    assert len(sentences(lines)) == 2  # what it says itself, and all ranks with it
+
+
+def test_a_sample_that_is_not_named() -> None:
+    lines = without_first(2)
+    bad = line(lines, 1)
+    one, other = bad["lost_indices"]
+    bad["lost_indices"] = [one]
+    said = (
+        f"rank 1 names no more than {one} as lost, but by its digest samples {named([one, other])} were never consumed"
+    )
+    assert f"train epoch 1: {said}" in sentences(lines)
+
+
+def test_counts_that_do_not_fit_the_digest() -> None:
+    lines = without_first()
+    bad = line(lines, 1)
+    lost = bad["lost_indices"]
+    bad |= {"lost": 2, "doubled": 1, "lost_indices": [], "doubled_indices": []}
+    said = f"but by its digest it is 1 lost and 0 doubled: sample {lost[0]} was never consumed"
+    assert f"train epoch 1: rank 1 says 2 lost and 1 doubled, {said}" in sentences(lines)
+    bad |= {"lost": None, "doubled": None}
+    found = sentences(lines)
+    assert "train epoch 1: rank 1: more was lost or doubled than can be counted" in found
+    assert f"train epoch 1: rank 1 says more lost or doubled than can be counted, {said}" in found
 
 
 def test_a_whole_digest_where_samples_are_said_to_be_lost() -> None:
     said = "rank 1 says that samples were lost or doubled, but its digest is that of the whole shard"
-    assert f"train epoch 1: {said}" in changed(1, lost=9, lost_indices=list(range(8)), consumed=6)
-    assert f"train epoch 1: {said}" in changed(1, lost=2, consumed=13)
-    said = said.replace("rank 1 says", "all ranks together says")
-    assert f"train epoch 1: {said}" in changed("all", lost=2, consumed=58)
+    assert f"train epoch 1: {said}" in changed(1, lost=9, lost_indices=list(range(8)))
+    assert f"train epoch 1: {said}" in changed(1, lost=2, doubled=2)
+    assert f"train epoch 1: {said}" in changed(1, lost=None, doubled=None)
+    said = "all ranks together say that samples were lost or doubled, but their digest is that of the whole shard"
+    assert f"train epoch 1: {said}" in changed("all", lost=2)
 
 
 def test_the_line_of_all_is_the_sum() -> None:
     said = "all ranks together say expected 61, but their lines add up to 60"
     assert f"train epoch 1: {said}" in changed("all", expected=61)
-    said = "all ranks together say digest 0000000000000000, but their lines add up to "
-    assert any(said in each for each in changed("all", digest="0" * 16))
+    said = "all ranks together say consumed 61, but their lines add up to 60"
+    assert f"train epoch 1: {said}" in changed("all", consumed=61)
+    digest = with_word(with_word(line(bruteforce.run(), "all")["digest"], 2, 1), 18, 5)
+    said = "all ranks together say another digest than their lines add up to: it differs in S_2, I_2"
+    assert f"train epoch 1: {said}" in changed("all", digest=digest)
     said = "all ranks together say lost 2, but their lines add up to only 0"
     assert f"train epoch 1: {said}" in changed("all", lost=2)
     said = "all ranks together say doubled 1, but their lines add up to only 0"
     assert f"train epoch 1: {said}" in changed("all", doubled=1)
+    # Nothing can be said of a sum of which a part is not known.
+    lines = bruteforce.run()
+    line(lines, 1).update(lost=None, doubled=None), line(lines, "all").update(lost=1)
+    assert not any("add up" in each for each in sentences(lines))
+
+
+def test_the_line_of_all_holds_what_was_consumed_before() -> None:
+    lines = bruteforce.run(start=23)
+    everything = line(lines, "all")
+    everything["consumed"] = 61
+    said = "all ranks together say consumed 61, but their lines and the 23 samples before add up to 60"
+    assert f"train epoch 1: {said}" in sentences(lines)
+    everything |= {"consumed": 60, "digest": with_word(everything["digest"], 2, 1)}
+    said = "all ranks together say another digest than their lines and the 23 samples before add up to"
+    assert f"train epoch 1: {said}: it differs in S_2" in sentences(lines)
+    everything["digest"] = bruteforce.encoded(
+        [
+            sum(words) % bruteforce.P
+            for words in zip(*(bruteforce.decoded(line(lines, r)["digest"]) for r in range(4)), strict=True)
+        ]
+    )
+    found = sentences(lines)  # those before are not in it
+    said = "all ranks together say nothing lost or doubled, but by their digest it is 23 lost and 23 doubled: "
+    told = "positions 0-22 of the order were never consumed; 23 of what was consumed are no sample"
+    assert f"train epoch 1: {said}{told}" in found
+
+
+def test_indices_that_do_not_fit_their_positions() -> None:
+    lines = bruteforce.run()
+    for rank in 1, "all":  # so that the sum holds
+        line(lines, rank)["digest"] = with_word(line(lines, rank)["digest"], 18, 5)
+    said = "consumed the right positions of the order, but the sums of their sample indices do not fit (I_2): "
+    said = f"train epoch 1: all ranks together {said}feistel-1 was computed in another way there"
+    assert sentences(lines) == [said]
+    line(lines, "all").update(lost=None, doubled=None)  # as the trainer says it
+    many = "train epoch 1: all ranks together: more was lost or doubled than can be counted"
+    assert sentences(lines) == [many, said]
 
 
 def test_what_one_rank_lost_another_may_have_taken() -> None:

@@ -84,8 +84,31 @@ def test_json() -> None:
     assert told["problems"] == sentences(lines) and told["notes"] == []
     assert len(told["tallies"]) == 5
     for given, read in zip(lines, told["tallies"], strict=True):
-        assert {"v": 1, **read} == {"lost_indices": [], "doubled_indices": [], **given} | (
+        assert {"v": 2, **read} == {"lost_indices": [], "doubled_indices": [], **given} | (
             {"ok": False} if given["rank"] == "all" else {}
         )
     assert json.loads(report.as_json(verdict(bruteforce.run())))["tallies"][-1]["ok"] is True
     assert json.loads(report.as_json(verdict([])))["run"] is None
+
+
+def test_json_has_what_was_printed() -> None:
+    lines = bruteforce.run(start=23, batch=8)
+    told = json.loads(report.as_json(verdict(lines)))["tallies"]
+    assert (told[0]["start"], told[0]["batch"], told[0]["digest"]) == (23, 8, lines[0]["digest"])
+    many = lines[0] | {"lost": None, "doubled": None}
+    told = json.loads(report.as_json(verdict([many, *lines[1:]])))["tallies"]
+    assert (told[0]["lost"], told[0]["doubled"]) == (None, None)
+
+
+def test_a_row_of_more_than_can_be_counted() -> None:
+    lines = bruteforce.run(plan={"train": 1})
+    row = shown([lines[0] | {"lost": None, "doubled": None}, *lines[1:]])[1]
+    assert row == "train      1  demo-master-0        0        15        15  many     many"
+
+
+def test_a_row_of_an_epoch_that_was_taken_up_again() -> None:
+    lines = bruteforce.run(60, contract="padded", plan={"train": 1}, start=23)
+    assert shown(lines)[5] == (
+        "train      1  all                  4        63        63     0        0"
+        "  ✓ every sample at least once, 3 repeated"
+    )

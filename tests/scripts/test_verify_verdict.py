@@ -13,6 +13,12 @@ from verify.verdict import UnknownRun
     ("name", "value", "said"),
     [
         ("n", 59, "train: the lines disagree on n: 60 (ranks 0-3 and all ranks together), 59 (rank 1 in epoch 1)"),
+        (
+            "batch",
+            8,
+            "train: the lines disagree on batch: 20 (ranks 0-3 and all ranks together), 8 (rank 1 in epoch 1)",
+        ),
+        ("start", 8, "train epoch 1: the lines disagree on start: 0 (ranks 0, 2-3 and all ranks together), 8 (rank 1)"),
         ("seed", 1, "train: the lines disagree on seed: 0 ("),
         ("contract", "padded", 'train: the lines disagree on contract: "exact" ('),
         ("order", "sequential", 'train: the lines disagree on order: "feistel-1" ('),
@@ -55,6 +61,24 @@ def test_expect_per_pod_sums_the_ranks_of_a_pod() -> None:
     found = sentences(lines, expect_per_pod=15)
     assert found[0] == "train epoch 1: pod demo-master-0 consumed 30, not 15 as --expect-per-pod says"
     assert len(found) == 4
+
+
+def test_expect_per_pod_of_an_epoch_that_was_taken_up_again() -> None:
+    found = sentences(bruteforce.run(start=20), expect_per_pod=15)
+    said = "pod demo-master-0 consumed 10 from position 20 on, not 15 as --expect-per-pod says"
+    assert found[0] == f"train epoch 1: {said}"
+    assert len(found) == 4
+
+
+def test_each_epoch_may_start_where_it_was_taken_up() -> None:
+    assert sentences(bruteforce.run(start=17)) == []  # epoch 1; 2 starts at 0
+    lines = bruteforce.run(start=17)
+    for each in lines:
+        if (each["phase"], each["epoch"]) == ("train", 1):
+            each["start"] = 18
+    assert "train epoch 1: rank 2 expected 11, but N 60 over world size 4 from position 18 on under exact makes 10" in (
+        sentences(lines)
+    )
 
 
 def test_expect_per_pod_needs_a_train_phase() -> None:

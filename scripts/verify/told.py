@@ -1,0 +1,117 @@
+"""What a digest names, for people: whole steps, samples of the shard, or single samples by their indices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchtally.digest import Stretch
+
+from . import expected
+from .lines import NAMED, Tally
+from .words import numbers, span
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples number `first` to `last` of a shard, consumed `times` more often than is right."""
+
+    first: int
+    last: int
+    times: int
+
+
+def told(tally: Tally, stretches: list[Stretch]) -> Iterator[str]:
+    """`steps 20-21 (samples 640-703 of its shard) were consumed twice`, `sample 17 was never consumed`."""
+    parts, foreign = _parts(tally, stretches)
+    single = []
+    for part in parts:
+        if text := _as_steps(tally, part) or _as_samples(tally, part):
+            yield text
+        else:
+            each = range(part.first, part.last + 1)
+            single += [(expected.position(tally, number), part.times) for number in each]
+    groups: dict[str, list[int]] = {}
+    positions = [position for position, _ in single + foreign]
+    for (position, times), index in zip(single + foreign, expected.samples(tally, positions), strict=True):
+        groups.setdefault(_how(tally, expected.times(tally, position), times), []).append(index)
+    for how, indices in groups.items():
+        yield f"{numbers('sample', indices)} {'were' if len(indices) > 1 else 'was'} {how}"
+    if tally.outside:
+        yield f"{tally.outside} of what was consumed {'are' if tally.outside > 1 else 'is'} no sample"
+
+
+def at_length(tally: Tally, stretches: list[Stretch]) -> list[str]:
+    """Of `told`, what is not single samples."""
+    parts, _ = _parts(tally, stretches)
+    return [text for part in parts if (text := _as_steps(tally, part) or _as_samples(tally, part))]
+
+
+def _parts(tally: Tally, stretches: list[Stretch]) -> tuple[list[_Part], list[tuple[int, int]]]:
+    """The stretches within the shard, neighbours joined, and (position, times) of what is of no part of it."""
+    parts: list[_Part] = []
+    foreign = []
+    for each in stretches:
+        first = expected.number(tally, each.positions.first)
+        if first is None:  # a single position: the others are stretches of the shard
+            foreign.append((each.positions.first, each.times))
+        else:
+            parts.append(_Part(first, first + each.positions.count - 1, each.times))
+    joined: list[_Part] = []
+    for part in sorted(parts, key=lambda part: part.first):
+        if joined and (joined[-1].last + 1, joined[-1].times) == (part.first, part.times):
+            part = _Part(joined.pop().first, part.last, part.times)
+        joined.append(part)
+    return joined, foreign
+
+
+def _as_steps(tally: Tally, part: _Part) -> str | None:
+    """None where the part is no whole steps, or a single sample."""
+    end = expected.size(tally) - 1
+    begin = tally.start if tally.rank == "all" else 0  # what is before is of no step of this world
+    if not begin <= part.first < part.last <= end:
+        return None
+    first, last = _step(tally, part.first), _step(tally, part.last)
+    if (part.first > begin and _step(tally, part.first - 1) == first) or (
+        part.last < end and _step(tally, part.last + 1) == last
+    ):
+        return None
+    return f"{span('step', first, last)} ({_numbered(tally, part)}) {_was(tally, part, first < last)}"
+
+
+def _as_samples(tally: Tally, part: _Part) -> str | None:
+    """None where they are so few that each can be named."""
+    if part.last - part.first < NAMED:
+        return None
+    return f"{_numbered(tally, part)} {_was(tally, part, True)}"
+
+
+def _step(tally: Tally, number: int) -> int:
+    if tally.rank == "all":
+        return (number - tally.start) // tally.batch
+    return (tally.rank + number * tally.world) // tally.batch
+
+
+def _numbered(tally: Tally, part: _Part) -> str:
+    noun, of = ("position", "the order") if tally.rank == "all" else ("sample", "its shard")
+    return f"{span(noun, part.first, part.last)} of {of}"
+
+
+def _was(tally: Tally, part: _Part, plural: bool) -> str:
+    should = {expected.times(tally, expected.position(tally, number)) for number in (part.first, part.last)}
+    verb = "were" if plural else "was"
+    if len(should) == 1:
+        return f"{verb} {_how(tally, should.pop(), part.times)}"
+    return f"{verb} consumed {_times(abs(part.times))} too {'often' if part.times > 0 else 'seldom'}"
+
+
+def _how(tally: Tally, should: int, more: int) -> str:
+    """How often samples were consumed that should have been consumed `should` times."""
+    if should + more == 0:
+        return "never consumed"
+    if should == 0:
+        where = "the contract" if tally.rank == "all" else "its shard"
+        return f"consumed{f' {_times(more)}' * (more != 1)}, though not in {where}"
+    return f"consumed {_times(should + more)}" + f", not {_times(should)}" * (should > 1)
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -1,0 +1,31 @@
+"""How ranks, steps and samples are named in sentences."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+Rank = int | Literal["all"]
+
+
+def who(ranks: Iterable[Rank]) -> str:
+    """`rank 2`, `ranks 0-2, 5`, `all ranks together`, or several of them."""
+    given = set(ranks)
+    alone = {rank for rank in given if rank != "all"}
+    parts = [numbers("rank", alone)] if alone else []
+    return " and ".join(parts + ["all ranks together"] * ("all" in given))
+
+
+def numbers(noun: str, values: Iterable[int]) -> str:
+    """`epoch 2`, `ranks 0-2, 5`."""
+    spans: list[list[int]] = []
+    for value in sorted(values):
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    plural = len(spans) > 1 or spans[0][0] < spans[0][1]
+    return f"{noun}{'s' * plural} " + ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in spans)
+
+
+def span(noun: str, first: int, last: int) -> str:
+    """`step 3`, `steps 3-5`; of any length."""
+    return f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"

@@ -1,0 +1,266 @@
+"""What a digest names, in words: steps of a rank, samples of its shard, single samples; at any n."""
+
+from typing import Any
+
+import bruteforce
+import pytest
+from bruteforce import Line
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judged import line, sentences
+
+from torchtally import digest, shards
+from torchtally.digest import Digest
+from torchtally.shards import Progression
+
+
+def of_rank(wrong: int, change: Any) -> Any:
+    """Only this rank, in the first train epoch, consumes what `change` makes of its shard."""
+    return lambda phase, epoch, rank, shard: change(shard) if (phase, epoch, rank) == ("train", 1, wrong) else shard
+
+
+def told(lines: list[Line], who: str = "rank 2") -> list[str]:
+    start = f"train epoch 1: {who}: "
+    return [each.removeprefix(start) for each in sentences(lines) if each.startswith(start) and " lost, " not in each]
+
+
+def quiet(lines: list[Line], rank: int | str) -> list[str]:
+    """What the digest says of a rank whose line says that nothing was wrong."""
+    bad = line(lines, rank)
+    bad |= {"lost": 0, "doubled": 0, "expected": bad["consumed"], "lost_indices": [], "doubled_indices": []}
+    name = "all ranks together say" if rank == "all" else f"rank {rank} says"
+    found = next(each for each in sentences(lines) if each.startswith(f"train epoch 1: {name} nothing lost or doubled"))
+    return found.partition(" doubled: ")[2].split("; ")
+
+
+def again(first: int, last: int) -> Any:
+    return lambda shard: shard + shard[first : last + 1]
+
+
+def without(first: int, last: int) -> Any:
+    return lambda shard: shard[:first] + shard[last + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        # 8 samples a step, 2 of each rank.
+        (again(4, 5), ["step 2 (samples 4-5 of its shard) was consumed twice"]),
+        (again(4, 7), ["steps 2-3 (samples 4-7 of its shard) were consumed twice"]),
+        (again(4, 59), ["steps 2-29 (samples 4-59 of its shard) were consumed twice"]),
+        (lambda shard: shard + 2 * shard[20:60], ["steps 10-29 (samples 20-59 of its shard) were consumed 3 times"]),
+        (without(0, 1), ["step 0 (samples 0-1 of its shard) was never consumed"]),
+        (without(100, 103), ["steps 50-51 (samples 100-103 of its shard) were never consumed"]),
+        (without(101, 110), ["samples 101-110 of its shard were never consumed"]),
+        (without(98, 110), ["steps 49-55 (samples 98-110 of its shard) were never consumed"]),  # to the end
+        (without(0, 110), ["steps 0-55 (samples 0-110 of its shard) were never consumed"]),
+        (without(4, 4), []),  # its line names it
+        (without(4, 6), []),
+        (lambda shard: shard[:20] + shard[40:60] + shard[40:], [
+            "steps 10-19 (samples 20-39 of its shard) were never consumed",
+            "steps 20-29 (samples 40-59 of its shard) were consumed twice",
+        ]),
+    ],
+)  # fmt: skip
+def test_whole_steps_are_named(change: Any, said: list[str]) -> None:
+    lines = bruteforce.run(444, plan={"train": 1}, consume=of_rank(2, change), batch=8)
+    assert told(lines) == said
+    if said:  # where the line keeps quiet, its digest tells all the same
+        assert quiet(lines, 2) == said
+
+
+def test_steps_count_from_where_the_epoch_was_taken_up() -> None:
+    consume = of_rank(2, again(4, 7))
+    lines = bruteforce.run(444, plan={"train": 1}, consume=consume, batch=8, start=123)
+    assert told(lines) == ["steps 2-3 (samples 4-7 of its shard) were consumed twice"]
+
+
+def test_steps_that_do_not_divide_among_the_ranks() -> None:
+    # Steps of 10: rank 2 of 4 has the positions 2 6 | 10 14 18 | 22 26 | 30 34 38 | ...
+    for first, last, said in (
+        (2, 4, "step 1 (samples 2-4 of its shard) was"),
+        (2, 6, "steps 1-2 (samples 2-6 of its shard) were"),
+    ):
+        lines = bruteforce.run(444, plan={"train": 1}, consume=of_rank(2, without(first, last)), batch=10)
+        assert told(lines) == [f"{said} never consumed"]
+    lines = bruteforce.run(444, plan={"train": 1}, consume=of_rank(2, without(1, 4)), batch=10)
+    assert told(lines) == []
+
+
+def test_a_repeated_sample_belongs_to_the_last_step() -> None:
+    # Rank 2 has the positions 434, 438 and, after the last, 0 in step 36.
+    for last, said in (109, []), (110, ["step 36 (samples 108-110 of its shard) was never consumed"]):
+        consume = of_rank(2, without(108, last))
+        lines = bruteforce.run(442, contract="padded", plan={"train": 1}, consume=consume, batch=12)
+        assert told(lines) == said
+
+
+def test_steps_of_all_ranks() -> None:
+    def restarted(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return shard + shard[10:20] if epoch == 1 else shard[:4] + shard[20:]
+
+    lines = bruteforce.run(444, plan={"train": 2}, consume=restarted, batch=8, start=40)
+    twice = ["steps 5-9 (positions 80-119 of the order) were consumed twice"]
+    assert told(lines, "all ranks together") == twice
+    said = "train epoch 2: all ranks together: steps 2-9 (positions 16-79 of the order) were never consumed"
+    assert said in sentences(lines)
+
+
+def test_steps_of_all_ranks_where_others_are_repeated_or_left_out() -> None:
+    def twice(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return shard * 2
+
+    lines = bruteforce.run(443, contract="padded", plan={"train": 1}, consume=twice, batch=8)
+    # Position 0, which should be there twice, is there 4 times.
+    assert told(lines, "all ranks together") == ["positions 1-442 of the order were consumed twice"]
+
+    def restarted(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return shard + shard[:6]
+
+    lines = bruteforce.run(443, contract="padded", plan={"train": 1}, consume=restarted, batch=8)
+    said = "steps 0-2 (positions 0-23 of the order) were consumed once too often"
+    assert told(lines, "all ranks together") == [said]
+    lines = bruteforce.run(443, contract="drop_last", plan={"train": 1}, consume=twice, batch=8)
+    assert told(lines, "all ranks together") == ["steps 0-54 (positions 0-439 of the order) were consumed twice"]
+
+
+def test_single_samples_are_named() -> None:
+    own = bruteforce.deal(bruteforce.order(60, 0, 1), 4, "exact")
+    a, b, c = own[2][3], own[2][7], own[1][0]
+
+    def consume(shard: list[int]) -> list[int]:
+        return [each for each in shard if each != a] + [b, b, c]
+
+    lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, consume))
+    assert quiet(lines, 2) == [
+        f"sample {a} was never consumed",
+        f"sample {b} was consumed 3 times",
+        f"sample {c} was consumed, though not in its shard",
+    ]
+    lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard, c, c, -1, 60]))
+    assert quiet(lines, 2) == [
+        f"sample {c} was consumed twice, though not in its shard",
+        "2 of what was consumed are no sample",
+    ]
+
+
+def test_single_samples_of_all_ranks() -> None:
+    order = bruteforce.order(62, 0, 1)
+    for contract, change, said in (
+        ("padded", lambda shard: shard[:-1], f"sample {order[0]} was consumed once, not twice"),
+        ("padded", lambda shard: [*shard, order[1]], f"sample {order[1]} was consumed 3 times, not twice"),
+        (
+            "drop_last",
+            lambda shard: [*shard, order[61]],
+            f"sample {order[61]} was consumed, though not in the contract",
+        ),
+        ("exact", lambda shard: [*shard, order[61]], f"sample {order[61]} was consumed twice"),
+        ("exact", lambda shard: [*shard, -7], "1 of what was consumed is no sample"),
+    ):
+        lines = bruteforce.run(62, contract=contract, plan={"train": 1}, consume=of_rank(2, change))
+        assert quiet(lines, "all") == [said]
+
+
+def test_indices_of_no_sample_may_be_named() -> None:
+    lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard, -1, 60]))
+    found = sentences(lines)
+    assert "train epoch 1: rank 2: 0 lost, 2 (-1, 60) doubled, 2 of them no sample" in found
+    assert len(found) == 2  # and all ranks with it
+    line(lines, 2)["doubled_indices"] = [-1, 60, 61]
+    assert '"doubled_indices" is [-1, 60, 61], allowed is a list of at most 2' in sentences(lines)[0]
+    lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard, shard[0], -1]))
+    bad = line(lines, 2)
+    first = bad["doubled_indices"][1]
+    bad["doubled_indices"] = [-2, -1]
+    said = f"rank 2 names -2, -1 as doubled, outside of 0 to 59, but by its digest sample {first} was consumed twice"
+    assert f"train epoch 1: {said}; 1 of what was consumed is no sample" in sentences(lines)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.integers(0, 8), st.integers(0, 8))
+def test_up_to_eight_lost_and_eight_doubled_that_are_all_named_are_checked(
+    data: st.DataObject, lost: int, doubled: int
+) -> None:
+    def consume(shard: list[int]) -> list[int]:
+        mixed = data.draw(st.permutations(shard))
+        return mixed[lost:] + mixed[20 : 20 + doubled]
+
+    lines = bruteforce.run(120, plan={"train": 1}, consume=of_rank(2, consume))
+    assert not any("digest" in each for each in sentences(lines))
+    bad = line(lines, 2)
+    if lost:
+        names = set(bad["lost_indices"])
+        other = data.draw(st.sampled_from([index for index in range(120) if index not in names]))
+        bad["lost_indices"] = sorted([*bad["lost_indices"][1:], other])
+        assert any("rank 2" in each and "digest" in each for each in sentences(lines))
+
+
+# No closed form grows with n
+
+
+def huge(n: int, contract: str = "exact", start: int = 0, **of_two: Any) -> list[Line]:
+    """Lines that could never be counted out, by the trainer's own closed forms; rank 2 of 4 may have its own."""
+    lines = []
+    g = digest.base(bruteforce.RUN)
+    template = bruteforce.run(plan={"train": 1})
+    for each in template:
+        if each["rank"] == "all":
+            parts = shards.whole(n, 4, contract, start)
+            found = digest.contract(n, 1, "feistel-1", 0, parts, g)
+        else:
+            parts = shards.progressions(n, each["rank"], 4, contract, start)
+            found = sum((digest.expected(part, g) for part in parts), Digest())
+        size = sum(part.count for part in parts)
+        each |= {"n": n, "start": start, "contract": contract, "batch": 128, "digest": str(found)}
+        lines.append(each | {"expected": size, "consumed": size} | (of_two if each["rank"] == 2 else {}))
+    return lines
+
+
+@pytest.mark.parametrize("contract", ["exact", "padded", "drop_last"])
+@pytest.mark.parametrize("n", [2**60 + 3, 2**61 - 2, 10**12 + 39])
+def test_a_huge_order_takes_no_time(n: int, contract: str) -> None:
+    for start in 0, 1, n // 2, n - 1:
+        # The ranks' index sums, which have no closed form, are left at 0 in these lines.
+        found = [each for each in sentences(huge(n, contract, start)) if "it differs in I_" not in each]
+        assert found == []
+        lines = huge(n, contract, start)
+        line(lines, 2)["consumed"] += 1
+        found = sentences(lines)
+        assert any(
+            "rank 2 says nothing lost or doubled, but by its digest it is 0 lost and 1 d" in each for each in found
+        )
+
+
+def test_a_garbled_n_takes_no_time() -> None:
+    for contract in "exact", "padded", "drop_last":
+        lines = bruteforce.run(contract=contract)
+        for each in lines:
+            each["n"] = 2**60 + 1
+        found = sentences(lines)
+        assert any("expected 15, but N 1152921504606846977 over world size 4" in each for each in found)
+        assert any("rank 2 says nothing lost or doubled, but by its digest it is" in each for each in found)
+
+
+def test_a_garbled_world_takes_no_time() -> None:
+    lines = bruteforce.run(1, contract="padded", plan={"train": 1})
+    for each in lines:
+        each["world"] = 1_000_000
+    assert "no tally line of ranks 4-999999" in sentences(lines)[0]
+
+
+def test_steps_of_a_huge_order_are_named() -> None:
+    n = 2**60 + 3
+    g = digest.base(bruteforce.RUN)
+    first = 10**15
+    twice = Progression(2 + 4 * 32 * first, 4, 32 * 10**6)  # 32 of each rank a step
+    own = digest.expected(shards.progressions(n, 2, 4, "exact")[0], g) + digest.expected(twice, g)
+    size = shards.size(n, 2, 4, "exact")
+    indices = shards.permute(shards.np.arange(8) * 4 + twice.first, n, 0, 1).tolist()
+    right = {"doubled": twice.count, "consumed": size + twice.count, "digest": str(own), "lost_indices": []}
+    lines = huge(n, **right, doubled_indices=sorted(indices))
+    samples = f"samples {32 * first}-{32 * first + twice.count - 1} of its shard"
+    assert told(lines) == [f"steps {first}-{first + 10**6 - 1} ({samples}) were consumed twice"]
+    assert not any("names" in each for each in sentences(lines))
+    strange = shards.permute(shards.np.array([twice.first + 1]), n, 0, 1).tolist()
+    found = sentences(huge(n, **right, doubled_indices=sorted(strange + indices[1:])))
+    assert any(f"rank 2 names sample {strange[0]} as doubled, but by its digest steps" in each for each in found)
