@@ -32,6 +32,7 @@ SCHEMA = [
     ("cleanPodPolicy=none", "at '/cleanPodPolicy'"),
     ("restartPolicy=Sometimes", "at '/restartPolicy'"),
     ("backoffLimit=-1", "at '/backoffLimit'"),
+    ("terminationGracePeriodSeconds=10", "at '/terminationGracePeriodSeconds'"),
     ("activeDeadlineSeconds=0", "at '/activeDeadlineSeconds'"),
     ("ttlSecondsAfterFinished=1h", "at '/ttlSecondsAfterFinished'"),
     ("env[0].name=DEBUG,env[0].value=1", "at '/env/0/value': got number, want string"),

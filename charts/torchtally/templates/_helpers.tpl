@@ -56,11 +56,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml $resources }}
 {{- end }}
 
+{{- /* The operator adds up the restarts of all pods, and a fault of one restarts every one of them. */}}
+{{- define "torchtally.backoffLimit" -}}
+{{- $given := .Values.backoffLimit }}
+{{- if kindIs "invalid" $given }}{{ mul 6 (add1 .Values.workers) }}{{ else }}{{ $given | int64 }}{{ end }}
+{{- end }}
+
 {{- /* The chart's own variables, less those that the values set, then the values'. */}}
 {{- define "torchtally.env" -}}
 {{- $given := dict }}
 {{- range .Values.env }}{{ $_ := set $given .name true }}{{ end }}
 {{- $own := dict "TORCHTALLY_DEVICE" (include "torchtally.device" .) }}
+{{- /* The agent ends what is left of its ranks before the kubelet ends the agent, so that the exit code is its own. */}}
+{{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
 {{- if .Values.data }}{{ $_ := set $own "TORCHTALLY_DATA" "/data" }}{{ end }}
 {{- $env := list }}
 {{- range $name, $value := $own }}
@@ -87,6 +95,7 @@ template:
     automountServiceAccountToken: false
     # A Service named "master" would otherwise put a MASTER_PORT of its own into the pods.
     enableServiceLinks: false
+    terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds | int64 }}
     {{- with $values.podSecurityContext }}
     securityContext:
       {{- toYaml . | nindent 6 }}
