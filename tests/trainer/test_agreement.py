@@ -1,5 +1,7 @@
 """Pods that hold different things end at once, all of them, with both values."""
 
+import os
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import ranks
 from torch.distributed.distributed_c10d import Store
 
 from torchtally import agreement
-from torchtally.errors import Refused
+from torchtally.errors import Lost, Refused
 
 
 def agree(rank: int, world: int, store: Store, facts: list[dict[str, Any]], problems: list[str | None]) -> Any:
@@ -41,3 +43,16 @@ def test_one_pods_problem_ends_all_of_them() -> None:
     facts: list[dict[str, Any]] = [{"data": "sha256:ab"}, {"data": None}, {"data": "sha256:ab"}]
     results = ranks.run(3, agree, facts, [None, "no source for the data", None])
     assert {str(result) for result in results} == {"rank 1 (pod-1): no source for the data"}
+
+
+def agree_without_the_last_two(rank: int, world: int, store: Store) -> Any:
+    agreement._PATIENCE = timedelta(seconds=1)
+    os.environ.update(TORCHTALLY_PODS='["demo-master-0", "demo-worker-0"]', LOCAL_WORLD_SIZE="2")
+    return agreement.agree(store, rank, world, f"pod-{rank}", {}, None) if rank < world - 2 else None
+
+
+def test_ranks_that_do_not_come_are_named_with_their_pods_by_all_that_did() -> None:
+    lost = "rank 2 (demo-worker-0), rank 3 (demo-worker-0) did not say what it holds within 0:00:01"
+    results = ranks.run(4, agree_without_the_last_two)
+    assert all(isinstance(result, Lost) for result in results[:2])
+    assert [str(result) for result in results] == [lost, lost, "None", "None"]

@@ -75,6 +75,7 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
         if others:
             others.leave()
         return OK
+    stopping.over()
     if others:
         ended = others.cause(ended)
     return _end(ended.text, ended.code)

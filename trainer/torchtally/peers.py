@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
@@ -32,7 +33,7 @@ BACKEND = "torchtally"
 # All in seconds.
 PATIENCE = 900  # until a job whose pods do not all come has failed; torchrun's own --rdzv-conf=timeout=… changes it
 SILENCE = 60  # without a heartbeat until a pod counts as lost: a pod frozen for half of it goes on afterwards
-GRACE = 10  # for a rank to see by itself that a peer is gone; then it is ended
+GRACE = 30  # for a rank to see by itself that a peer is gone, and to finish what it writes; then it is ended
 _BEAT = 1
 _NEWS = 30  # between two lines about who is still missing
 _MISSED = 3  # without a heartbeat, in a job that has failed, until a pod is said to have gone
@@ -52,7 +53,7 @@ class Peers(RendezvousHandler):
         self._names: list[str] = []
         self._store: TCPStore | None = None
         self._listener: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._answered, self._doomed, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._store_is_gone = False
         self._given_up = False
 
@@ -90,9 +91,9 @@ class Peers(RendezvousHandler):
             self._store = self._meet()
             os.environ["TORCHTALLY_PODS"] = json.dumps(self._names)  # for the ranks, which name each other's
             heard = self._store.clone()  # a wait on one connection blocks all other calls on it
-            heard.set_timeout(timedelta(seconds=SILENCE))
             self._listener = threading.Thread(target=self._listen, args=[_Notes(heard)], daemon=True)
             self._listener.start()
+            threading.Thread(target=self._watch, daemon=True).start()
             stopping.handle()
         where = RendezvousStoreInfo(self._address, self._port)
         return RendezvousInfo(PrefixStore(self._run_id, self._store), self._rank, self._count, where)
@@ -168,28 +169,39 @@ class Peers(RendezvousHandler):
     # How they watch each other.
 
     def _listen(self, notes: "_Notes") -> None:
-        """Beat; end the ranks of this pod when another one has failed or gone and they do not notice it."""
+        """Beat, and hear what the others say."""
         heard = _Beats()
-        read, doomed = 0, 0.0
-        while not self._ended.wait(_BEAT):
-            now = time.monotonic()
-            if doomed and now > doomed and stopping.kill_ranks():
-                self._given_up = True
-            if self._store_is_gone:
-                continue
-            try:
+        read = 0
+        with contextlib.suppress(DistError):
+            while not self._ended.is_set():
                 notes.store.add(f"beat/{self._rank}", 1)
                 for rank, failure in notes.read(read):
                     read += 1
-                    doomed = doomed or now + GRACE
+                    self._doomed.set()
                     if rank != self._rank and failure.kind == Kind.KNOWN:
                         _say(failure.text)
-                if self._rank == 0 and not doomed and (silent := heard.silent(notes.beats(self._count), SILENCE)):
+                if self._rank == 0 and read == 0 and (silent := heard.silent(notes.beats(self._count), SILENCE)):
                     text = f"{self._list(silent)} has not been heard of for {SILENCE} s: lost, or frozen"
                     notes.leave(silent[0], Failure(Kind.KNOWN, LOST, text))
-            except DistError:
-                self._store_is_gone = True
-                doomed = doomed or now + GRACE
+                self._answered.set()
+                self._ended.wait(_BEAT)
+            return
+        self._store_is_gone = True
+        self._doomed.set()
+
+    def _watch(self) -> None:
+        """End the ranks of this pod when another one has failed or gone and they do not notice it."""
+        # A store that is frozen or cut off answers nothing, for ever. Counted in steps, not by the clock, which goes on
+        # while this pod is frozen itself.
+        quiet = 0
+        while quiet < SILENCE and not self._doomed.wait(1):
+            quiet = 0 if self._answered.is_set() else quiet + 1
+            self._answered.clear()
+        if quiet >= SILENCE:
+            self._store_is_gone = True
+        # A pod that was told to stop has its own time for it.
+        while not self._ended.wait(GRACE) and not stopping.begun():
+            self._given_up |= stopping.kill_ranks()
 
     # How they end.
 
@@ -205,25 +217,27 @@ class Peers(RendezvousHandler):
             return own
         if self._given_up:
             own = Failure(Kind.CONSEQUENCE, LOST, f"the ranks of {self._pod} did not notice it and were ended")
-        notes = _Notes(self._store)
-        elsewhere: Failure | None = None
-        place = 0
-        try:
-            if not self._store_is_gone:
-                place = notes.leave(self._rank, own)
-                elsewhere = self._search(notes, own)
-                self._hush(notes)
-                if self._rank == 0:
-                    self._linger(notes)
-        except DistError:
-            self._store_is_gone = True
-        if elsewhere is not None:
-            return Failure(Kind.CONSEQUENCE, LOST, f"{elsewhere.text}; {own.text}")
+        told = _Told()
+        asking = threading.Thread(target=self._ask, args=[_Notes(self._store), own, told], daemon=True)
+        if not self._store_is_gone:
+            asking.start()
+            asking.join(3 * _SEARCH)  # a store that is frozen does not answer
+        if told.elsewhere is not None:
+            return Failure(Kind.CONSEQUENCE, LOST, f"{told.elsewhere.text}; {own.text}")
         # Whose failure was told first was not caused by the store's end.
-        if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (place == 1 or not self._store_is_gone)):
+        if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (told.place == 1 or told.searched)):
             return own
-        who = f"{self._name(0)}, which all others ask," if self._store_is_gone else "another pod"
+        who = "another pod" if told.searched else f"{self._name(0)}, which all others ask,"
         return Failure(Kind.CONSEQUENCE, LOST, f"{who} went away; {own.text}")
+
+    def _ask(self, notes: "_Notes", own: Failure, told: "_Told") -> None:
+        with contextlib.suppress(DistError):
+            told.place = notes.leave(self._rank, own)
+            told.elsewhere = self._search(notes, own)
+            told.searched = True
+            self._hush(notes)
+            if self._rank == 0:
+                self._linger(notes)
 
     def _search(self, notes: "_Notes", own: Failure) -> Failure | None:
         """The cause, where it is not `own`."""
@@ -239,7 +253,9 @@ class Peers(RendezvousHandler):
                 rank, unexplained = told[0]
                 return None if rank == self._rank else unexplained
             time.sleep(0.1)
-        return None
+        # Nobody knows more than that a peer was lost; who lost it first may know which.
+        lost = [each for rank, each in notes.read(0) if rank != self._rank]
+        return lost[0] if lost and own.kind == Kind.CONSEQUENCE else None
 
     def _hush(self, notes: "_Notes") -> None:
         """End the heartbeat, in a way that nobody takes for a lost pod's."""
@@ -304,6 +320,15 @@ class _Beats:
             if rank not in self._new or self._new[rank][0] != beat:
                 self._new[rank] = (beat, now)
         return [rank for rank, (beat, since) in self._new.items() if beat != _DONE and now - since >= seconds]
+
+
+@dataclass
+class _Told:
+    """What came of asking the other pods."""
+
+    place: int = 0  # of this pod's failure among all
+    elsewhere: Failure | None = None  # the cause
+    searched: bool = False
 
 
 class _News:

@@ -12,13 +12,24 @@ from torchtally.errors import SIGNALLED
 
 # What torchrun takes for the wish to stop. It gets a handler of its own for none of them.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_stopped = False
+_begun = False
 
 
 def handle() -> None:
     """From here on a signal raises SignalException, at which torchrun's agent forwards it to the ranks and waits."""
     for each in _SIGNALS:
         signal.signal(each, _stop)
+
+
+def begun() -> bool:
+    """Whether a signal has come."""
+    return _begun
+
+
+def over() -> None:
+    """From here on any signal ends the pod at once: its ranks have ended."""
+    global _begun
+    _begun = True
 
 
 def kill_ranks() -> bool:
@@ -34,11 +45,11 @@ def kill_ranks() -> bool:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _stopped
-    if _stopped:
+    global _begun
+    if _begun:
         kill_ranks()
         os._exit(SIGNALLED + number)
-    _stopped = True
+    _begun = True
     raise SignalException(f"got signal {number}", signal.Signals(number))
 
 

@@ -1,0 +1,101 @@
+"""The pods of a job on this machine: the real entry point, with the environment that PyTorchJob gives each."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import ranks
+
+ENTRY = "import sys; from torchtally import cli; sys.exit(cli.main(sys.argv[1:]))"
+LIMIT = 120  # seconds
+
+
+class Job:
+    """`count` pods that can be started, and started again, one by one; each has a termination log as in a cluster."""
+
+    def __init__(self, environment: dict[str, str], folder: Path, count: int) -> None:
+        self._environment, self._folder, self._count = environment, folder, count
+        self._port = str(ranks.free_port())
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, rank: int, command: list[str], entry: str = ENTRY, **more: str) -> "Pod":
+        name = "demo-master-0" if rank == 0 else f"demo-worker-{rank - 1}"
+        log = self._folder / f"{name}-{len(self._started)}.termination"
+        log.write_text("what stood here before, much longer than all that will stand here " * 200)
+        job = {
+            "HOSTNAME": name,
+            **dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.0.0.1"),
+            **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), self._port),
+            **{variable: str(rank) for variable in ("RANK", "PET_NODE_RANK")},
+            **{"WORLD_SIZE": str(self._count), "PET_NNODES": str(self._count), "PET_NPROC_PER_NODE": "1"},
+            "TORCHTALLY_TERMINATION_LOG": str(log),
+        }
+        if "PET_NPROC_PER_NODE" in more:
+            more["WORLD_SIZE"] = str(self._count * int(more["PET_NPROC_PER_NODE"]))
+        process = subprocess.Popen(
+            [sys.executable, "-c", entry, *command],
+            env={**self._environment, **job, **more},
+            stdout=subprocess.PIPE,
+            stderr=(self._folder / f"{name}-{len(self._started)}.err").open("w+"),
+            text=True,
+        )
+        self._started.append(process)
+        return Pod(process, log, self._folder / f"{name}-{len(self._started) - 1}.err")
+
+    def all(self, command: list[str], **more: str) -> "list[Pod]":
+        return [self.start(rank, command, **more) for rank in range(self._count)]
+
+    def kill(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                for each in family(process.pid):
+                    each.kill()
+            process.communicate()
+
+
+class Pod:
+    """One that was started."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path, errors: Path) -> None:
+        self.process, self._log, self._errors = process, log, errors
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def wait(self) -> int:
+        return self.process.wait(LIMIT)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        """As if its node were gone: no process runs, no socket is closed."""
+        for each in family(self.process.pid):
+            each.suspend()
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    @property
+    def message(self) -> str:
+        return self._log.read_text()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]
+
+
+@contextmanager
+def job(environment: dict[str, str], folder: Path, count: int) -> Iterator[Job]:
+    started = Job(environment, folder, count)
+    try:
+        yield started
+    finally:
+        started.kill()
