@@ -28,6 +28,7 @@ the indices, in order. They are those of this rank and this worker. A file that 
                     wanted = next(indices, None)
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +40,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.utils import data
 
 from torchtally import loader
@@ -91,6 +93,8 @@ class Account:
             error = sentence
         if isinstance(error, Refused | Unproven):
             _end(error, REFUSED if isinstance(error, Refused) else UNPROVEN)
+        if isinstance(error, Exception):
+            _record(error)
 
     def sampler(
         self,
@@ -288,5 +292,12 @@ def _seed_of(sampler: Sampler, epoch: int) -> int:
 
 
 def _end(sentence: Exception, code: int) -> NoReturn:
+    _record(sentence)
     print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
     raise SystemExit(code) from None
+
+
+def _record(error: Exception) -> None:
+    """Write `error` where the entry point finds it: it makes the pod's last word and exit code of it."""
+    with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
+        get_error_handler().record_exception(error)
