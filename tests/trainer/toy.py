@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from torchtally import loop, shards
+from torchtally.keeper import Keeper
 from torchtally.options import Training
 from torchtally.tally import Phase, Run
 
@@ -28,6 +29,7 @@ def task(dtype: torch.dtype = torch.float32) -> loop.Task:
         fingerprint="sha256:toy",
         model=lambda options: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(dtype),
         inputs=lambda features: features,
+        optimizer=lambda parameters, options: torch.optim.SGD(parameters, lr=options.lr, fused=True),
     )
 
 
@@ -60,7 +62,16 @@ def fit(
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     train, test = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
-    fitted = loop.fit(toy or task(dtype), options, run(rank, world, options), train, test, CPU, batches)
+    fitted = loop.fit(
+        toy or task(dtype),
+        options,
+        run(rank, world, options),
+        train,
+        test,
+        CPU,
+        Keeper(None, {}, CPU, 2, 300),
+        batches=batches,
+    )
     return {
         "weights": {name: value.tolist() for name, value in fitted.model.state_dict().items()},
         "phases": [proof.lines for proof in fitted.proofs],

@@ -20,6 +20,14 @@ class Unproven(Exception):
     """The tallies do not agree with the contract: one sentence with the counts."""
 
 
+class Stopped(Exception):
+    """All ranks have stopped after the same step, because one of them was asked to by this signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by signal {number}, after a step and a checkpoint")
+        self.number = number
+
+
 class Lost(Exception):
     """Another rank or pod went away, or never came: one sentence that names it where that is known."""
 

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
@@ -16,11 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from torchtally import shards
+from torchtally.checkpoint import State
+from torchtally.course import Course, Epoch
 from torchtally.errors import Refused
 from torchtally.evaluate import Evaluation, evaluate
+from torchtally.keeper import Keeper
 from torchtally.options import Training
 from torchtally.shards import Contract
-from torchtally.tally import Phase, Proof, Run, Tally, enforce, prove
+from torchtally.tally import Phase, Run, Tally, emit, enforce, prove
 
 _EVALUATION_BATCH = 1000
 _LOG_SECONDS = 10
@@ -49,27 +52,7 @@ class Task:
     fingerprint: str
     model: Callable[[Training], nn.Module]
     inputs: Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What came of one epoch, over all ranks."""
-
-    epoch: int
-    loss: float  # mean over the training samples
-    test_loss: float  # mean over the test samples
-    correct: int  # of the test samples
-    tested: int
-    samples_per_second: float  # in training
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A trained model without DDP around it, the proof of every phase, and the course of the training."""
-
-    model: nn.Module
-    proofs: list[Proof]
-    epochs: list[Epoch]
+    optimizer: Callable[[Iterator[nn.Parameter], Training], torch.optim.Optimizer]
 
 
 Batches = Callable[[Run, Phase], Iterator[Tensor]]
@@ -114,46 +97,88 @@ def fit(
     train: Samples,
     test: Samples,
     device: torch.device,
+    keeper: Keeper,
+    state: State | None = None,
     batches: Batches = batches,
-) -> Fitted:
-    """Train for `options.epochs`, evaluate after each.
+) -> Course:
+    """Train up to `options.epochs`, evaluate after each; from `state` on, if there is one.
 
-    Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced.
+    Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced, and Stopped.
     """
     torch.manual_seed(options.seed)
     model = task.model(options).to(device)
     parallel = DistributedDataParallel(
         model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=True
     )
-    optimizer = torch.optim.SGD(parallel.parameters(), lr=options.lr, fused=True)
+    optimizer = task.optimizer(model.parameters(), options)
     batch = options.global_batch_size or options.batch_size * run.world
     contract = _contract(options, model, len(train), batch, run)
-    fitted = Fitted(model, [], [])
-    for epoch in range(1, options.epochs + 1):
-        phase = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract=contract, order="feistel-1")
-        tally = Tally(run, phase)
+
+    def phase(epoch: int) -> Phase:
+        return Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract=contract, order="feistel-1")
+
+    _settle(task, parallel, train)
+    course = Course(run, model, optimizer, torch.zeros((), dtype=torch.float64, device=device))
+    if state:
+        course.restore(state, phase(state["epoch"]))
+        if run.rank == 0:
+            for line in course.lines:  # the logs of earlier pods may be gone
+                emit(line)
+    keeper.save(course.state)  # so that a run keeps its id from its first step on
+    first = True
+    while course.epoch <= options.epochs:
+        tally = course.begin(phase(course.epoch))
         began = time.perf_counter()
-        loss = _train(task, options, parallel, optimizer, train, tally, batches)
-        seconds = time.perf_counter() - began
-        fitted.proofs.append(proof := prove(tally))
-        enforce(proof, options.tally, first=epoch == 1)
-        speed = proof.lines[-1]["consumed"] / seconds
+        consumed = _train(task, course, parallel, train, tally, batches, keeper)
+        speed = consumed / (time.perf_counter() - began)
+        loss = torch.tensor(course.loss.item(), dtype=torch.float64)
+        dist.all_reduce(loss)
+        course.proofs.append(proof := prove(tally))
+        enforce(proof, options.tally, first)
+        first = False
 
         together = _EVALUATION_BATCH * run.world
-        phase = Phase(name="test", epoch=epoch, n=len(test), batch=together, contract="exact", order="sequential")
-        tally = Tally(run, phase)
+        testing = Phase(
+            name="test", epoch=course.epoch, n=len(test), batch=together, contract="exact", order="sequential"
+        )
+        tally = Tally(run, testing)
         found = _evaluate(task, model, test, tally)
         correct = int(found.totals["correct"])
-        fitted.proofs.append(proof := prove(tally))
-        enforce(proof, options.tally, first=False)
-        fitted.epochs.append(Epoch(epoch, loss, found.mean("loss"), correct, len(test), speed))
+        course.proofs.append(proof := prove(tally))
+        enforce(proof, options.tally, first)
+        done = Epoch(
+            course.epoch,
+            loss.item() / shards.total(len(train), run.world, contract),
+            found.mean("loss"),
+            correct,
+            len(test),
+            speed,
+        )
+        course.end_epoch(done)
         if run.rank == 0:
             print(
-                f"epoch {epoch}/{options.epochs}: loss {loss:.4f}, test accuracy {correct / len(test):.2%} "
+                f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / len(test):.2%} "
                 f"({correct} of {len(test)}), {speed:,.0f} samples/s",
                 flush=True,
             )
-    return fitted
+        keeper.save(course.state)
+    return course
+
+
+def _settle(task: Task, model: DistributedDataParallel, samples: Samples) -> None:
+    """Let DDP lay out its buckets for good, which a first step alone would do: gloo adds up in the order of the layout.
+
+    After this a resumed training makes the same sums, bit for bit, as one that went on. Nothing else is changed.
+    """
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    model.train()
+    for _ in range(2):  # a static graph is known after the first, and its buckets are rebuilt in the second
+        rows = torch.zeros(2, dtype=torch.int64, device=samples.labels.device)
+        functional.cross_entropy(model(task.inputs(samples.inputs[rows])), samples.labels[rows]).backward()
+        model.zero_grad()
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
 
 def _contract(options: Training, model: nn.Module, n: int, batch: int, run: Run) -> Contract:
@@ -180,33 +205,46 @@ def _contract(options: Training, model: nn.Module, n: int, batch: int, run: Run)
 
 def _train(
     task: Task,
-    options: Training,
+    course: Course,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
     samples: Samples,
     tally: Tally,
     batches: Batches,
-) -> float:
-    """One epoch; returns the mean loss over all samples of all ranks."""
+    keeper: Keeper,
+) -> int:
+    """The rest of an epoch; returns how many samples all ranks consumed in it."""
     model.train()
     run, phase, device = tally.run, tally.phase, samples.labels.device
-    everything = shards.total(phase.n, run.world, phase.contract)
-    total_loss = torch.zeros((), dtype=torch.float64, device=device)
-    for step, indices in enumerate(_progress(batches(run, phase), run, phase)):
+    everything = shards.total(phase.n, run.world, phase.contract, phase.start)
+    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+    first = course.steps
+    for step, indices in enumerate(_progress(islice(batches(run, phase), first, None), run, phase, first), first):
         rows = min(phase.batch, everything - step * phase.batch)
         chosen = indices.to(device, non_blocking=True)
+        _reseed(run, phase, step, device)
         output = model(task.inputs(samples.inputs[chosen]))
         loss = functional.cross_entropy(output, samples.labels[chosen], reduction="sum")
         # DDP takes the mean over ranks. Scaled like this it is the mean over the samples of the step, also where the
         # last batch is uneven or, on some ranks, empty.
         (loss * (run.world / max(rows, 1))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        course.optimizer.step()
+        course.optimizer.zero_grad()
         tally.record(indices)
-        total_loss += loss.detach()
-    total_loss = total_loss.cpu()
-    dist.all_reduce(total_loss)
-    return total_loss.item() / everything
+        course.loss += loss.detach()
+        course.steps = step + 1
+        if step + 1 < steps:  # the epoch's end saves by itself
+            keeper.after_step(course.state)
+    return everything - min(everything, first * phase.batch)
+
+
+def _reseed(run: Run, phase: Phase, step: int, device: torch.device) -> None:
+    """What is drawn in a step (dropout) follows from seed, position and rank, so no generator has to be saved."""
+    seed = 0
+    for value in (run.seed, phase.epoch, phase.start + step * phase.batch, run.rank):
+        seed = (seed + value) * 0x9E3779B97F4A7C15 & ((1 << 64) - 1)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
 def _evaluate(task: Task, model: nn.Module, samples: Samples, tally: Tally) -> Evaluation:
@@ -219,18 +257,18 @@ def _evaluate(task: Task, model: nn.Module, samples: Samples, tally: Tally) -> E
     return evaluate(model, taken(), len(samples))
 
 
-def _progress(indices: Iterator[Tensor], run: Run, phase: Phase) -> Iterator[Tensor]:
+def _progress(indices: Iterator[Tensor], run: Run, phase: Phase, first: int) -> Iterator[Tensor]:
     """Show rank 0's progress: a bar on a terminal, a line now and then in a log."""
     if run.rank != 0:
         yield from indices
         return
-    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch)
+    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
     title = f"{phase.name} epoch {phase.epoch}/{run.plan[phase.name]}"
     if sys.stderr.isatty():
-        yield from tqdm(indices, title, total=steps, unit="step", leave=False)
+        yield from tqdm(indices, title, initial=first, total=steps, unit="step", leave=False)
         return
     due = time.monotonic() + _LOG_SECONDS
-    for step, batch in enumerate(indices):
+    for step, batch in enumerate(indices, first):
         yield batch
         if time.monotonic() > due:
             print(f"{title}: step {step + 1} of {steps}", flush=True)

@@ -61,12 +61,16 @@ class Training:
     tally: Literal["enforce", "report"] = _option(
         "enforce", "what a failed proof does: end the run, or only say so", choices=("enforce", "report")
     )
+    save_seconds: float = _option(
+        300.0, "between two checkpoints; the end of an epoch makes one, too", type=positive, metavar="X"
+    )
+    keep: int = _option(2, "checkpoints to keep beside the best one", type=whole(1, 1 << 20), metavar="N")
     data: Path | None = _option(
         None, "folder that holds the data (default: TORCHTALLY_DATA, else it is fetched)", type=Path, metavar="DIR"
     )
     output: Path | None = _option(
         None,
-        "folder for model.pt and proof.json (default: TORCHTALLY_OUTPUT, else ./output)",
+        "folder for model.pt, proof.json and checkpoints (default: TORCHTALLY_OUTPUT, else ./output)",
         type=Path,
         metavar="DIR",
     )

@@ -7,7 +7,7 @@ The lines are the record that outlives the pods. Their format is described in th
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -94,6 +94,11 @@ class Tally:
         self._flush()
         return None if self._kept is None else np.concatenate([np.empty(0, np.int64), *self._kept])
 
+    def restore(self, carried: Digest, consumed: Digest, count: int, outside: list[int]) -> None:
+        """Go on from what all ranks had consumed before phase.start, and this rank from there on."""
+        self.carried, self._digest, self.count, self.outside = carried, consumed, count, outside
+        self._kept = None  # not all of it was seen here
+
     def _flush(self) -> None:
         consumed = torch.cat([torch.empty(0, dtype=torch.int64), *self._pending]).numpy()
         self._pending, self._pending_count = [], 0
@@ -152,7 +157,8 @@ def prove(tally: Tally) -> Proof:
         wrong = None if stretches == [] and any(difference.words) else _named(stretches, phase, run.seed)
     count = phase.start + sum(line["consumed"] for line in lines)
     outside = sorted(index for *_, some in gathered for index in some)
-    lines.append(_line(run, phase, "all", parts, count, together, wrong, outside))
+    first = replace(run, pod=lines[0]["pod"])  # rank 0 says it for all
+    lines.append(_line(first, phase, "all", parts, count, together, wrong, outside))
     if run.rank == 0:
         emit(lines[-1])
     return Proof(lines)

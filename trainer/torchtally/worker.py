@@ -13,12 +13,16 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 
-from torchtally import agreement, device, loop, options
+from torchtally import agreement, checkpoint, device, loop, options
 from torchtally.cli import task_parser
-from torchtally.errors import LOST, OK, REFUSED, UNPROVEN, Lost, Refused, Unproven, lost_a_peer
+from torchtally.course import Course
+from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Lost, Refused, Stopped, Unproven, lost_a_peer
 from torchtally.files import replace
 from torchtally.job import Places, Process
+from torchtally.keeper import FOLDER, Keeper, resume
 from torchtally.tally import Run
+
+_OF_NO_WEIGHT = ("save_seconds", "keep", "tally")  # options that may change when a training is taken up again
 
 
 def main() -> int:
@@ -30,6 +34,8 @@ def main() -> int:
         return _end(sentence, REFUSED)
     except Unproven as sentence:
         return _end(sentence, UNPROVEN)
+    except Stopped as stopped:
+        return _end(stopped, SIGNALLED + stopped.number)
     except Lost as sentence:
         return _end(sentence, LOST)
     except Exception as error:
@@ -59,13 +65,14 @@ def _run(name: str, chosen: options.Training) -> None:
     except Refused as sentence:
         problem = str(sentence)
     store, _, _ = next(rendezvous("env://"))
+    asked = {name: value for name, value in vars(chosen).items() if name not in ("data", "output", "seed")}
     facts = {
         "world size": process.world,
         "seed": chosen.seed,
         "number of training samples": len(train) if train else None,
         "number of test samples": len(test) if test else None,
         "data": task.fingerprint,
-        "options": {k: v for k, v in vars(chosen).items() if k not in ("data", "output", "seed")},
+        "options": asked,
         "device": where.type if where else None,
         "PyTorch": torch.__version__,
         "_run": process.run,
@@ -78,10 +85,20 @@ def _run(name: str, chosen: options.Training) -> None:
         backend, bound = "cpu:gloo,cuda:nccl", where
     else:
         backend, bound = "gloo", None
-    dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world, device_id=bound)
+    dist.init_process_group(
+        backend, timeout=agreement.COLLECTIVE, store=store, rank=process.rank, world_size=process.world, device_id=bound
+    )
+    # What makes it the same training, whatever the number of ranks.
+    same = ("seed", "number of training samples", "number of test samples", "data")
+    kept = {"task": name} | {each: facts[each] for each in same}
+    kept |= {f"option {each}": value for each, value in asked.items() if each not in _OF_NO_WEIGHT}
+    folder = output / FOLDER
+    state = resume(folder, kept, where)
+    keeper = Keeper(folder, kept, where, chosen.keep, chosen.save_seconds)
+    keeper.listen()
     run = Run(
-        run=agreed["_run"],
-        attempt=process.attempt,
+        run=state["run"] if state else agreed["_run"],
+        attempt=state["attempt"] + 1 if state else process.attempt,
         pod=process.pod,
         task=name,
         plan={"train": chosen.epochs, "test": chosen.epochs},
@@ -90,10 +107,10 @@ def _run(name: str, chosen: options.Training) -> None:
         seed=chosen.seed,
         data=task.fingerprint,
     )
-    fitted = loop.fit(task, chosen, run, train.to(where), test.to(where), where)
+    course = loop.fit(task, chosen, run, train.to(where), test.to(where), where, keeper, state)
     if process.rank == 0:
         try:
-            _save(fitted, output)
+            _save(course, output)
         except OSError as error:
             raise Refused(f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}") from None
     dist.barrier()  # nobody is done before the model is safe
@@ -107,18 +124,18 @@ def _prepare(output: Path) -> None:
         raise Refused(f"the output folder {output} (--output, TORCHTALLY_OUTPUT) cannot be written: {error}") from None
 
 
-def _save(fitted: loop.Fitted, output: Path) -> None:
+def _save(course: Course, output: Path) -> None:
     """Write the model, then its proof, each beside its place and renamed."""
-    weights = {name: value.cpu() for name, value in fitted.model.state_dict().items()}
-    saved = replace(output / "model.pt", lambda file: torch.save(weights, file))
+    model = checkpoint.saved({name: value.cpu() for name, value in course.model.state_dict().items()})
     proof = {
-        "holds": all(each.holds for each in fitted.proofs),
-        "model": f"sha256:{hashlib.sha256(saved.read_bytes()).hexdigest()}",
-        "epochs": [vars(epoch) for epoch in fitted.epochs],
-        "lines": [line for each in fitted.proofs for line in each.lines],
+        "holds": all(each.holds for each in course.proofs),
+        "model": f"sha256:{hashlib.sha256(model).hexdigest()}",
+        "epochs": [vars(epoch) for epoch in course.epochs],
+        "lines": course.lines,
     }
+    replace(output / "model.pt", model)
     replace(output / "proof.json", (json.dumps(proof, indent=1) + "\n").encode())
-    print(f"torchtally: wrote {saved} and {output / 'proof.json'}", flush=True)
+    print(f"torchtally: wrote {output / 'model.pt'} and {output / 'proof.json'}", flush=True)
 
 
 def _record(error: Exception) -> None:

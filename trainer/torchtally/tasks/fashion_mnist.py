@@ -1,7 +1,9 @@
 """Fashion-MNIST with a multilayer perceptron: ten kinds of clothing, 28 x 28 grey pixels each."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from torchtally import data
@@ -33,4 +35,8 @@ def inputs(pixels: Tensor) -> Tensor:
     return pixels.float().div_(255)
 
 
-TASK = Task(load=load, fingerprint=data.FASHION_MNIST.fingerprint, model=model, inputs=inputs)
+def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=options.lr, fused=True)
+
+
+TASK = Task(load=load, fingerprint=data.FASHION_MNIST.fingerprint, model=model, inputs=inputs, optimizer=optimizer)

@@ -1,0 +1,147 @@
+"""Saving, stopping and resuming, which all ranks do together.
+
+Rank 0 has the folder. Everybody meets now and then, a second apart, and learns whether rank 0 wants to save and whether
+anybody was asked to stop; so all save after the same step, and leave after it. At the start rank 0 finds the newest
+checkpoint and hands it to all.
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchtally import checkpoint
+from torchtally.checkpoint import State
+from torchtally.errors import Refused, Stopped
+
+_MEETING_SECONDS = 1.0
+FOLDER = "checkpoints"
+
+
+def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
+    """The newest whole checkpoint's state on every rank, or None if there is none. A collective call.
+
+    Rank 0 says what was skipped, and what differs so that the last bits of the weights will. Raises Refused on every
+    rank for a checkpoint of another training, with both values.
+    """
+    payload: bytes | None = None
+    refused: str | None = None
+    if dist.get_rank() == 0:
+        try:
+            found = checkpoint.newest(folder)
+            for sentence in found.skipped:
+                _say(sentence)
+            if payload := found.payload:
+                state = checkpoint.load(payload)
+                refused = _refusal(found.path, state["facts"], facts)
+                _say_what_differs(found.path, state, device)
+        except OSError as error:
+            refused = f"the checkpoints in {folder} cannot be read: {error}"
+    head: list[Any] = [refused, len(payload or b"")]
+    dist.broadcast_object_list(head, src=0)
+    if head[0]:
+        raise Refused(head[0])
+    if not head[1]:
+        return None
+    data = torch.frombuffer(bytearray(payload or bytes(head[1])), dtype=torch.uint8)
+    dist.broadcast(data, src=0)
+    return checkpoint.load(data.numpy().tobytes())
+
+
+def numerics(device: torch.device) -> dict[str, Any]:
+    """What has to be the same for the same weights, bit for bit, beside the number of ranks."""
+    return {
+        "PyTorch": str(torch.__version__),  # a class of its own, which a checkpoint may not hold
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
+
+
+class Keeper:
+    """Saves into `folder`, which is rank 0's, and stops. Without a folder it only stops."""
+
+    def __init__(
+        self, folder: Path | None, facts: Mapping[str, Any], device: torch.device, keep: int, seconds: float
+    ) -> None:
+        self._folder, self._keep, self._seconds = folder, keep, seconds
+        self._facts = {"facts": dict(facts), "numerics": numerics(device)}
+        self._stop = False
+        self._pace = self._left = 1  # steps between two meetings, and until the next
+        self._met = self._saved = time.monotonic()
+        self._failed = False
+
+    def listen(self) -> None:
+        """From here on SIGTERM ends the run after a step, with a checkpoint."""
+        signal.signal(signal.SIGTERM, self._asked_to_stop)
+
+    def after_step(self, state: Callable[[], State]) -> None:
+        """Meet, if it is time to; save or stop if anybody wants to. Raises Stopped on every rank."""
+        self._left -= 1
+        if self._left == 0:
+            self._meet(state)
+
+    def save(self, state: Callable[[], State]) -> None:
+        """Save; a collective call. What cannot be written is said, and the training goes on: the last one is there."""
+        if self._folder is None:
+            return
+        whole = state()  # on all ranks: it gathers their tallies
+        if dist.get_rank() == 0:
+            epoch, position = whole["epoch"], whole["position"]
+            try:
+                path = checkpoint.save(self._folder, epoch, position, whole | self._facts, self._keep, whole["best"])
+                if self._failed:
+                    _say(f"checkpoints can be written again: {path}")
+                self._failed = False
+            except OSError as error:
+                self._failed = True
+                _say(f"no checkpoint could be written to {self._folder}, the training goes on without: {error}")
+        self._saved = time.monotonic()
+
+    def _meet(self, state: Callable[[], State]) -> None:
+        now = time.monotonic()
+        due = self._folder is not None and dist.get_rank() == 0 and now - self._saved >= self._seconds
+        # Rank 0's clock sets the pace for all.
+        spent = max(now - self._met, 1e-6)
+        pace = max(1, min(2 * self._pace, round(self._pace * _MEETING_SECONDS / spent))) if dist.get_rank() == 0 else 0
+        wishes = torch.tensor([self._stop, due, pace], dtype=torch.int64)
+        dist.all_reduce(wishes, dist.ReduceOp.MAX)
+        stop, save, pace = wishes.tolist()
+        if stop or save:
+            self.save(state)
+        if stop:
+            raise Stopped(signal.SIGTERM)
+        self._pace = self._left = pace
+        self._met = time.monotonic()
+
+    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stop = True
+
+
+def _refusal(path: Path | None, saved: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+    for name, value in facts.items():
+        if saved.get(name) != value:
+            return (
+                f"the checkpoint {path} is of another training: its {name} is {json.dumps(saved.get(name))} and now it "
+                f"is {json.dumps(value)}; go on as before, or choose another --output"
+            )
+    return None
+
+
+def _say_what_differs(path: Path | None, state: State, device: torch.device) -> None:
+    now = numerics(device) | {"ranks": dist.get_world_size()}
+    before = state["numerics"] | {"ranks": len(state["ranks"])}
+    other = [f"{name} {before.get(name)} and now {value}" for name, value in now.items() if before.get(name) != value]
+    if other:
+        _say(f"{path} was made with {', '.join(other)}: every sample counts once, but the last bits will differ")
+
+
+def _say(text: str) -> None:
+    print(f"torchtally: {text}", file=sys.stderr, flush=True)
