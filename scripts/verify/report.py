@@ -55,9 +55,9 @@ def _sentence(verdict: Verdict, tally: Tally, good: str, bad: str) -> str:
 
 
 def _summary(verdict: Verdict) -> str:
-    first = verdict.tallies[0]
-    phases = ", ".join(f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in first.plan.items())
-    return f"the proof holds: run {verdict.run}, {first.world} rank{'s' * (first.world != 1)}, {phases}"
+    last = verdict.tallies[-1]
+    phases = ", ".join(f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in last.plan.items())
+    return f"the proof holds: run {verdict.run}, {last.world} rank{'s' * (last.world != 1)}, {phases}"
 
 
 def _marks(encoding: str, colour: bool) -> tuple[str, str]:

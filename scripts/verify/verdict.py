@@ -4,6 +4,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from torchtally import table
 from torchtally.digest import OF_POSITIONS, Digest
@@ -66,17 +67,12 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
             verdict.notes.append(f"run {other} ({runs[other]} lines) is in the same log and was not looked at")
     every = [tally for tally in log.tallies.values() if tally.run == run]
     last = max(tally.attempt for tally in every)
+    tallies = _lineage(every)
+    counted = Counter(tally.attempt for tally in tallies)
     for attempt, lines in sorted(Counter(tally.attempt for tally in every).items()):
-        if attempt < last:
-            verdict.notes.append(f"attempt {attempt} left {lines} lines; only the last attempt, {last}, counts")
-    tallies = [tally for tally in every if tally.attempt == last]
-    phases = {phase: place for place, phase in enumerate(tallies[0].plan)}
-
-    def story(tally: Tally) -> tuple[float, ...]:
-        place = phases.get(tally.phase, len(phases))
-        return tally.epoch, place, float("inf") if tally.rank == "all" else tally.rank
-
-    verdict.run, verdict.attempt, verdict.tallies = run, last, sorted(tallies, key=story)
+        if superseded := lines - counted[attempt]:
+            verdict.notes.append(f"{superseded} lines of attempt {attempt} do not count: a later attempt went back")
+    verdict.run, verdict.attempt, verdict.tallies = run, last, tallies
     for complaint in log.complaints:
         if complaint.run in (None, run) and (complaint.attempt is None or complaint.attempt >= last):
             blocks = frozenset([complaint.block] if complaint.block else [])
@@ -89,19 +85,47 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     return verdict
 
 
+def _lineage(tallies: list[Tally]) -> list[Tally]:
+    """The lines of what the final weights have seen, as the run went.
+
+    A later attempt goes on from a checkpoint. Where it has done a phase again, what an earlier one did from there on
+    was thrown away.
+    """
+    phases = {phase: place for place, phase in enumerate(tallies[0].plan)}
+
+    def story(tally: Tally) -> tuple[float, ...]:
+        place = phases.get(tally.phase, len(phases))
+        return tally.epoch, place, -tally.attempt, float("inf") if tally.rank == "all" else tally.rank
+
+    lineage: list[Tally] = []
+    attempt = 0
+    for _, block in groupby(sorted(tallies, key=story), key=lambda tally: tally.block):
+        lines = list(block)
+        if lines[0].attempt >= attempt:
+            attempt = lines[0].attempt
+            lineage += [tally for tally in lines if tally.attempt == attempt]
+    return lineage
+
+
 def _compare(tallies: list[Tally]) -> list[Problem]:
     blocks: dict[Block, dict[Rank, Tally]] = defaultdict(dict)
     for tally in tallies:
         blocks[tally.block][tally.rank] = tally
 
-    problems = list(_disagreements(tallies, "", ("task", "world", "plan")))
+    problems = list(_disagreements(tallies, "", ("task", "plan")))
+    unsettled: list[Problem] = []
+    for attempt in {tally.attempt for tally in tallies}:  # the next one may have another number of ranks
+        unsettled += _disagreements([tally for tally in tallies if tally.attempt == attempt], "", ("world",))
+    problems += unsettled
     if not problems:
-        problems += _missing(blocks, tallies[0].world, tallies[0].plan)
-    settled = not any(tally.world != tallies[0].world for tally in tallies)
+        problems += _missing(blocks, tallies[0].plan)
+    settled = not unsettled
     comparable: set[str] = set()
     for phase in dict.fromkeys(phase for phase, _ in blocks):
         own = [tally for tally in tallies if tally.phase == phase]
-        found = list(_disagreements(own, phase, ("n", "batch", "seed", "contract", "order", "data")))
+        found = list(_disagreements(own, phase, ("n", "seed", "contract", "order", "data")))
+        for attempt in {tally.attempt for tally in own}:
+            found += _disagreements([tally for tally in own if tally.attempt == attempt], phase, ("batch",))
         problems += found
         if settled and not found:
             comparable.add(phase)
@@ -139,18 +163,21 @@ def _disagreements(tallies: list[Tally], where: str, names: Iterable[str]) -> It
             yield Problem(f"the lines disagree on {name}: {', '.join(sides)}", where, blocks)
 
 
-def _missing(blocks: dict[Block, dict[Rank, Tally]], world: int, plan: dict[str, int]) -> Iterator[Problem]:
+def _missing(blocks: dict[Block, dict[Rank, Tally]], plan: dict[str, int]) -> Iterator[Problem]:
     for phase, count in plan.items():
         seen = {epoch for name, epoch in blocks if name == phase}
         if count and not seen:
             yield Problem(f"no tally line of phase {phase} at all, {numbers('epoch', range(1, count + 1))} planned")
         elif absent := set(range(1, count + 1)) - seen:
             yield Problem(f"no tally line of {numbers('epoch', absent)}, {count} planned", phase)
-    ranks: set[Rank] = {*range(world), "all"}
-    if nowhere := ranks.difference(*blocks.values()):
+    planned: dict[Block, set[Rank]] = {
+        block: {*range(next(iter(present.values())).world), "all"} for block, present in blocks.items()
+    }
+    everybody = set[Rank]().union(*planned.values())
+    if nowhere := everybody.difference(*blocks.values()):
         yield Problem(f"no tally line of {who(nowhere)} at all", "", frozenset(blocks))
     for block, present in blocks.items():
-        if absent_ranks := ranks - nowhere - present.keys():
+        if absent_ranks := planned[block] - nowhere - present.keys():
             yield Problem(f"no tally line of {who(absent_ranks)}", f"{block[0]} epoch {block[1]}", frozenset([block]))
 
 

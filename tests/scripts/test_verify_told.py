@@ -87,6 +87,11 @@ def test_steps_that_do_not_divide_among_the_ranks() -> None:
     assert told(lines) == []
 
 
+def test_a_single_sample_is_named_though_it_is_all_of_its_step() -> None:
+    consume = of_rank(2, again(4, 4))
+    assert told(bruteforce.run(60, plan={"train": 1}, consume=consume, batch=4)) == []
+
+
 def test_a_repeated_sample_belongs_to_the_last_step() -> None:
     # Rank 2 has the positions 434, 438 and, after the last, 0 in step 36.
     for last, said in (109, []), (110, ["step 36 (samples 108-110 of its shard) was never consumed"]):
@@ -122,6 +127,15 @@ def test_steps_of_all_ranks_where_others_are_repeated_or_left_out() -> None:
     assert told(lines, "all ranks together") == [said]
     lines = bruteforce.run(443, contract="drop_last", plan={"train": 1}, consume=twice, batch=8)
     assert told(lines, "all ranks together") == ["steps 0-54 (positions 0-439 of the order) were consumed twice"]
+
+    # Beyond the end of the contract the last samples are of no step.
+    lines = bruteforce.run(443, world=2, contract="drop_last", plan={"train": 1}, batch=442)
+    bad = line(lines, "all")
+    words = bruteforce.words(order := bruteforce.order(443, 0, 1), {s: p for p, s in enumerate(order)}, bruteforce.RUN)
+    both = zip(bruteforce.decoded(bad["digest"]), words, strict=True)
+    bad |= {"digest": bruteforce.encoded([sum(pair) % bruteforce.P for pair in both]), "consumed": 442 + 443}
+    found = next(each for each in sentences(lines) if "all ranks together say nothing" in each)
+    assert found.endswith("0 lost and 443 doubled: positions 0-442 of the order were consumed once too often")
 
 
 def test_single_samples_are_named() -> None:

@@ -101,8 +101,25 @@ def test_the_last_attempt_counts() -> None:
     first, last = bruteforce.run()[:7], bruteforce.run(attempt=2)
     found = verdict(first + last)
     assert found.holds and found.attempt == 2
-    assert found.notes == ["attempt 0 left 7 lines; only the last attempt, 2, counts"]
+    assert found.notes == ["7 lines of attempt 0 do not count: a later attempt went back"]
     assert not verdict(bruteforce.run() + bruteforce.run(attempt=1)[:7]).holds
+
+
+def test_a_later_attempt_goes_on_where_an_earlier_one_stood_with_any_number_of_ranks() -> None:
+    first = [line for line in bruteforce.run() if line["epoch"] == 1]
+    second = [line for line in bruteforce.run(attempt=1, world=3) if line["epoch"] == 2]
+    found = verdict(first + second)
+    assert found.holds and found.attempt == 1 and found.notes == []
+    again = [line for line in bruteforce.run() if line["epoch"] == 2]
+    found = verdict(first + again + second)
+    assert found.holds
+    assert found.notes == ["10 lines of attempt 0 do not count: a later attempt went back"]
+
+
+def test_what_an_earlier_attempt_did_after_the_place_that_a_later_one_went_back_to_does_not_count() -> None:
+    back = [line for line in bruteforce.run(attempt=1) if line["epoch"] == 1]
+    said = sentences(bruteforce.run() + back)
+    assert said == ["train: no tally line of epoch 2, 2 planned", "test: no tally line of epoch 2, 2 planned"]
 
 
 def test_a_run_that_is_not_there() -> None:
