@@ -47,7 +47,7 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
         others = peers.Peers(address, port, job.node_rank, job.max_nodes, pod_name(env))
         rendezvous_handler_registry.register(peers.BACKEND, others.create)
         options += [f"--nnodes={job.max_nodes}", f"--rdzv-backend={peers.BACKEND}"]
-        options.append(f"--rdzv-endpoint={address}:{port}")
+        options += [f"--rdzv-endpoint={address}:{port}", "--node-rank=0"]  # ours; torchrun warns of PET_NODE_RANK
     else:
         stopping.handle()
     if not job.in_cluster:
