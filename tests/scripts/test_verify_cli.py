@@ -158,7 +158,7 @@ def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
     assert result.stderr.startswith("verify_shards: --job needs the Python package ")
 
     def late(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        return shard[1:] if rank == 1 else shard
+        return shard[1:] if rank == 1 else [*shard, shard[0], shard[0]] if rank == 2 else shard
 
     said = "note: the Python package sympy is missing: what a digest says was lost or doubled is not named"
     lines = bruteforce.run(plan={"train": 1}, consume=late)
@@ -167,11 +167,11 @@ def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
     assert (honest.returncode, honest.stderr) == (1, "")
     assert said in honest.stdout and "digest does not fit" not in honest.stdout
     for line in lines:
-        line |= {"lost": 0, "consumed": line["expected"], "lost_indices": []}
+        line |= {"lost": 0, "doubled": 0, "expected": line["consumed"], "lost_indices": [], "doubled_indices": []}
     log.write_text(bruteforce.text(lines))
     forged = without_site(tmp_path, log)
     assert (forged.returncode, forged.stderr) == (1, "")
-    assert forged.stdout.count("digest does not fit: other samples were consumed than the line says\n") == 2
+    assert forged.stdout.count("digest does not fit: other samples were consumed than the line says\n") == 3
     assert said in forged.stdout
 
 

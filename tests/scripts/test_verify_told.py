@@ -209,6 +209,26 @@ def test_up_to_eight_lost_and_eight_doubled_that_are_all_named_are_checked(
         assert any("rank 2" in each and "digest" in each for each in sentences(lines))
 
 
+def test_indices_of_no_sample_are_no_part_of_what_the_digest_must_fit() -> None:
+    lines = bruteforce.run(
+        120, plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard[8:], *shard[::-4][:5], -1, 120])
+    )
+    assert (line(lines, 2)["lost"], line(lines, 2)["doubled"]) == (8, 7)
+    assert not any("digest" in each for each in sentences(lines))
+    bad = line(lines, 2)
+    bad["lost_indices"][0] = next(index for index in range(120) if index not in bad["lost_indices"])
+    assert any("rank 2 says 8 lost and 7 doubled, but its digest does not fit" in each for each in sentences(lines))
+
+
+def test_few_wrong_samples_would_be_named_by_a_digest_that_fits() -> None:
+    lines = bruteforce.run(120, plan={"train": 1}, consume=of_rank(2, lambda shard: shard[::3] * 3))
+    bad = line(lines, 2)
+    said = "digest does not fit: other samples were consumed than the line says, more than can be named"
+    assert not any(said in each for each in sentences(lines))
+    bad |= {"lost": 4, "doubled": 4, "lost_indices": [], "doubled_indices": []}
+    assert f"train epoch 1: rank 2 says 4 lost and 4 doubled, but its {said}" in sentences(lines)
+
+
 # No closed form grows with n
 
 

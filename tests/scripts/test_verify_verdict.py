@@ -63,6 +63,10 @@ def test_expect_per_pod_sums_the_ranks_of_a_pod() -> None:
     assert len(found) == 4
 
 
+def test_what_starts_elsewhere_is_not_added_up() -> None:
+    assert not any("add up" in each for each in changed("all", start=8))
+
+
 def test_expect_per_pod_of_an_epoch_that_was_taken_up_again() -> None:
     found = sentences(bruteforce.run(start=20), expect_per_pod=15)
     said = "pod demo-master-0 consumed 10 from position 20 on, not 15 as --expect-per-pod says"
