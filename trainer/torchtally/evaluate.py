@@ -1,7 +1,7 @@
 """Evaluation that is exact whatever divides: over ranks go sums and counts, never means.
 
 Each rank goes through its own shard on the bare module, at its own pace; nothing is exchanged before the end. (DDP's
-forward is a collective call: ranks with unequal numbers of batches would wait for each other.)
+forward can be a collective call, in which the others would wait for a rank that has no batch left.)
 """
 
 import math
@@ -70,7 +70,7 @@ def evaluate(
     if isinstance(model, DistributedDataParallel):
         model = model.module
     where = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    metrics = dict(metrics.items()) if metrics else {}  # of a MetricCollection, too: each metric with its own state
+    metrics = dict(metrics or {})  # of a MetricCollection, too: each metric with its own state
     for metric in metrics.values():
         metric.to(where).reset()
     for buffer in model.buffers():  # BatchNorm's differ: the last step of each rank was with its own samples
@@ -199,8 +199,6 @@ def _merged(name: str, reduction: Callable[[Tensor], Tensor] | None, values: lis
 
     if isinstance(values[0], list):
         return [entry for value in values for entry in value]  # as if all updates had been made here
-    if len(values) == 1:
-        return values[0]
     stacked = torch.stack(values)
     if reduction is dim_zero_mean and not torch.equal(stacked, values[0].expand_as(stacked)):
         raise ValueError(f"its state {name} is averaged over ranks, as if all had as many samples")
