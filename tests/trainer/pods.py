@@ -54,7 +54,9 @@ class Job:
             if process.poll() is None:
                 for each in family(process.pid):
                     each.kill()
-            process.communicate()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 class Pod:
