@@ -19,8 +19,8 @@ help: ## this list
 
 .PHONY: demo
 demo: .venv/.demo ## train on 1 master + 3 workers on this machine, then prove every pod's shards
-	@mkdir -p build
-	@scripts/run_local.py -f examples/fashion-mnist.yaml 2>&1 | tee -i build/demo.log
+	@rm -rf build/demo && mkdir -p build
+	@TORCHTALLY_OUTPUT=build/demo scripts/run_local.py -f examples/fashion-mnist.yaml 2>&1 | tee -i build/demo.log
 	@scripts/verify_shards.py build/demo.log
 
 .PHONY: test

@@ -47,7 +47,7 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
 
     fetch = "\n".join(line for line in notes.partition("fetch them:")[2].splitlines() if line.startswith("  kubectl"))
     run("bash", "-euc", f"cd {tmp_path}\n{fetch}")
-    assert {file.name for file in (tmp_path / "output").iterdir()} == {"model.pt", "proof.json"}
+    assert {file.name for file in (tmp_path / "output").iterdir()} == {"checkpoints", "model.pt", "proof.json"}
 
     namespace.helm("uninstall", "demo", "--wait")
     kept = before | {"persistentvolumeclaim/demo-model"}

@@ -90,6 +90,12 @@ def test_batch_norm_on_one_row_is_refused(contract: Contract | None) -> None:
         assert "--global-batch-size 10" in str(result)
 
 
+def test_a_contract_that_leaves_no_sample_is_refused() -> None:
+    for result in ranks.run(3, toy.fit, Training(epochs=1, contract="drop_last"), 2, 7):
+        assert isinstance(result, Refused)
+        assert str(result) == "--contract drop_last leaves none of 2 samples for 3 ranks"
+
+
 def test_evaluation_counts_every_sample_once_and_says_so() -> None:
     """6994 samples over 8 ranks are 6994: not 7000, and no rank waits for another."""
     found = ranks.run(8, toy.fit, Training(epochs=1, batch_size=8, lr=0.5), 800, 6994)

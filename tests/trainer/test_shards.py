@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtally import shards
@@ -134,21 +134,3 @@ def test_the_order_is_as_random_as_a_shuffle(n: int, order: Callable[[int, int],
 
 def _sigmas(counts: np.ndarray, expected: float, freedom: int) -> float:
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
-
-
-def splitmix64(x: int) -> int:
-    mask = 2**64 - 1
-    z = (x + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(0, 2**63 - 1)), st.lists(st.integers(0, 2**63 - 1)))
-def test_the_digest_is_the_plain_sum_and_adds_up(some: list[int], others: list[int]) -> None:
-    def digest(indices: list[int]) -> int:
-        return shards.digest(np.array(indices, dtype=np.int64))
-
-    assert digest(some) == sum(map(splitmix64, some)) % 2**64
-    assert digest(some + others) == (digest(some) + digest(others)) % 2**64 == digest(others + some)

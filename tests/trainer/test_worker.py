@@ -108,7 +108,7 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     assert proof["epochs"][0]["tested"] == 10000
     assert proof["model"] == f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
     assert {(line["phase"], line["rank"]): line for line in proof["lines"]} == found
-    assert sorted(path.name for path in model.parent.iterdir()) == ["model.pt", "proof.json"]
+    assert sorted(path.name for path in model.parent.iterdir()) == ["checkpoints", "model.pt", "proof.json"]
     weights = torch.load(model, weights_only=True)
     assert [tuple(value.shape) for value in weights.values()] == [
         (512, 784),
@@ -157,7 +157,7 @@ def test_a_failed_proof_ends_every_pod_with_3_and_writes_no_model(environment: d
         own = next(line for line in lines(pod.stdout) if line["rank"] != "all")
         assert own["consumed"] == own["expected"] == 30000
         assert own["lost"] > 0
-    assert not list((tmp_path / "output").iterdir())
+    assert [path.name for path in (tmp_path / "output").iterdir()] == ["checkpoints"]
 
 
 def test_tally_report_only_reports(environment: dict[str, str], tmp_path: Path) -> None:

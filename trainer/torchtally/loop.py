@@ -182,19 +182,22 @@ def _settle(task: Task, model: DistributedDataParallel, samples: Samples) -> Non
 
 
 def _contract(options: Training, model: nn.Module, n: int, batch: int, run: Run) -> Contract:
-    """The contract of the training. Raises Refused for a model with BatchNorm and a step that leaves a rank one row."""
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-        return options.contract or "exact"
-    contract = options.contract or "drop_last"
+    """The contract of the training. Raises Refused where it leaves no sample, or BatchNorm with one row on a rank."""
+    with_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    contract = options.contract or ("drop_last" if with_batch_norm else "exact")
+    everything = shards.total(n, run.world, contract)
+    if not everything:
+        raise Refused(f"--contract {contract} leaves none of {n} samples for {run.world} ranks")
+    if not with_batch_norm:
+        return contract
     if options.contract is None and run.rank == 0:
         print(
             "torchtally: the model has BatchNorm, which cannot take a batch of one row, so the contract is drop_last: "
-            f"{n - shards.total(n, run.world, contract)} of {n} samples are left out of each epoch",
+            f"{n - everything} of {n} samples are left out of each epoch",
             flush=True,
         )
-    everything = shards.total(n, run.world, contract)
     last = everything - (shards.steps(n, run.world, contract, batch) - 1) * batch
-    if min(last, batch) // run.world < 2:
+    if last // run.world < 2:
         raise Refused(
             f"the last of an epoch's steps has {last} samples for {run.world} ranks, and BatchNorm needs 2 on each: "
             f"--batch-size {batch // run.world} (--global-batch-size {batch}) must be such that {everything} samples "

@@ -68,7 +68,7 @@ def whole(n: int, world: int, contract: Contract, start: int = 0) -> list[Progre
     """All positions of an epoch that was taken up at `start`: those before it, and all shards from there on."""
     ends = start + total(n, world, contract, start)
     # Beyond n `padded` starts again at 0, more than once where there are fewer samples than ranks.
-    return [Progression(0, 1, min(n, ends - round)) for round in range(0, ends, n)]
+    return [Progression(0, 1, min(n, ends - round)) for round in range(0, max(ends, 1), n)]
 
 
 def positions(
@@ -105,11 +105,6 @@ def permute(positions: Indices, n: int, seed: int, epoch: int) -> Indices:
 def locate(indices: Indices, n: int, seed: int, epoch: int) -> Indices:
     """Positions of `indices`: the inverse of `permute`."""
     return _walk(indices, n, seed, epoch, inverse=True)
-
-
-def digest(indices: Indices) -> int:
-    """Sum of splitmix64 over `indices`, mod 2**64: adds up over steps and ranks in any order."""
-    return int(splitmix64(indices.astype(np.uint64)).sum(dtype=np.uint64))
 
 
 def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -94,6 +94,11 @@ def _run(name: str, chosen: options.Training) -> None:
     kept |= {f"option {each}": value for each, value in asked.items() if each not in _OF_NO_WEIGHT}
     folder = output / FOLDER
     state = resume(folder, kept, where)
+    if state and state["epoch"] > chosen.epochs and process.rank == 0:
+        print(
+            f"torchtally: run {state['run']} in {output} is complete; another training needs another --output",
+            flush=True,
+        )
     keeper = Keeper(folder, kept, where, chosen.keep, chosen.save_seconds)
     keeper.listen()
     run = Run(
