@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/torchtally"
 KIND_VALUES = ["--values", str(CHART / "ci/kind-values.yaml")]
 CONTAINER = "pytorch"
+LABEL = "torchtally-e2e=true"
 
 Object = dict[str, Any]
 Result = TypeVar("Result")
@@ -59,6 +60,16 @@ def data_values() -> list[str]:
 @dataclass(frozen=True)
 class Namespace:
     name: str
+
+    def create(self) -> None:
+        """Make it, with what every namespace gets, a moment later."""
+        run("kubectl", "create", "namespace", self.name)
+        run("kubectl", "label", "namespace", self.name, LABEL)
+        self.kubectl("wait", "--for=create", "--timeout=60s", "serviceaccount/default", "configmap/kube-root-ca.crt")
+
+    def delete(self) -> None:
+        """Without waiting: that all are gone is awaited once, at the end."""
+        run("kubectl", "delete", "namespace", self.name, "--wait=false")
 
     def kubectl(self, *arguments: str, check: bool = True, text: str | None = None) -> str:
         return run("kubectl", "--namespace", self.name, *arguments, check=check, text=text).stdout

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Namespace, run
+from cluster import LABEL, ROOT, Namespace, run
 
 OPERATOR = "v1.9.4"
 OPERATOR_MANIFESTS = f"https://github.com/kubeflow/training-operator//manifests/overlays/standalone?ref={OPERATOR}"
-LABEL = "torchtally-e2e=true"
 SAVED = ROOT / "build/e2e"
 
 
@@ -67,13 +66,9 @@ def namespaces(cluster: None) -> Iterator[None]:
 def namespace(namespaces: None, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:50].rstrip("-")
     namespace = Namespace(f"torchtally-{name}")
-    run("kubectl", "create", "namespace", namespace.name)
-    run("kubectl", "label", "namespace", namespace.name, LABEL)
-    # What every namespace gets, a moment later.
-    own = ["serviceaccount/default", "configmap/kube-root-ca.crt"]
-    namespace.kubectl("wait", "--for=create", "--timeout=60s", *own)
+    namespace.create()
     yield namespace
-    run("kubectl", "delete", "namespace", namespace.name, "--wait=false")
+    namespace.delete()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -120,6 +120,16 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     ]
 
 
+def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[str, str], tmp_path: Path) -> None:
+    first, second = alone(environment, QUICK), alone(environment, QUICK)
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    assert f"in {tmp_path / 'output'} is complete; another training needs another --output" in second.stdout
+    assert lines(second.stdout) == lines(first.stdout)
+    assert "loss" not in second.stdout
+    refused = alone(environment, [*QUICK, "--seed", "9"])
+    assert_refused(refused, "is of another training: its seed is 0 and now it is 9", "--output")
+
+
 def test_outside_of_a_job_it_is_one_process_and_says_why(environment: dict[str, str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -28,22 +28,19 @@ the indices, in order. They are those of this rank and this worker. A file that 
                     wanted = next(indices, None)
 """
 
-import contextlib
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.utils import data
 
-from torchtally import loader
+from torchtally import failure, loader
 from torchtally.agreement import agree
 from torchtally.errors import REFUSED, UNPROVEN, Refused, Unproven
 from torchtally.job import Process
@@ -80,7 +77,7 @@ class Account:
         try:
             self._meet()
         except Refused as sentence:
-            _end(sentence, REFUSED)
+            raise SystemExit(failure.end(sentence, REFUSED)) from None
         return self
 
     def __exit__(
@@ -92,9 +89,9 @@ class Account:
         except Unproven as sentence:
             error = sentence
         if isinstance(error, Refused | Unproven):
-            _end(error, REFUSED if isinstance(error, Refused) else UNPROVEN)
+            raise SystemExit(failure.end(error, REFUSED if isinstance(error, Refused) else UNPROVEN)) from None
         if isinstance(error, Exception):
-            _record(error)
+            failure.record(error)
 
     def sampler(
         self,
@@ -289,15 +286,3 @@ class Account:
 def _seed_of(sampler: Sampler, epoch: int) -> int:
     """For the seeds of a loader's workers: another one for each epoch and rank."""
     return int(np.random.SeedSequence([sampler.seed, epoch, sampler.rank]).generate_state(1, np.uint64)[0])
-
-
-def _end(sentence: Exception, code: int) -> NoReturn:
-    _record(sentence)
-    print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
-    raise SystemExit(code) from None
-
-
-def _record(error: Exception) -> None:
-    """Write `error` where the entry point finds it: it makes the pod's last word and exit code of it."""
-    with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
-        get_error_handler().record_exception(error)

@@ -1,11 +1,13 @@
 """What ended a pod, in one sentence, and whether it is the cause or comes of another pod's end."""
 
+import contextlib
 import signal
+import sys
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
 from torchtally.errors import LOST, REFUSED, SIGNALLED, UNPROVEN, lost_a_peer
 
@@ -60,6 +62,19 @@ def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
     if lost_a_peer(message):
         return Failure(Kind.CONSEQUENCE, LOST, text)
     return Failure(Kind.KNOWN, code, text)
+
+
+def record(error: BaseException) -> None:
+    """Write `error`, of a rank, where the entry point finds it: it makes the pod's last word and exit code of it."""
+    with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
+        get_error_handler().record_exception(error)
+
+
+def end(sentence: Exception, code: int) -> int:
+    """Record and print the sentence that a rank ends with; returns `code`."""
+    record(sentence)
+    print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
+    return code
 
 
 def _ended_by_the_agent(failure: ProcessFailure) -> bool:

@@ -1,6 +1,5 @@
 """One rank of a built-in task: from its options to an exit code. torchrun's agent starts it (see launch.py)."""
 
-import contextlib
 import hashlib
 import importlib
 import json
@@ -10,10 +9,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 
-from torchtally import agreement, checkpoint, device, loop, options
+from torchtally import agreement, checkpoint, device, failure, loop, options
 from torchtally.cli import task_parser
 from torchtally.course import Course
 from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Lost, Refused, Stopped, Unproven, lost_a_peer
@@ -31,18 +29,18 @@ def main() -> int:
     try:
         _run(arguments.task, options.chosen(arguments))
     except Refused as sentence:
-        return _end(sentence, REFUSED)
+        return failure.end(sentence, REFUSED)
     except Unproven as sentence:
-        return _end(sentence, UNPROVEN)
+        return failure.end(sentence, UNPROVEN)
     except Stopped as stopped:
-        return _end(stopped, SIGNALLED + stopped.number)
+        return failure.end(stopped, SIGNALLED + stopped.number)
     except Lost as sentence:
-        return _end(sentence, LOST)
+        return failure.end(sentence, LOST)
     except Exception as error:
         if not lost_a_peer(f"{type(error).__name__}: {error}"):
-            _record(error)
+            failure.record(error)
             raise
-        return _end(Lost(f"another rank went away ({str(error).splitlines()[0]})"), LOST)
+        return failure.end(Lost(f"another rank went away ({str(error).splitlines()[0]})"), LOST)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -140,19 +138,7 @@ def _save(course: Course, output: Path) -> None:
     }
     replace(output / "model.pt", model)
     replace(output / "proof.json", (json.dumps(proof, indent=1) + "\n").encode())
-    print(f"torchtally: wrote {output / 'model.pt'} and {output / 'proof.json'}", flush=True)
-
-
-def _record(error: Exception) -> None:
-    """Write `error` where the entry point finds it."""
-    with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
-        get_error_handler().record_exception(error)
-
-
-def _end(sentence: Exception, code: int) -> int:
-    _record(sentence)
-    print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
-    return code
+    print(f"torchtally: wrote {output / 'model.pt'} ({proof['model']}) and {output / 'proof.json'}", flush=True)
 
 
 if __name__ == "__main__":
