@@ -145,8 +145,17 @@ def test_a_rank_that_lost_a_peer_does_not_hide_one_that_failed(alone: pods.Job, 
     assert pod.message.startswith("rank 1 ")
 
 
+def test_a_rank_that_lost_a_peer_first_does_not_hide_one_that_failed(alone: pods.Job, tmp_path: Path) -> None:
+    """Nor by a second, which is how finely the agent takes the time."""
+    ready = tmp_path / "ready"
+    first = f"[ $RANK = 0 ] && {{ until [ -e {ready} ]; do sleep 0.01; done; exit 203; }}"
+    then = f"trap 'sleep 1.1; exit 9' TERM; touch {ready}; while :; do sleep 1; done"
+    pod = alone.start(0, shell(f"{first}; {then}"), **TWO)
+    assert pod.wait() == 9
+
+
 def test_a_rank_that_the_agent_ends_does_not_hide_one_that_failed(alone: pods.Job) -> None:
-    pod = alone.start(0, shell("trap 'kill $!; exit 143' TERM; [ $RANK = 1 ] && exit 9; sleep 1000 & wait"), **TWO)
+    pod = alone.start(0, shell("[ $RANK = 1 ] && exit 9; exec sleep 1000"), **TWO)
     assert pod.wait() == 9
 
 
@@ -258,7 +267,7 @@ def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: pods.Jo
 
 
 def test_a_worker_is_told_of_the_masters_failure_before_the_store_goes(two: pods.Job) -> None:
-    master, worker = two.all(shell("[ $RANK = 0 ] && kill -KILL $$; exit 1"))
+    master, worker = two.all(shell("[ $RANK = 0 ] && kill -KILL $$; sleep 3; exit 1"))
     assert [master.wait(), worker.wait()] == [137, 203]
     assert worker.message.startswith("rank 0 (demo-master-0) was ended by signal 9 (SIGKILL); rank 1 (demo-worker")
 
