@@ -1,7 +1,6 @@
 """Before anything else all ranks say what they hold, and agree, or all end at once with both values."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -10,6 +9,7 @@ from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
 from torchtally.errors import Lost, Refused
+from torchtally.job import pod_of
 
 # A rank may be fetching its data meanwhile.
 _PATIENCE = timedelta(minutes=30)
@@ -65,10 +65,7 @@ def _wait(store: Store, key: str, ranks: Iterable[int], failed: str) -> tuple[li
 
 
 def _pod(rank: int) -> str:
-    """The pod of `rank`, in brackets, where the agent has told the pods and all have as many ranks."""
-    pods = json.loads(os.environ.get("TORCHTALLY_PODS", "[]"))
-    pod = rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return f" ({pods[pod]})" if pod < len(pods) else ""
+    return f" ({pod})" if (pod := pod_of(rank)) else ""
 
 
 def _refusal(every: list[dict[str, Any]]) -> str | None:

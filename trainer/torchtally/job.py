@@ -4,6 +4,7 @@ PyTorchJob gives a pod PET_* (torchrun's own), MASTER_*, WORLD_SIZE and RANK, wh
 counts processes. torchrun's agent then gives each process its own RANK, LOCAL_RANK and WORLD_SIZE.
 """
 
+import json
 import os
 import socket
 from collections.abc import Mapping
@@ -172,6 +173,13 @@ class Places:
 def pod_name(env: Mapping[str, str] = os.environ) -> str:
     """The pod's name, which Kubernetes makes its host name."""
     return env.get("HOSTNAME") or socket.gethostname()
+
+
+def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
+    """The pod of `rank`, where the agent has told the pods; all have as many ranks."""
+    pods: list[str] = json.loads(env.get("TORCHTALLY_PODS") or "[]")
+    pod = rank // int(env.get("LOCAL_WORLD_SIZE") or "1")
+    return pods[pod] if pod < len(pods) else None
 
 
 def termination_log(env: Mapping[str, str] = os.environ) -> Path:
