@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pods
+import launched
 import psutil
 import pytest
 
@@ -27,20 +27,20 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def alone(environment: dict[str, str], tmp_path: Path) -> Iterator[pods.Job]:
-    with pods.job(environment, tmp_path, 1) as job:
+def alone(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
+    with launched.job(environment, tmp_path, 1) as job:
         yield job
 
 
 @pytest.fixture
-def two(environment: dict[str, str], tmp_path: Path) -> Iterator[pods.Job]:
-    with pods.job(environment, tmp_path, 2) as job:
+def two(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
+    with launched.job(environment, tmp_path, 2) as job:
         yield job
 
 
 @pytest.fixture
-def three(environment: dict[str, str], tmp_path: Path) -> Iterator[pods.Job]:
-    with pods.job(environment, tmp_path, 3) as job:
+def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
+    with launched.job(environment, tmp_path, 3) as job:
         yield job
 
 
@@ -78,14 +78,14 @@ def recorded(body: str) -> list[str]:
         ("kill -SEGV $$", 139, "rank 1 (demo-master-0) was ended by signal 11 (SIGSEGV)"),
     ],
 )
-def test_the_failed_rank_gives_its_code_and_its_name(alone: pods.Job, end: str, code: int, message: str) -> None:
+def test_the_failed_rank_gives_its_code_and_its_name(alone: launched.Job, end: str, code: int, message: str) -> None:
     pod = alone.start(0, shell(f"[ $RANK = 0 ] && exec sleep 1000; {end}"), **TWO)
     assert pod.wait() == code
     assert pod.message.startswith(message)
     assert f"torchtally: {message}" in pod.errors
 
 
-def test_an_error_is_told_with_type_text_rank_and_its_last_line(alone: pods.Job) -> None:
+def test_an_error_is_told_with_type_text_rank_and_its_last_line(alone: launched.Job) -> None:
     pod = alone.start(0, recorded("if rank == 1:\n    {}['no such key']\nimport time; time.sleep(1000)"), **TWO)
     assert pod.wait() == 1
     assert re.fullmatch(
@@ -93,7 +93,7 @@ def test_an_error_is_told_with_type_text_rank_and_its_last_line(alone: pods.Job)
     )
 
 
-def test_an_error_of_a_task_of_ours_is_told_likewise(alone: pods.Job) -> None:
+def test_an_error_of_a_task_of_ours_is_told_likewise(alone: launched.Job) -> None:
     script = "import sys; from torchtally import worker; worker._run = lambda *_: 1 / 0; sys.exit(worker.main())"
     pod = alone.start(0, ["run", "--", sys.executable, "-c", script, "fashion-mnist"])
     assert pod.wait() == 1
@@ -101,7 +101,7 @@ def test_an_error_of_a_task_of_ours_is_told_likewise(alone: pods.Job) -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [("Refused", 2), ("Unproven", 3), ("Lost", 203)])
-def test_a_sentence_is_told_without_the_name_of_its_type(alone: pods.Job, error: str, code: int) -> None:
+def test_a_sentence_is_told_without_the_name_of_its_type(alone: launched.Job, error: str, code: int) -> None:
     script = (
         "import sys; from torchtally import errors, worker\n"
         f"def run(*_): raise errors.{error}('this: and that')\n"
@@ -112,27 +112,27 @@ def test_a_sentence_is_told_without_the_name_of_its_type(alone: pods.Job, error:
     assert pod.message == "rank 0 (demo-master-0): this: and that"
 
 
-def test_bad_input_is_told_before_anything_starts(alone: pods.Job) -> None:
+def test_bad_input_is_told_before_anything_starts(alone: launched.Job) -> None:
     pod = alone.start(0, shell("exit 0"), RANK="1", PET_NODE_RANK="1")
     assert pod.wait() == 2
     assert pod.message == "RANK=1 must be below WORLD_SIZE=1"
 
 
-def test_a_message_fits_what_kubernetes_keeps(alone: pods.Job) -> None:
+def test_a_message_fits_what_kubernetes_keeps(alone: launched.Job) -> None:
     pod = alone.start(0, recorded("raise ValueError('€' * 5000)"))
     assert pod.wait() == 1
     assert 4090 < len(pod.message.encode()) <= 4096
     assert pod.message.startswith("rank 0 (demo-master-0) failed with exit code 1: ValueError: €€€")
 
 
-def test_outside_of_a_cluster_no_file_is_made(alone: pods.Job, tmp_path: Path) -> None:
+def test_outside_of_a_cluster_no_file_is_made(alone: launched.Job, tmp_path: Path) -> None:
     pod = alone.start(0, shell("exit 5"), TORCHTALLY_TERMINATION_LOG=str(tmp_path / "none"))
     assert pod.wait() == 5
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("end", ["exit 7", "kill -KILL $$"])
-def test_a_rank_that_lost_a_peer_does_not_hide_one_that_failed(alone: pods.Job, tmp_path: Path, end: str) -> None:
+def test_a_rank_that_lost_a_peer_does_not_hide_one_that_failed(alone: launched.Job, tmp_path: Path, end: str) -> None:
     """Both have died when the agent, which looks every 0.1 s, sees it; rank 0 comes first in its list."""
     wait = f"echo $$; until [ -e {tmp_path}/go ]; do sleep 0.01; done;"
     pod = alone.start(0, shell(f"{wait} [ $RANK = 0 ] && exit 203; {end}"), **TWO)
@@ -145,7 +145,7 @@ def test_a_rank_that_lost_a_peer_does_not_hide_one_that_failed(alone: pods.Job, 
     assert pod.message.startswith("rank 1 ")
 
 
-def test_a_rank_that_lost_a_peer_first_does_not_hide_one_that_failed(alone: pods.Job, tmp_path: Path) -> None:
+def test_a_rank_that_lost_a_peer_first_does_not_hide_one_that_failed(alone: launched.Job, tmp_path: Path) -> None:
     """Nor by a second, which is how finely the agent takes the time."""
     ready = tmp_path / "ready"
     first = f"[ $RANK = 0 ] && {{ until [ -e {ready} ]; do sleep 0.01; done; exit 203; }}"
@@ -154,7 +154,7 @@ def test_a_rank_that_lost_a_peer_first_does_not_hide_one_that_failed(alone: pods
     assert pod.wait() == 9
 
 
-def test_a_rank_that_the_agent_ends_does_not_hide_one_that_failed(alone: pods.Job) -> None:
+def test_a_rank_that_the_agent_ends_does_not_hide_one_that_failed(alone: launched.Job) -> None:
     pod = alone.start(0, shell("[ $RANK = 1 ] && exit 9; exec sleep 1000"), **TWO)
     assert pod.wait() == 9
 
@@ -163,7 +163,7 @@ def test_a_rank_that_the_agent_ends_does_not_hide_one_that_failed(alone: pods.Jo
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(alone: pods.Job, processes: str) -> None:
+def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(alone: launched.Job, processes: str) -> None:
     handled = shell("trap 'echo saved; kill $!; exit 0' TERM; echo ready; sleep 1000 & wait")
     pod = alone.start(0, handled, PET_NPROC_PER_NODE=processes)
     count = int(processes)
@@ -174,7 +174,7 @@ def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(alone: pods.
     assert pod.message == "demo-master-0 was stopped by signal 15 (SIGTERM)"
 
 
-def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: pods.Job) -> None:
+def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: launched.Job) -> None:
     stubborn = shell("trap 'echo no' TERM; echo $$; while :; do sleep 0.1; done")
     pod = alone.start(0, stubborn, PET_SHUTDOWN_TIMEOUT="1")
     rank = int(pod.line())
@@ -184,13 +184,13 @@ def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: pods.Job) -
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_second_sigterm_ends_the_ranks_at_once(alone: pods.Job, processes: str) -> None:
+def test_a_second_sigterm_ends_the_ranks_at_once(alone: launched.Job, processes: str) -> None:
     # What the rank has started goes with it.
     stubborn = shell("trap 'echo no' TERM; sleep 1000 & echo $!; while :; do sleep 0.1; done")
     pod = alone.start(0, stubborn, PET_NPROC_PER_NODE=processes, PET_SHUTDOWN_TIMEOUT="1000")
     for _ in range(int(processes)):
         assert psutil.pid_exists(int(pod.line()))
-    family = pods.family(pod.process.pid)[1:]
+    family = launched.family(pod.process.pid)[1:]
     pod.signal(signal.SIGTERM)
     assert pod.line() == "no"
     pod.signal(signal.SIGTERM)
@@ -198,14 +198,14 @@ def test_a_second_sigterm_ends_the_ranks_at_once(alone: pods.Job, processes: str
     until("no process is left", lambda: not any(each.is_running() and each.status() != "zombie" for each in family))
 
 
-def test_sigterm_ends_a_pod_that_waits_for_the_others(two: pods.Job) -> None:
+def test_sigterm_ends_a_pod_that_waits_for_the_others(two: launched.Job) -> None:
     pod = two.start(1, shell("exit 0"))
     until("it says so", lambda: "does not answer" in pod.errors)
     pod.signal(signal.SIGTERM)
     assert pod.wait() == -signal.SIGTERM
 
 
-def test_sigterm_ends_a_pod_that_has_failed_already(two: pods.Job) -> None:
+def test_sigterm_ends_a_pod_that_has_failed_already(two: launched.Job) -> None:
     """It would wait some seconds for what the others have to say."""
     _, worker = two.all(shell("[ $RANK = 1 ] && echo ready && exit 1; sleep 1000"))
     rank = psutil.Process(worker.process.pid)
@@ -219,7 +219,7 @@ def test_sigterm_ends_a_pod_that_has_failed_already(two: pods.Job) -> None:
 # How pods meet.
 
 
-def test_pods_that_do_not_come_are_named_by_those_that_did(three: pods.Job) -> None:
+def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) -> None:
     here = [three.start(rank, shell("exit 0"), PET_RDZV_CONF="timeout=7") for rank in (0, 1)]
     for pod in here:
         assert pod.wait() == 203
@@ -227,7 +227,7 @@ def test_pods_that_do_not_come_are_named_by_those_that_did(three: pods.Job) -> N
         assert pod.message == "the pod with RANK=2 did not come within 7 s"
 
 
-def test_a_missing_master_is_named(two: pods.Job) -> None:
+def test_a_missing_master_is_named(two: launched.Job) -> None:
     pod = two.start(1, shell("exit 0"), PET_RDZV_CONF="timeout=1")
     assert pod.wait() == 203
     assert re.match(r"the pod with RANK=0 does not answer at 127.0.0.1:\d+ \(.*refused\): given up", pod.message)
@@ -239,12 +239,12 @@ def test_pods_have_the_operators_names_before_they_have_told_them() -> None:
     assert peers.Peers("10.0.0.1", 1, 3, 12, "pod")._list([1]) == "the pod with RANK=1"
 
 
-def test_a_pod_that_starts_again_waits_until_the_others_do(two: pods.Job) -> None:
+def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:
     """Else it would find the notes of those that it met in its former life."""
     run = shell('echo $TORCHTALLY_PODS; [ -n "$GO_ON" ] || sleep 1000')
     master, worker = (two.start(rank, run, entry=STRICT) for rank in range(2))
     assert [pod.line() for pod in (master, worker)] == ['["demo-master-0", "demo-worker-0"]'] * 2
-    for each in pods.family(worker.process.pid):
+    for each in launched.family(worker.process.pid):
         each.kill()
     worker = two.start(1, run, GO_ON="1")
     assert master.wait() == 203
@@ -257,7 +257,7 @@ def test_a_pod_that_starts_again_waits_until_the_others_do(two: pods.Job) -> Non
 # What a pod's end does to the others.
 
 
-def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: pods.Job) -> None:
+def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: launched.Job) -> None:
     """Whatever the programs make of it: an exit code, or an error that torch records."""
     script = f"if rank == 1: os.kill(os.getpid(), 9)\nraise RuntimeError({CLOSED!r})"
     for command in (shell("[ $RANK = 1 ] && kill -KILL $$; exit 1"), recorded(script)):
@@ -266,19 +266,19 @@ def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: pods.Jo
         assert master.message.startswith("rank 1 (demo-worker-0) was ended by signal 9 (SIGKILL); rank 0 (demo-master")
 
 
-def test_a_worker_is_told_of_the_masters_failure_before_the_store_goes(two: pods.Job) -> None:
+def test_a_worker_is_told_of_the_masters_failure_before_the_store_goes(two: launched.Job) -> None:
     master, worker = two.all(shell("[ $RANK = 0 ] && kill -KILL $$; sleep 3; exit 1"))
     assert [master.wait(), worker.wait()] == [137, 203]
     assert worker.message.startswith("rank 0 (demo-master-0) was ended by signal 9 (SIGKILL); rank 1 (demo-worker")
 
 
-def test_a_failure_that_is_written_down_keeps_its_code_on_every_pod(two: pods.Job) -> None:
+def test_a_failure_that_is_written_down_keeps_its_code_on_every_pod(two: launched.Job) -> None:
     master, worker = two.all(recorded("raise ValueError(rank)"))
     assert [master.wait(), worker.wait()] == [1, 1]
     assert "ValueError: 0" in master.message and "ValueError: 1" in worker.message
 
 
-def test_of_failures_that_nobody_explains_the_first_counts(two: pods.Job) -> None:
+def test_of_failures_that_nobody_explains_the_first_counts(two: launched.Job) -> None:
     started = two.all(shell("exit $((RANK + 5))"))
     codes = [pod.wait() for pod in started]
     assert codes in ([5, 203], [203, 6])
@@ -286,7 +286,7 @@ def test_of_failures_that_nobody_explains_the_first_counts(two: pods.Job) -> Non
         assert pod.message.startswith("rank 0 (" if codes[0] == 5 else "rank 1 (")
 
 
-def test_a_program_that_does_not_notice_is_ended(two: pods.Job) -> None:
+def test_a_program_that_does_not_notice_is_ended(two: launched.Job) -> None:
     command = shell("[ $RANK = 1 ] && kill -KILL $$; sleep 1000")
     master, worker = (two.start(rank, command, entry=STRICT) for rank in range(2))
     assert [master.wait(), worker.wait()] == [203, 137]
@@ -294,10 +294,10 @@ def test_a_program_that_does_not_notice_is_ended(two: pods.Job) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_pod_that_goes_without_a_word_is_named(two: pods.Job, tmp_path: Path, gone: int) -> None:
+def test_a_pod_that_goes_without_a_word_is_named(two: launched.Job, tmp_path: Path, gone: int) -> None:
     started = two.all(shell(f"echo ready; until [ -e {tmp_path}/gone ]; do sleep 0.1; done; exit 1"))
     assert [pod.line() for pod in started] == ["ready", "ready"]
-    for each in pods.family(started[gone].process.pid):
+    for each in launched.family(started[gone].process.pid):
         each.kill()
     (tmp_path / "gone").touch()
     assert started[1 - gone].wait() == 203
@@ -306,7 +306,7 @@ def test_a_pod_that_goes_without_a_word_is_named(two: pods.Job, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_pod_that_is_frozen_for_long_is_named(two: pods.Job, frozen: int) -> None:
+def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) -> None:
     started = [two.start(rank, shell("echo ready; sleep 1000"), entry=IMPATIENT) for rank in range(2)]
     assert [pod.line() for pod in started] == ["ready", "ready"]
     started[frozen].freeze()
@@ -316,11 +316,11 @@ def test_a_pod_that_is_frozen_for_long_is_named(two: pods.Job, frozen: int) -> N
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_pod_that_is_frozen_for_a_while_goes_on(two: pods.Job, tmp_path: Path, frozen: int) -> None:
+def test_a_pod_that_is_frozen_for_a_while_goes_on(two: launched.Job, tmp_path: Path, frozen: int) -> None:
     wait = shell(f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
     started = [two.start(rank, wait, entry=IMPATIENT) for rank in range(2)]
     assert [pod.line() for pod in started] == ["ready", "ready"]
-    processes = pods.family(started[frozen].process.pid)
+    processes = launched.family(started[frozen].process.pid)
     started[frozen].freeze()
     time.sleep(2)  # well below what counts as lost
     for each in processes:
@@ -331,7 +331,7 @@ def test_a_pod_that_is_frozen_for_a_while_goes_on(two: pods.Job, tmp_path: Path,
 
 
 def until(what: str, true: Callable[[], bool]) -> None:
-    end = time.monotonic() + pods.LIMIT
+    end = time.monotonic() + launched.LIMIT
     while not true():
-        assert time.monotonic() < end, f"not within {pods.LIMIT} s: {what}"
+        assert time.monotonic() < end, f"not within {launched.LIMIT} s: {what}"
         time.sleep(0.05)
