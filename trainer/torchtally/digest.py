@@ -8,14 +8,21 @@ decoding", IEEE Trans. Inf. Theory 15, 1969), and no change of up to 16 position
 
 Larger changes can agree in all power sums (Prouhet, Tarry and Escott's problem), but hardly in G = Σ gˣ mod p too,
 where g comes from the run's id. The sums of (index + 1)ᵏ, k = 1 … 3, over all ranks do not trust the order's inverse.
+
+The epochs of a phase fold into one digest, Σ hᵉ · digest(e), where h comes from the run's id, too: what is lost in one
+epoch and doubled in another does not cancel.
 """
 
 import base64
 import hashlib
 import math
+import struct
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +34,7 @@ POWERS = 16  # power sums of positions, k = 0 ... 15
 OF_POSITIONS = POWERS + 1  # and G: the words that a single rank's shard has an expected value for
 INDEX_POWERS = 3
 WORDS = OF_POSITIONS + INDEX_POWERS
+_PACKED = struct.Struct(f">{WORDS}Q")
 
 Words = npt.NDArray[np.uint64]
 
@@ -48,7 +56,7 @@ class Digest:
 
     def __str__(self) -> str:
         """The words, 8 bytes each with the high one first, in base64 for URLs and without padding."""
-        return base64.urlsafe_b64encode(b"".join(word.to_bytes(8, "big") for word in self.words)).decode().rstrip("=")
+        return base64.urlsafe_b64encode(_PACKED.pack(*self.words)).decode().rstrip("=")
 
     @property
     def of_positions(self) -> tuple[int, ...]:
@@ -65,17 +73,37 @@ class Stretch:
 
 def parse(text: str) -> Digest:
     """The digest that `str` made into `text`. Raises ValueError for anything else."""
+    return unpacked(packed(text))
+
+
+def packed(text: str) -> bytes:
+    """Its words, 8 bytes each: as few as there can be, as a verifier may hold a million. Raises ValueError likewise."""
     raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    words = tuple(int.from_bytes(raw[at : at + 8], "big") for at in range(0, len(raw), 8))
-    if len(raw) != 8 * WORDS or max(words) >= P:
+    if len(raw) != _PACKED.size or max(_PACKED.unpack(raw)) >= P:
         raise ValueError(f"a digest has {WORDS} numbers below 2**61 - 1")
-    return Digest(words)
+    return raw
+
+
+def unpacked(raw: bytes) -> Digest:
+    """The digest of `packed`."""
+    return Digest(_PACKED.unpack(raw))
 
 
 @lru_cache
 def base(run: str) -> int:
     """The g of a run's id."""
     return 2 + int.from_bytes(hashlib.sha256(run.encode()).digest(), "big") % (P - 2)
+
+
+def base_of_epochs(run: str) -> int:
+    """The h of a run's id."""
+    return base(f"{run} epochs")
+
+
+def fold(epochs: Iterable[tuple[int, Digest]], run: str) -> Digest:
+    """The digests of a phase's epochs, each with its number, in one."""
+    h = base_of_epochs(run)
+    return sum((each * pow(h, epoch, P) for epoch, each in epochs), Digest())
 
 
 def of(positions: Indices, indices: Indices, g: int) -> Digest:
@@ -91,25 +119,43 @@ def of(positions: Indices, indices: Indices, g: int) -> Digest:
 
 def expected(shard: Progression, g: int) -> Digest:
     """Digest of the positions of `shard`, whose indices count for nothing. O(1)."""
-    a, w, count = shard.first + 1, shard.stride, shard.count
-    # Σ (a + w j)ᵏ over j < count, by the binomial theorem.
+    powers = [1]
+    for _ in range(POWERS - 1):
+        powers.append(powers[-1] * (shard.first + 1) % P)
+    sums = [sum(map(mul, terms, powers)) % P for terms in _terms(shard.stride, shard.count)]
+    return Digest((*sums, geometric(shard, g), *[0] * INDEX_POWERS))
+
+
+@lru_cache(maxsize=64)  # the shards of all ranks have the same, and it is most of the work
+def _terms(w: int, count: int) -> list[list[int]]:
+    """Of Σ (a + w j)ᵏ over j < count, by the binomial theorem, for each k what is multiplied by a⁰, a¹, … aᵏ."""
     plain = [_power_sum(count, k) * pow(w, k, P) % P for k in range(POWERS)]
-    powers = [sum(math.comb(k, i) * pow(a, k - i, P) * plain[i] for i in range(k + 1)) % P for k in range(POWERS)]
-    ratio = pow(g, w, P)
-    series = (pow(ratio, count, P) - 1) * pow(ratio - 1, -1, P) if ratio != 1 else count
-    return Digest((*powers, pow(g, a, P) * series % P, *[0] * INDEX_POWERS))
+    return [[math.comb(k, i) * plain[i] % P for i in range(k, -1, -1)] for k in range(POWERS)]
+
+
+def geometric(positions: Progression, g: int) -> int:
+    """Σ gˣ mod p, x = position + 1. O(1)."""
+    return pow(g, positions.first + 1, P) * _series(pow(g, positions.stride, P), positions.count) % P
+
+
+@lru_cache(maxsize=64)
+def _series(ratio: int, count: int) -> int:
+    """Σ ratioʲ over j < count."""
+    return (pow(ratio, count, P) - 1) * pow(ratio - 1, -1, P) if ratio != 1 else count
 
 
 def contract(n: int, epoch: int, order: Order, seed: int, parts: list[Progression], g: int) -> Digest:
     """Digest of all ranks together; `parts` is shards.whole(). O(1), but for samples that are repeated or left out."""
-    together = sum((expected(part, g) for part in parts), Digest())
+
+    def of_indices(first: int, end: int) -> Digest:
+        positions = np.arange(first, end, dtype=np.int64)
+        return _of_indices(positions if order == "sequential" else permute(positions, n, seed, epoch))
+
     whole, *repeated = parts
     indices = expected(Progression(0, 1, n), g).words[1 : 1 + INDEX_POWERS]
-    together += Digest((*[0] * OF_POSITIONS, *indices))
-    for times, some in ((-1, range(whole.count, n)), *((1, range(part.count)) for part in repeated)):
-        positions = np.array(some, dtype=np.int64)
-        these = positions if order == "sequential" else permute(positions, n, seed, epoch)
-        together += _of_indices(these) * times
+    together = expected(whole, g) + Digest((*[0] * OF_POSITIONS, *indices)) - of_indices(whole.count, n)
+    for part, times in Counter(repeated).items():  # with more ranks than samples there are many rounds, and alike
+        together += (expected(part, g) + of_indices(0, part.count)) * times
     return together
 
 

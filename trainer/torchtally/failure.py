@@ -1,6 +1,7 @@
 """What ended a pod, in one sentence, and whether it is the cause or comes of another pod's end."""
 
 import contextlib
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
-from torchtally.errors import LOST, REFUSED, SIGNALLED, UNPROVEN, lost_a_peer
+from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, lost_a_peer
 
 
 class Kind(IntEnum):
@@ -38,11 +39,12 @@ def first(error: ChildFailedError, pod: str) -> Failure:
 
 def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
     """How `rank` ended. torchrun itself would make 1 of every exit code."""
-    who = f"rank {rank} ({pod})"
+    who, written = f"rank {rank} ({pod})", failure.message
     if failure.exitcode < 0:
         number = -failure.exitcode
-        return Failure(Kind.KNOWN, SIGNALLED + number, f"{who} was ended by signal {number} ({_name(number)})")
-    code, written = failure.exitcode, failure.message
+        said = f"; it had failed: {written.get('message')}" if isinstance(written, dict) else ""
+        return Failure(Kind.KNOWN, SIGNALLED + number, f"{who} was ended by signal {number} ({_name(number)}){said}")
+    code = failure.exitcode
     if not isinstance(written, dict):
         if code == LOST:
             return Failure(Kind.CONSEQUENCE, code, f"{who} lost another rank")
@@ -70,11 +72,18 @@ def record(error: BaseException) -> None:
         get_error_handler().record_exception(error)
 
 
-def end(sentence: Exception, code: int) -> int:
-    """Record and print the sentence that a rank ends with; returns `code`."""
-    record(sentence)
-    print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
-    return code
+def end(ending: Ending) -> int:
+    """Record and print the sentence that a rank ends with; returns its exit code."""
+    record(ending)
+    print(f"torchtally: {ending}", file=sys.stderr, flush=True)
+    return ending.code
+
+
+def leave(code: int) -> None:
+    """End a rank's program: a failed one at once."""
+    sys.stdout.flush()
+    if code != OK:
+        os._exit(code)  # what it shares with others, NCCL's communicators, would wait for them
 
 
 def _ended_by_the_agent(failure: ProcessFailure) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+from urllib.parse import urlsplit
 
 from torchtally.errors import Refused
 
@@ -20,6 +21,8 @@ ProcessCount = int | Literal["auto", "cpu", "gpu"]
 # What PyTorchJob sets only in a job with a Master, and only in an elastic one.
 _STATIC = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _ELASTIC = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID")
+# What Kubeflow Trainer sets in all pods of a TrainJob, with its feature gate TrainJobStatus.
+_STATUS = tuple(f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,7 @@ class Process:
 
     rank: int
     local_rank: int
+    local_world: int  # ranks of this pod
     world: int
     run: str  # the run's id as this pod's agent drew it; rank 0's is the one that counts
     attempt: int
@@ -135,6 +139,7 @@ class Process:
             return cls(
                 rank=int(env["RANK"]),
                 local_rank=int(env["LOCAL_RANK"]),
+                local_world=int(env["LOCAL_WORLD_SIZE"]),
                 world=int(env["WORLD_SIZE"]),
                 run=env["TORCHTALLY_RUN"],
                 attempt=int(env["TORCHELASTIC_RESTART_COUNT"]),
@@ -170,6 +175,43 @@ class Places:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StatusServer:
+    """Where Kubeflow Trainer takes reports on a TrainJob, and the files with its CA and with the bearer token."""
+
+    host: str
+    port: int
+    path: str
+    ca: Path
+    token: Path
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "StatusServer | None":
+        """None where Trainer asks for no reports. Raises Refused; what may be a secret is not in its sentence."""
+        given = _given(env, _STATUS)
+        if not given:
+            return None
+        if missing := [name for name in _STATUS if name not in given]:
+            raise Refused(f"{', '.join(given)}: to report to Kubeflow Trainer needs {', '.join(missing)} as well")
+        try:
+            url = urlsplit(given[_STATUS[0]])
+            port = 443 if url.port is None else url.port
+        except ValueError:
+            url, port = urlsplit(""), 0
+        if url.scheme != "https" or not url.hostname or not port:
+            raise Refused(f"{_STATUS[0]} must be https://HOST:PORT/PATH with a port from 1 to 65535")
+        for name in _STATUS[1:]:
+            if not Path(given[name]).is_absolute():
+                raise Refused(f"{name} must be the absolute path of a file")
+        ca, token = (Path(given[name]) for name in _STATUS[1:])
+        return cls(host=url.hostname, port=port, path=url.path or "/", ca=ca, token=token)
+
+
+def meeting_point(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Address and port of the job's store, as torchrun's agent tells them to each rank."""
+    return env["MASTER_ADDR"], int(env["MASTER_PORT"])
+
+
 def pod_name(env: Mapping[str, str] = os.environ) -> str:
     """The pod's name, which Kubernetes makes its host name."""
     return env.get("HOSTNAME") or socket.gethostname()
@@ -180,6 +222,11 @@ def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
     pods: list[str] = json.loads(env.get("TORCHTALLY_PODS") or "[]")
     pod = rank // int(env.get("LOCAL_WORLD_SIZE") or "1")
     return pods[pod] if pod < len(pods) else None
+
+
+def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
+    """The port of rank 0's metrics, where these are asked for. Raises Refused."""
+    return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)
 
 
 def termination_log(env: Mapping[str, str] = os.environ) -> Path:

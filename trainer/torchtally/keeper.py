@@ -5,11 +5,13 @@ anybody was asked to stop; so all save after the same step, and leave after it. 
 checkpoint and hands it to all.
 """
 
+import contextlib
 import json
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,20 +21,24 @@ import torch.distributed as dist
 
 from torchtally import checkpoint
 from torchtally.checkpoint import State
-from torchtally.errors import Refused, Stopped
+from torchtally.course import Course
+from torchtally.errors import Refused, Stopped, Volume
 
 _MEETING_SECONDS = 1.0
+_REACHED = "reached"
 FOLDER = "checkpoints"
 
 
 def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
     """The newest whole checkpoint's state on every rank, or None if there is none. A collective call.
 
-    Rank 0 says what was skipped, and what differs so that the last bits of the weights will. Raises Refused on every
-    rank for a checkpoint of another training, with both values.
+    Rank 0 says what was skipped, and what differs so that the last bits of the weights will. On every rank, raises
+    Refused for a checkpoint of another training, with both values, and Volume where they cannot be read.
     """
     payload: bytes | None = None
-    refused: str | None = None
+    state: State | None = None
+    refused = failed = None
+    discarded = 0
     if dist.get_rank() == 0:
         try:
             found = checkpoint.newest(folder)
@@ -40,19 +46,31 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
                 _say(sentence)
             if payload := found.payload:
                 state = checkpoint.load(payload)
-                refused = _refusal(found.path, state["facts"], facts)
-                _say_what_differs(found.path, state, device)
-        except OSError as error:
-            refused = f"the checkpoints in {folder} cannot be read: {error}"
-    head: list[Any] = [refused, len(payload or b"")]
+                if not (refused := _refusal(found.path, state["facts"], facts)):
+                    discarded = _since(folder, state)
+                    lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
+                    _say(f"took up {found.path}{lost}")
+                    _say_what_differs(found.path, state, device)
+        except (Refused, PermissionError) as error:
+            refused = str(error)
+        except OSError as error:  # a volume may be well again in a while
+            failed = f"the checkpoints in {folder} cannot be read: {error}"
+        except Exception as error:  # whatever it is, the other ranks wait
+            refused = f"the checkpoints in {folder} cannot be taken up: {type(error).__name__}: {error}"
+    head: list[Any] = [refused, failed, len(payload or b""), discarded]
     dist.broadcast_object_list(head, src=0)
-    if head[0]:
-        raise Refused(head[0])
-    if not head[1]:
+    refused, failed, size, discarded = head
+    if refused:
+        raise Refused(refused)
+    if failed:
+        raise Volume(failed)
+    if not size:
         return None
-    data = torch.frombuffer(bytearray(payload or bytes(head[1])), dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(payload or bytes(size)), dtype=torch.uint8)
     dist.broadcast(data, src=0)
-    return checkpoint.load(data.numpy().tobytes())
+    state = state or checkpoint.load(data.numpy().tobytes())  # rank 0 has it
+    state["discarded"] += discarded
+    return state
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
@@ -73,26 +91,37 @@ class Keeper:
     ) -> None:
         self._folder, self._keep, self._seconds = folder, keep, seconds
         self._facts = {"facts": dict(facts), "numerics": numerics(device)}
-        self._stop = False
+        self._stop = 0  # the signal that asked for it
         self._pace = self._left = 1  # steps between two meetings, and until the next
         self._met = self._saved = time.monotonic()
+        self._mark: int | None = None  # the file of _note, open
         self._failed = False
 
     def listen(self) -> None:
-        """From here on SIGTERM ends the run after a step, with a checkpoint."""
-        signal.signal(signal.SIGTERM, self._asked_to_stop)
+        """From here on SIGTERM, or Ctrl-C, ends the run after a step, with a checkpoint."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._asked_to_stop)
 
-    def after_step(self, state: Callable[[], State]) -> None:
+    def after_step(self, course: Course) -> None:
         """Meet, if it is time to; save or stop if anybody wants to. Raises Stopped on every rank."""
         self._left -= 1
         if self._left == 0:
-            self._meet(state)
+            self._meet(course)
 
-    def save(self, state: Callable[[], State]) -> None:
+    def after_epoch(self, course: Course, last: bool) -> None:
+        """Save, and stop if anybody wants to and there is more to do. Raises Stopped on every rank."""
+        self.save(course)
+        if not last:
+            stop = torch.tensor(self._stop)
+            dist.all_reduce(stop, dist.ReduceOp.MAX)
+            if stop:
+                self._leave(int(stop))
+
+    def save(self, course: Course) -> None:
         """Save; a collective call. What cannot be written is said, and the training goes on: the last one is there."""
         if self._folder is None:
             return
-        whole = state()  # on all ranks: it gathers their tallies
+        whole = course.state()  # on all ranks: it gathers their tallies
         if dist.get_rank() == 0:
             epoch, position = whole["epoch"], whole["position"]
             try:
@@ -105,7 +134,7 @@ class Keeper:
                 _say(f"no checkpoint could be written to {self._folder}, the training goes on without: {error}")
         self._saved = time.monotonic()
 
-    def _meet(self, state: Callable[[], State]) -> None:
+    def _meet(self, course: Course) -> None:
         now = time.monotonic()
         due = self._folder is not None and dist.get_rank() == 0 and now - self._saved >= self._seconds
         # Rank 0's clock sets the pace for all.
@@ -114,15 +143,43 @@ class Keeper:
         wishes = torch.tensor([self._stop, due, pace], dtype=torch.int64)
         dist.all_reduce(wishes, dist.ReduceOp.MAX)
         stop, save, pace = wishes.tolist()
+        self._note(course)
         if stop or save:
-            self.save(state)
+            self.save(course)
         if stop:
-            raise Stopped(signal.SIGTERM)
+            self._leave(stop)
         self._pace = self._left = pace
         self._met = time.monotonic()
 
+    def _leave(self, number: int) -> None:
+        # Together: a pod that leaves makes the others end soon, and rank 0 may still be writing.
+        failed = torch.tensor(int(self._failed))
+        dist.all_reduce(failed, dist.ReduceOp.MAX)
+        raise Stopped(number, saved=not failed)
+
+    def _note(self, course: Course) -> None:
+        """Leave word of how far the training is, to tell after a crash how much was lost.
+
+        Into the page cache, which outlives the process and waits for no disk.
+        """
+        if self._folder is not None and dist.get_rank() == 0:
+            with contextlib.suppress(OSError):
+                if self._mark is None:
+                    self._mark = os.open(self._folder / _REACHED, os.O_WRONLY | os.O_CREAT, 0o644)
+                os.pwrite(self._mark, b"%10d %20d\n" % (course.run.attempt, course.consumed), 0)
+
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stop = True
+        self._stop = number
+
+
+def _since(folder: Path, state: State) -> int:
+    """How many samples are known to have been consumed after the checkpoint was made."""
+    try:
+        attempt, consumed = map(int, (folder / _REACHED).read_text().split())
+    except (OSError, ValueError):
+        return 0
+    # What an earlier attempt has reached was discarded, and counted, before.
+    return max(0, consumed - state["consumed"]) if attempt >= state["attempt"] else 0
 
 
 def _refusal(path: Path | None, saved: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:

@@ -1,20 +1,24 @@
 """The entry point: the pod's job -> torchrun's agent -> an exit code that Kubernetes understands."""
 
+import contextlib
+import ctypes
 import logging
 import os
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import loky
+import torch
 from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
-from torchtally import device, failure, farewell, peers, stopping
+from torchtally import device, failure, farewell, peers, prefork, stopping
 from torchtally.errors import LOST, OK, SIGNALLED, Lost, Refused
 from torchtally.job import Job, Places, pod_name
 
@@ -22,63 +26,96 @@ from torchtally.job import Job, Places, pod_name
 _SHUTDOWN_SECONDS = 20
 
 
-def launch(command: list[str], env: Mapping[str, str]) -> int:
+def launch(
+    command: list[str], env: Mapping[str, str], is_complete: Callable[[Path], bool], module: str | None = None
+) -> int:
     """Run `command` once for each process of this pod under torchrun's agent; returns the exit code.
 
+    Where it runs main() of a `module` of ours, torch is imported once for all of them (see prefork.py).
+    Where `is_complete` says of the output folder that nothing is left to do, the first pod ends without the others.
     Raises Refused for an environment that contradicts itself and for GPUs that were asked for and cannot be used.
     """
     job = Job.from_env(env)
     places = Places.from_env(env)
+    others = None
+    if job.master:
+        others = peers.Peers(*job.master, job.node_rank, job.max_nodes, pod_name(env))
+    if job.node_rank == 0 and not job.elastic and is_complete(places.output):
+        if others:
+            others.tell_complete()
+        return OK
     cpus = loky.cpu_count()
-    processes, why = device.count(job.processes, places.device, cpus)
-    threads = env.get("OMP_NUM_THREADS") or str(max(1, cpus // processes))
-    _say(job, processes, why, threads)
-
+    processes, why = prefork.apart(lambda: device.count(job.processes, places.device, cpus))
+    given = env.get("OMP_NUM_THREADS")
+    threads = given or str(max(1, cpus // processes))
     os.environ["OMP_NUM_THREADS"] = threads
     os.environ["TORCHTALLY_RUN"] = uuid.uuid4().hex[:12]
     os.environ.pop("PET_STANDALONE", None)  # the operator injects "", which torchrun takes for a number
     # Signals are ours (see stopping.py): torchrun would begin its wait anew at each.
     options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
+    program, *arguments = command
+    if module:
+        prefork.fork(module, command, processes, None if given else int(threads))
+    elif not shutil.which(program):
+        raise Refused(f"{program!r} is no program that can be run here")
+    _quieten()
+    _say(job, processes, why, threads)
     if "PET_SHUTDOWN_TIMEOUT" not in env:
         options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
-    others = None
-    if job.master:
-        address, port = job.master
-        others = peers.Peers(address, port, job.node_rank, job.max_nodes, pod_name(env))
+    if others and job.master:
         rendezvous_handler_registry.register(peers.BACKEND, others.create)
-        options += [f"--nnodes={job.max_nodes}", f"--rdzv-backend={peers.BACKEND}"]
-        options += [f"--rdzv-endpoint={address}:{port}", "--node-rank=0"]  # ours; torchrun warns of PET_NODE_RANK
+        options += [f"--nnodes={job.max_nodes}", f"--rdzv-backend={peers.BACKEND}", "--node-rank=0"]  # the rank is ours
+        options.append("--rdzv-endpoint={}:{}".format(*job.master))
     else:
         stopping.handle()
+    if job.elastic:
+        # Agents that share their store name it in their first round alone: a pod that comes later would ask in vain.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if not job.in_cluster:
         options.append("--local-addr=127.0.0.1")  # a laptop's own name need not resolve
     # A rank says itself what went wrong; the agent's reports would bury that.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The agent fills ${...} macros of its own into arguments and takes $$ for $; a user's are handed on as they are.
-    program, *arguments = command
-    if not shutil.which(program):
-        raise Refused(f"{program!r} is no program that can be run here")
     verbatim = [argument.replace("$", "$$") for argument in arguments]
+    parsed = torchrun.parse_args([*options, program, *verbatim])
+    ended: failure.Failure | None = None
     try:
-        torchrun.run(torchrun.parse_args([*options, program, *verbatim]))
-    except ChildFailedError as error:
-        ended = failure.first(error, pod_name(env))
+        try:
+            torchrun.run(parsed)
+            stopping.ignore()
+        except ChildFailedError as error:
+            stopping.over()
+            ended = failure.first(error, pod_name(env))
     except SignalException as error:
+        stopping.end_ranks(error.sigval, parsed.shutdown_timeout)
+        stopping.over()
         text = f"{pod_name(env)} was stopped by signal {int(error.sigval)} ({error.sigval.name})"
         ended = failure.Failure(failure.Kind.KNOWN, SIGNALLED + int(error.sigval), text)
+    except peers.Complete:
+        print("torchtally: the run is complete", file=sys.stderr, flush=True)
+        return OK
     except Lost as sentence:
         return _end(str(sentence), LOST)
     except (DistError, RendezvousError) as error:
         where = "{}:{}".format(*job.master) if job.master else env.get("PET_RDZV_ENDPOINT", "this machine")
         return _end(f"the pods did not meet at {where}: {str(error).splitlines()[0]}", LOST)
-    else:
+    if ended is None:
         if others:
             others.leave()
         return OK
-    stopping.over()
     if others:
         ended = others.cause(ended)
     return _end(ended.text, ended.code)
+
+
+def _quieten() -> None:
+    """The agent asks stores that may be gone, and says itself what that means: c10d's C++ would add its backtraces."""
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+        with contextlib.suppress(OSError, AttributeError):  # of a build that names it otherwise
+            # c10::initLogging(), which reads the variable; on import, the ranks that are forked would share it.
+            ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libc10.*"))))._ZN3c1011initLoggingEv()
+        del os.environ["TORCH_CPP_LOG_LEVEL"]  # a rank's own affair
 
 
 def _end(sentence: str, code: int) -> int:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils import data
 
 from torchtally import shards
+from torchtally.contract import Contract
 from torchtally.errors import Refused, Unproven
-from torchtally.shards import Contract, Order
+from torchtally.shards import Order
 
 _CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
 
@@ -157,6 +158,36 @@ def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **
         return data.DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **options)
     steps = ByStep(dataset, collate)
     return data.DataLoader(steps, batch_size=None, sampler=Steps(sampler), collate_fn=_as_it_is, **options)
+
+
+class Epochs:
+    """The data of one epoch after another for whoever drives the loop itself: each iter() is the next epoch.
+
+    It has a length, so that libraries need not fetch a batch ahead to see the end. Where one does, a batch counts early
+    and the epoch's end is right. One that has taken all may not ask for one more, which is how a loop says that it has
+    used the last: then `end` says it.
+    """
+
+    def __init__(self, epoch: Callable[[int], Iterator[Batch]], steps: int):
+        self._epoch, self._steps = epoch, steps
+        self._made = self._taken = 0  # epochs begun, and batches handed out in the last of them
+        self._batches: Iterator[Batch] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        self.end()
+        self._made, self._taken = self._made + 1, 0
+        self._batches = self._epoch(self._made)
+        for batch in self._batches:
+            self._taken += 1
+            yield batch.data
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def end(self) -> None:
+        """Nothing more is wanted of the epoch: if all batches were taken, the last one has been used, too."""
+        if self._taken == self._steps:
+            next(self._batches, None)
 
 
 def checked(taken: Any, where: str) -> Batch:

@@ -1,29 +1,30 @@
 """Train and evaluate: every rank makes the same number of steps, and says afterwards what it consumed in them."""
 
+import importlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from torchtally import shards
+from torchtally import batch_norm, moving, shards
+from torchtally.all_reduce import Shared
 from torchtally.checkpoint import State
 from torchtally.course import Course, Epoch
-from torchtally.errors import Refused
 from torchtally.evaluate import Evaluation, evaluate
 from torchtally.keeper import Keeper
 from torchtally.options import Training
-from torchtally.shards import Contract
-from torchtally.tally import Phase, Run, Tally, emit, enforce, prove
+from torchtally.tally import Phase, Run, Tally, enforce, prove
+from torchtally.watcher import EVERY, Watcher
 
 _EVALUATION_BATCH = 1000
 _LOG_SECONDS = 10
@@ -53,6 +54,14 @@ class Task:
     model: Callable[[Training], nn.Module]
     inputs: Callable[[Tensor], Tensor]
     optimizer: Callable[[Iterator[nn.Parameter], Training], torch.optim.Optimizer]
+    rate: Callable[[float], float] = lambda done: 1.0  # what the learning rate is multiplied by, from done = 0 to 1
+    files: Callable[[nn.Module], Mapping[str, bytes]] = lambda model: {}  # of other forms of the model, by name
+
+
+def task(name: str) -> Task:
+    """The built-in task of this name."""
+    found: Task = importlib.import_module(f"torchtally.tasks.{name.replace('-', '_')}").TASK
+    return found
 
 
 Batches = Callable[[Run, Phase], Iterator[Tensor]]
@@ -100,52 +109,49 @@ def fit(
     keeper: Keeper,
     state: State | None = None,
     batches: Batches = batches,
+    watcher: Watcher | None = None,
+    memory: Shared | None = None,
 ) -> Course:
     """Train up to `options.epochs`, evaluate after each; from `state` on, if there is one.
 
-    Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced, and Stopped.
+    Ranks that have `memory` in common sum their gradients in it. Raises Unproven on every rank at the first phase whose
+    proof fails, if the tally is enforced, Stopped and Lost.
     """
     torch.manual_seed(options.seed)
     model = task.model(options).to(device)
-    parallel = DistributedDataParallel(
-        model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=True
-    )
+    # alone, DDP takes a quarter of a step
+    parallel = _parallel(task, model, train, device, memory) if run.world > 1 else model
     optimizer = task.optimizer(model.parameters(), options)
     batch = options.global_batch_size or options.batch_size * run.world
-    contract = _contract(options, model, len(train), batch, run)
+    contract = batch_norm.contract(options, model, len(train), run)
 
     def phase(epoch: int) -> Phase:
         return Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract=contract, order="feistel-1")
 
-    _settle(task, parallel, train)
     course = Course(run, model, optimizer, torch.zeros((), dtype=torch.float64, device=device))
     if state:
         course.restore(state, phase(state["epoch"]))
-        if run.rank == 0:
-            for line in course.lines:  # the logs of earlier pods may be gone
-                emit(line)
-    keeper.save(course.state)  # so that a run keeps its id from its first step on
+    keeper.save(course)  # so that a run keeps its id from its first step on
+    if run.rank == 0:
+        _say_where(course, options, len(train), resumed=state is not None)
+    if watcher:
+        watcher.begin(course.done, course.lines)
     first = True
     while course.epoch <= options.epochs:
         tally = course.begin(phase(course.epoch))
+        batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        consumed = _train(task, course, parallel, train, tally, batches, keeper)
+        consumed = _train(task, course, parallel, train, tally, batches, keeper, watcher)
         speed = consumed / (time.perf_counter() - began)
         loss = torch.tensor(course.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
-        course.proofs.append(proof := prove(tally))
-        enforce(proof, options.tally, first)
+        course.lines.append(_proved(tally, options.tally, first, watcher))
         first = False
 
-        together = _EVALUATION_BATCH * run.world
-        testing = Phase(
-            name="test", epoch=course.epoch, n=len(test), batch=together, contract="exact", order="sequential"
-        )
-        tally = Tally(run, testing)
-        found = _evaluate(task, model, test, tally)
+        moving.check(moving.statistics(model))
+        found, line = examine(task, model, test, run, course.epoch, options.tally, watcher=watcher)
+        course.lines.append(line)
         correct = int(found.totals["correct"])
-        course.proofs.append(proof := prove(tally))
-        enforce(proof, options.tally, first)
         done = Epoch(
             course.epoch,
             loss.item() / shards.total(len(train), run.world, contract),
@@ -161,49 +167,50 @@ def fit(
                 f"({correct} of {len(test)}), {speed:,.0f} samples/s",
                 flush=True,
             )
-        keeper.save(course.state)
+        if watcher:
+            watcher.metrics(
+                _steps_so_far(tally.phase, shards.total(len(train), run.world, contract)),
+                epoch_loss=done.loss,
+                test_loss=done.test_loss,
+                test_accuracy=correct / len(test),
+                samples_per_second=speed,
+            )
+        keeper.after_epoch(course, last=course.epoch > options.epochs)
     return course
 
 
-def _settle(task: Task, model: DistributedDataParallel, samples: Samples) -> None:
-    """Let DDP lay out its buckets for good, which a first step alone would do: gloo adds up in the order of the layout.
+def _say_where(course: Course, options: Training, n: int, resumed: bool) -> None:
+    if course.epoch > options.epochs:
+        how = "is complete"
+    elif resumed:
+        how = f"goes on at epoch {course.epoch}, position {course.position} of {n}, with {course.run.world} ranks"
+    else:
+        how = f"begins: {n} samples an epoch, {course.run.world} ranks"
+    print(f"torchtally: run {course.run.run} {how}", flush=True)
 
-    After this a resumed training makes the same sums, bit for bit, as one that went on. Nothing else is changed.
+
+def _parallel(task: Task, model: nn.Module, samples: Samples, device: torch.device, memory: Shared | None) -> nn.Module:
+    """The model under DDP, its buckets laid out for good, which a first step alone would do.
+
+    gloo adds up in the order of the layout: after this a resumed training makes the same sums, bit for bit, as one that
+    went on. Nothing else is changed.
     """
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    model.train()
+    kept = [*model.buffers(), *(each for each in model.parameters() if not each.requires_grad)]
+    before = [each.detach().clone() for each in kept]
+    parallel = DistributedDataParallel(
+        model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=True
+    )
+    if memory:
+        parallel.register_comm_hook(None, memory.hook)
+    parallel.train()
     for _ in range(2):  # a static graph is known after the first, and its buckets are rebuilt in the second
         rows = torch.zeros(2, dtype=torch.int64, device=samples.labels.device)
-        functional.cross_entropy(model(task.inputs(samples.inputs[rows])), samples.labels[rows]).backward()
-        model.zero_grad()
+        functional.cross_entropy(parallel(task.inputs(samples.inputs[rows])), samples.labels[rows]).backward()
+        parallel.zero_grad()
     with torch.no_grad():
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-
-
-def _contract(options: Training, model: nn.Module, n: int, batch: int, run: Run) -> Contract:
-    """The contract of the training. Raises Refused where it leaves no sample, or BatchNorm with one row on a rank."""
-    with_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
-    contract = options.contract or ("drop_last" if with_batch_norm else "exact")
-    everything = shards.total(n, run.world, contract)
-    if not everything:
-        raise Refused(f"--contract {contract} leaves none of {n} samples for {run.world} ranks")
-    if not with_batch_norm:
-        return contract
-    if options.contract is None and run.rank == 0:
-        print(
-            "torchtally: the model has BatchNorm, which cannot take a batch of one row, so the contract is drop_last: "
-            f"{n - everything} of {n} samples are left out of each epoch",
-            flush=True,
-        )
-    last = everything - (shards.steps(n, run.world, contract, batch) - 1) * batch
-    if last // run.world < 2:
-        raise Refused(
-            f"the last of an epoch's steps has {last} samples for {run.world} ranks, and BatchNorm needs 2 on each: "
-            f"--batch-size {batch // run.world} (--global-batch-size {batch}) must be such that {everything} samples "
-            "leave more"
-        )
-    return contract
+        for each, value in zip(kept, before, strict=True):
+            each.copy_(value)
+    return parallel
 
 
 def _train(
@@ -214,10 +221,12 @@ def _train(
     tally: Tally,
     batches: Batches,
     keeper: Keeper,
+    watcher: Watcher | None,
 ) -> int:
     """The rest of an epoch; returns how many samples all ranks consumed in it."""
     model.train()
     run, phase, device = tally.run, tally.phase, samples.labels.device
+    statistics = moving.statistics(model)
     everything = shards.total(phase.n, run.world, phase.contract, phase.start)
     steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
     first = course.steps
@@ -230,14 +239,27 @@ def _train(
         # DDP takes the mean over ranks. Scaled like this it is the mean over the samples of the step, also where the
         # last batch is uneven or, on some ranks, empty.
         (loss * (run.world / max(rows, 1))).backward()
+        for group in course.optimizer.param_groups:  # nothing to save: it follows from the position
+            group["lr"] = course.optimizer.defaults["lr"] * task.rate(course.done)
         course.optimizer.step()
         course.optimizer.zero_grad()
+        moving.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
         tally.record(indices)
         course.loss += loss.detach()
         course.steps = step + 1
-        if step + 1 < steps:  # the epoch's end saves by itself
-            keeper.after_step(course.state)
+        if watcher:
+            watcher.step(phase, rows, course.done)
+            if course.steps % EVERY == 0 and len(indices):
+                watcher.metrics(_steps_so_far(phase, course.position), train_loss=loss.item() / len(indices))
+        # The epoch's end saves by itself; and from among samples that pad it no other number of ranks could go on.
+        if step + 1 < steps and course.position < phase.n:
+            keeper.after_step(course)
     return everything - min(everything, first * phase.batch)
+
+
+def _steps_so_far(phase: Phase, position: int) -> int:
+    """Steps of all epochs up to a position of this one's order."""
+    return (phase.epoch - 1) * -(-phase.n // phase.batch) + -(-position // phase.batch)
 
 
 def _reseed(run: Run, phase: Phase, step: int, device: torch.device) -> None:
@@ -250,14 +272,42 @@ def _reseed(run: Run, phase: Phase, step: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
-def _evaluate(task: Task, model: nn.Module, samples: Samples, tally: Tally) -> Evaluation:
+def examine(
+    task: Task,
+    model: nn.Module,
+    test: Samples,
+    run: Run,
+    epoch: int,
+    mode: Literal["enforce", "report"],
+    first: bool = False,
+    watcher: Watcher | None = None,
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Evaluate on all test samples; returns what came of it and the line of all ranks. A collective call.
+
+    Raises Unproven on every rank if the proof fails and `mode` is to enforce it. `first`: nothing was proved before.
+    """
+    together = _EVALUATION_BATCH * run.world
+    tally = Tally(
+        run, Phase(name="test", epoch=epoch, n=len(test), batch=together, contract="exact", order="sequential")
+    )
+
     def taken() -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        for indices in batches(tally.run, tally.phase):
-            chosen = indices.to(samples.labels.device, non_blocking=True)
-            yield indices, (task.inputs(samples.inputs[chosen]), samples.labels[chosen])
+        for indices in batches(run, tally.phase):
+            chosen = indices.to(test.labels.device, non_blocking=True)
+            yield indices, (task.inputs(test.inputs[chosen]), test.labels[chosen])
             tally.record(indices)
 
-    return evaluate(model, taken(), len(samples))
+    found = evaluate(model, taken(), len(test))
+    return found, _proved(tally, mode, first, watcher)
+
+
+def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, watcher: Watcher | None) -> dict[str, Any]:
+    """The line of all ranks. Raises Unproven as `enforce` does, after the watcher has heard of it."""
+    proof = prove(tally)
+    if watcher:
+        watcher.proof(proof.lines[-1], proof.holds)
+    enforce(proof, mode, first)
+    return proof.lines[-1]
 
 
 def _progress(indices: Iterator[Tensor], run: Run, phase: Phase, first: int) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtally.shards import CONTRACTS, Contract
+from torchtally.contract import CONTRACTS, Contract
 
 
 def whole(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
@@ -70,10 +70,26 @@ class Training:
     )
     output: Path | None = _option(
         None,
-        "folder for model.pt, proof.json and checkpoints (default: TORCHTALLY_OUTPUT, else ./output)",
+        "folder for model.pt, proof.json and checkpoints, or evaluation.json (default: TORCHTALLY_OUTPUT, else "
+        "./output)",
         type=Path,
         metavar="DIR",
     )
+    mlflow: str | None = _option(
+        None,
+        "record the run in this experiment of MLflow (MLFLOW_TRACKING_URI, else a database in the output folder)",
+        metavar="NAME",
+    )
+
+
+def _instead(name: str, default: Any) -> Any:
+    """An option of every task with a default of its own."""
+    return field(default=default, metadata=Training.__dataclass_fields__[name].metadata)
+
+
+def _without(name: str) -> Any:
+    """An option that a task does not offer: it stays at its default."""
+    return field(default=Training.__dataclass_fields__[name].default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +99,67 @@ class FashionMnist(Training):
     hidden: int = _option(512, "width of both hidden layers", type=whole(1, 1 << 20), metavar="N")
 
 
-TASKS: dict[str, type[Training]] = {"fashion-mnist": FashionMnist}
+@dataclass(frozen=True, kw_only=True)
+class MnistCnn(Training):
+    """A convolutional network on MNIST."""
+
+    epochs: int = _instead("epochs", 3)
+    batch_size: int = _instead("batch_size", 100)
 
 
-def add_tasks(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` a command for each task."""
+@dataclass(frozen=True, kw_only=True)
+class KerasMnist(Training):
+    """A Keras model with BatchNormalization on MNIST."""
+
+    epochs: int = _instead("epochs", 2)
+    batch_size: int = _instead("batch_size", 64)
+    lr: float = _instead("lr", 6e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Training):
+    """An embedding table on a parameter server; DDP and RPC together."""
+
+    epochs: int = _instead("epochs", 100)
+    batch_size: int = _option(5, "samples a trainer and step", type=whole(1, 1 << 31), metavar="N")
+    lr: float = _instead("lr", 0.05)
+    global_batch_size: int | None = _without("global_batch_size")
+    contract: Contract | None = _without("contract")
+    save_seconds: float = _without("save_seconds")
+    keep: int = _without("keep")
+    data: Path | None = _without("data")
+    mlflow: str | None = _without("mlflow")
+    form: Literal["rpc", "collective"] = _option(
+        "rpc",
+        "how trainers reach the table: by RPC to the server, or by collectives, its rows shared out over server and "
+        "trainers",
+        choices=("rpc", "collective"),
+    )
+
+
+TASKS: dict[str, type[Training]] = {
+    "fashion-mnist": FashionMnist,
+    "mnist-cnn": MnistCnn,
+    "keras-mnist": KerasMnist,
+    "parameter-server": ParameterServer,
+}
+
+
+_OF_NO_WEIGHT = ("save_seconds", "keep", "tally", "data", "output", "mlflow")
+
+
+def identity(chosen: Training) -> dict[str, Any]:
+    """The options that make it the same training: with others its checkpoints are another one's."""
+    return {name if name == "seed" else f"option {name}": value for name, value in of_training(chosen).items()}
+
+
+def of_training(chosen: Training) -> dict[str, Any]:
+    """The same by the names of their fields."""
+    return {name: value for name, value in vars(chosen).items() if name not in _OF_NO_WEIGHT}
+
+
+def add_tasks(parser: argparse.ArgumentParser, evaluation: bool = False) -> None:
+    """Give `parser` a command for each task, with the options for its training or for an `evaluation` alone."""
     commands = parser.add_subparsers(dest="task", metavar="TASK", required=True)
     for name, kind in TASKS.items():
         command = commands.add_parser(
@@ -97,14 +169,38 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
+        if evaluation:
+            command.add_argument(
+                "--checkpoint",
+                required=True,
+                default=argparse.SUPPRESS,  # has none to show
+                type=Path,
+                metavar="PATH",
+                help="model.pt, a checkpoint, or a training's output folder: its model.pt, else its newest checkpoint",
+            )
         instead: dict[str, Any] = defaultdict(command.add_mutually_exclusive_group)
         for each in fields(kind):
+            if not each.metadata or (evaluation and not _evaluates(each.name)):
+                continue
             default = None if each.default is MISSING else each.default
             text = dict(each.metadata)
             if default is None:
                 default = argparse.SUPPRESS  # its help says what happens then
             group = instead[text.pop("instead")] if "instead" in text else command
             group.add_argument(f"--{each.name.replace('_', '-')}", default=default, **text)
+
+
+def of_model(chosen: Training) -> dict[str, Any]:
+    """The options that make the task's model."""
+    return {name: value for name, value in vars(chosen).items() if _of_model(name)}
+
+
+def _evaluates(name: str) -> bool:
+    return name in ("data", "output", "tally") or _of_model(name)
+
+
+def _of_model(name: str) -> bool:
+    return name not in Training.__dataclass_fields__ and name != "form"
 
 
 def chosen(arguments: argparse.Namespace) -> Training:

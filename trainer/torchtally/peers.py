@@ -12,22 +12,24 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed import DistError, DistStoreError, TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
 )
+from torch.distributed.elastic.utils import store as elastic_store
 
 from torchtally import stopping
 from torchtally.errors import LOST, Lost
 from torchtally.failure import Failure, Kind
+from torchtally.notes import DONE, Beats, Notes
 
 BACKEND = "torchtally"
 # All in seconds.
@@ -37,9 +39,13 @@ GRACE = 30  # for a rank to see by itself that a peer is gone, and to finish wha
 _BEAT = 1
 _NEWS = 30  # between two lines about who is still missing
 _MISSED = 3  # without a heartbeat, in a job that has failed, until a pod is said to have gone
+_TELLING = 15  # for the pods of a run that is complete to hear it, if they were started again, too
 _HEARSAY = 4  # for a cause elsewhere to show before a failure here that nobody can explain counts as the cause
 _SEARCH = 6  # for the cause to be found
-_DONE = b"done"
+
+
+class Complete(Exception):
+    """There is nothing left to do: pod 0 has found the run complete."""
 
 
 class Peers(RendezvousHandler):
@@ -52,8 +58,10 @@ class Peers(RendezvousHandler):
         self._life = uuid.uuid4().hex
         self._names: list[str] = []
         self._store: TCPStore | None = None
+        self._heard: PrefixStore | None = None  # torchrun's part of it
         self._listener: threading.Thread | None = None
         self._answered, self._doomed, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._told: Failure | None = None  # the first cause that another pod told
         self._store_is_gone = False
         self._given_up = False
 
@@ -86,17 +94,28 @@ class Peers(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for all pods. Raises Lost with the names of those that did not come."""
+        """Wait for all pods. Raises Lost with the names of those that did not come, and Complete."""
         if self._store is None:
             self._store = self._meet()
             os.environ["TORCHTALLY_PODS"] = json.dumps(self._names)  # for the ranks, which name each other's
             heard = self._store.clone()  # a wait on one connection blocks all other calls on it
-            self._listener = threading.Thread(target=self._listen, args=[_Notes(heard)], daemon=True)
+            self._heard = PrefixStore(self._run_id, heard)
+            self._listener = threading.Thread(target=self._listen, args=[Notes(heard)], daemon=True)
             self._listener.start()
             threading.Thread(target=self._watch, daemon=True).start()
             stopping.handle()
         where = RendezvousStoreInfo(self._address, self._port)
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._rank, self._count, where)
+        return RendezvousInfo(_AgentStore(self._run_id, self._store), self._rank, self._count, where)
+
+    def tell_complete(self) -> None:
+        """As pod 0, tell the pods that come that the run is complete; those that have succeeded never come."""
+        others = [f"heard/{rank}" for rank in range(1, self._count)]
+        with contextlib.suppress(DistError):
+            store = Notes(self._open(time.monotonic() + _TELLING)).store
+            store.set("complete", "")
+            until = time.monotonic() + _TELLING
+            while others and time.monotonic() < until and not store.check(others):
+                time.sleep(0.2)
 
     # How they meet.
 
@@ -105,7 +124,7 @@ class Peers(RendezvousHandler):
         while True:
             store = self._open(until)
             try:
-                self._register(_Notes(store), until)
+                self._register(Notes(store, SILENCE), until)
                 return store
             except DistError:
                 # The others were in the middle of failing, and their store went with them.
@@ -131,7 +150,7 @@ class Peers(RendezvousHandler):
             news.tell(f"{missing} yet ({why})")
             time.sleep(0.5)
 
-    def _register(self, notes: "_Notes", until: float) -> None:
+    def _register(self, notes: Notes, until: float) -> None:
         here = [f"here/{rank}" for rank in range(self._count)]
         notes.store.set(f"beat/{self._rank}", "0")
         notes.store.set(here[self._rank], json.dumps([self._life, self._pod]))
@@ -151,13 +170,16 @@ class Peers(RendezvousHandler):
                 news.tell(f"{self._count - len(missing)} of {self._count} pods are here, not yet {self._list(missing)}")
             if notes.store.check(["off"]):
                 raise Lost(notes.store.get("off").decode())
+            if notes.store.check(["complete"]):
+                notes.store.set(f"heard/{self._rank}", "")
+                raise Complete
             time.sleep(0.2)
         lives = json.loads(notes.store.get("met"))
         self._names = [pod for _, pod in lives]
         if lives[self._rank][0] != self._life:
             self._outlive(notes, until)
 
-    def _outlive(self, notes: "_Notes", until: float) -> None:
+    def _outlive(self, notes: Notes, until: float) -> None:
         """The others run with this pod's former life. Tell them that it has ended, and wait until they have, too."""
         notes.leave(self._rank, Failure(Kind.KNOWN, LOST, f"{self._pod} was started again"))
         _say(f"the other pods still run with {self._pod} as it was before: waiting for them to start again")
@@ -168,9 +190,9 @@ class Peers(RendezvousHandler):
 
     # How they watch each other.
 
-    def _listen(self, notes: "_Notes") -> None:
+    def _listen(self, notes: Notes) -> None:
         """Beat, and hear what the others say."""
-        heard = _Beats()
+        heard = Beats()
         read = 0
         with contextlib.suppress(DistError):
             while not self._ended.is_set():
@@ -179,6 +201,7 @@ class Peers(RendezvousHandler):
                     read += 1
                     self._doomed.set()
                     if rank != self._rank and failure.kind == Kind.KNOWN:
+                        self._told = self._told or failure
                         _say(failure.text)
                 if self._rank == 0 and read == 0 and (silent := heard.silent(notes.beats(self._count), SILENCE)):
                     text = f"{self._list(silent)} has not been heard of for {SILENCE} s: lost, or frozen"
@@ -201,7 +224,15 @@ class Peers(RendezvousHandler):
             self._store_is_gone = True
         # A pod that was told to stop has its own time for it.
         while not self._ended.wait(GRACE) and not stopping.begun():
-            self._given_up |= stopping.kill_ranks()
+            self._given_up |= any(stopping.ranks())  # before they end, at which the main thread asks for it
+            if not stopping.kill_ranks() and not self._store_is_gone:
+                self._open_exit_barrier()
+
+    def _open_exit_barrier(self) -> None:
+        """The agents whose ranks have succeeded would wait for the others 5 minutes, whatever became of them."""
+        if self._heard is not None:
+            with contextlib.suppress(DistError):
+                self._heard.set(api._TERMINAL_STATE_SYNC_ID + elastic_store._LAST_MEMBER_CHECKIN, "")
 
     # How they end.
 
@@ -209,7 +240,7 @@ class Peers(RendezvousHandler):
         """This pod has done its part."""
         if self._store is not None:
             with contextlib.suppress(DistError):
-                self._hush(_Notes(self._store))
+                self._hush(Notes(self._store))
 
     def cause(self, own: Failure) -> Failure:
         """What this pod's failure comes of: itself, or what came first elsewhere, then with the exit code LOST."""
@@ -217,31 +248,33 @@ class Peers(RendezvousHandler):
             return own
         if self._given_up:
             own = Failure(Kind.CONSEQUENCE, LOST, f"the ranks of {self._pod} did not notice it and were ended")
-        told = _Told()
-        asking = threading.Thread(target=self._ask, args=[_Notes(self._store), own, told], daemon=True)
+        found = _Found()
+        asking = threading.Thread(target=self._ask, args=[Notes(self._store), own, found], daemon=True)
         if not self._store_is_gone:
             asking.start()
             asking.join(3 * _SEARCH)  # a store that is frozen does not answer
-        if told.elsewhere is not None:
-            return Failure(Kind.CONSEQUENCE, LOST, f"{told.elsewhere.text}; {own.text}")
+        if not found.searched and own.kind != Kind.KNOWN:
+            found.elsewhere = self._told  # before the store went
+        if found.elsewhere is not None:
+            return Failure(Kind.CONSEQUENCE, LOST, f"{found.elsewhere.text}; {own.text}")
         # Whose failure was told first was not caused by the store's end.
-        if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (told.place == 1 or told.searched)):
+        if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (found.place == 1 or found.searched)):
             return own
-        who = "another pod" if told.searched else f"{self._name(0)}, which all others ask,"
+        who = "another pod" if found.searched else f"{self._name(0)}, which all others ask,"
         return Failure(Kind.CONSEQUENCE, LOST, f"{who} went away; {own.text}")
 
-    def _ask(self, notes: "_Notes", own: Failure, told: "_Told") -> None:
+    def _ask(self, notes: Notes, own: Failure, found: "_Found") -> None:
         with contextlib.suppress(DistError):
-            told.place = notes.leave(self._rank, own)
-            told.elsewhere = self._search(notes, own)
-            told.searched = True
+            found.place = notes.leave(self._rank, own)
+            found.elsewhere = self._search(notes, own)
+            found.searched = True
             self._hush(notes)
             if self._rank == 0:
                 self._linger(notes)
 
-    def _search(self, notes: "_Notes", own: Failure) -> Failure | None:
+    def _search(self, notes: Notes, own: Failure) -> Failure | None:
         """The cause, where it is not `own`."""
-        heard = _Beats()
+        heard = Beats()
         began = time.monotonic()
         while own.kind != Kind.KNOWN and time.monotonic() < began + _SEARCH:
             told = [(rank, each) for rank, each in notes.read(0) if each.kind != Kind.CONSEQUENCE]
@@ -257,26 +290,28 @@ class Peers(RendezvousHandler):
         lost = [each for rank, each in notes.read(0) if rank != self._rank]
         return lost[0] if lost and own.kind == Kind.CONSEQUENCE else None
 
-    def _hush(self, notes: "_Notes") -> None:
+    def _hush(self, notes: Notes) -> None:
         """End the heartbeat, in a way that nobody takes for a lost pod's."""
         self._ended.set()
         if self._listener is not None:
             self._listener.join(2 * _BEAT)
-        notes.store.set(f"beat/{self._rank}", _DONE.decode())
+        notes.store.set(f"beat/{self._rank}", DONE.decode())
 
-    def _linger(self, notes: "_Notes") -> None:
+    def _linger(self, notes: Notes) -> None:
         """Keep the store until the others, too, have found the cause."""
         until = time.monotonic() + _SEARCH + 1
-        while time.monotonic() < until and set(notes.beats(self._count)) != {_DONE}:
+        while time.monotonic() < until and set(notes.beats(self._count)) != {DONE}:
             time.sleep(0.1)
 
     def _name(self, rank: int) -> str:
         if self._names:
             return self._names[rank]
-        # Nobody has told yet: as the operator names a pod and its Service.
-        job, found, domain = self._address.partition("-master-0")
-        if found and (not domain or domain.startswith(".")):
-            return f"{job}-master-0" if rank == 0 else f"{job}-worker-{rank - 1}"
+        # Nobody has told yet: as the controllers of a PyTorchJob and of a TrainJob name a pod's host.
+        host = self._address.partition(".")[0]
+        if (job := host.removesuffix("-master-0")) != host:
+            return host if rank == 0 else f"{job}-worker-{rank - 1}"
+        if (job := host.removesuffix("-node-0-0")) != host:
+            return f"{job}-node-0-{rank}"
         return f"the pod with RANK={rank}"
 
     def _list(self, ranks: list[int]) -> str:
@@ -284,46 +319,19 @@ class Peers(RendezvousHandler):
         return named + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
-class _Notes:
-    """What the pods tell each other, apart from all else that is in `store`."""
+class _AgentStore(PrefixStore):
+    """torchrun's part of the store, on which its agent waits for the others' ranks to end: in C++, deaf to signals."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = PrefixStore("torchtally", store)
-
-    def leave(self, rank: int, failure: Failure) -> int:
-        """Tell all pods of the failure of pod `rank`; returns its place among all that were told, from 1."""
-        place: int = self.store.add("failures", 1)
-        self.store.set(f"failure/{place}", json.dumps([rank, failure.kind, failure.code, failure.text]))
-        return place
-
-    def read(self, after: int) -> Iterator[tuple[int, Failure]]:
-        """The failures that were told, with their pods, less the first `after`."""
-        for place in range(after + 1, self.store.add("failures", 0) + 1):
-            rank, kind, code, text = json.loads(self.store.get(f"failure/{place}"))
-            yield rank, Failure(Kind(kind), code, text)
-
-    def beats(self, count: int) -> list[bytes]:
-        found: list[bytes] = self.store.multi_get([f"beat/{rank}" for rank in range(count)])
-        return found
-
-
-class _Beats:
-    """When each pod's beat was last a new one, by this pod's clock: clocks of different pods are never compared."""
-
-    def __init__(self) -> None:
-        self._new: dict[int, tuple[bytes, float]] = {}
-
-    def silent(self, beats: list[bytes], seconds: float) -> list[int]:
-        """The pods whose beat has been the same for `seconds`."""
-        now = time.monotonic()
-        for rank, beat in enumerate(beats):
-            if rank not in self._new or self._new[rank][0] != beat:
-                self._new[rank] = (beat, now)
-        return [rank for rank, (beat, since) in self._new.items() if beat != _DONE and now - since >= seconds]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        until = time.monotonic() + (timeout or self.timeout).total_seconds()  # type: ignore[attr-defined]
+        while not self.check(keys):
+            if time.monotonic() > until:
+                raise DistStoreError(f"{keys} did not come in time")
+            time.sleep(0.2)
 
 
 @dataclass
-class _Told:
+class _Found:
     """What came of asking the other pods."""
 
     place: int = 0  # of this pod's failure among all

@@ -11,14 +11,14 @@ It shuffles well and is not cryptographic.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Contract = Literal["exact", "padded", "drop_last"]
+from torchtally.contract import Contract
+
 Order = Literal["feistel-1", "sequential"]
-CONTRACTS: tuple[Contract, ...] = get_args(Contract)
 
 Indices = npt.NDArray[np.int64]
 _MASK = (1 << 64) - 1
@@ -77,7 +77,11 @@ def positions(
     """Positions in the epoch's order of the shard's samples number `begin` to `end` (default: all of them)."""
     own = size(n, rank, world, contract, start)
     end = own if end is None else min(end, own)
-    return (start + rank + world * np.arange(min(begin, end), end, dtype=np.int64)) % n
+    begin = min(begin, end)
+    own_positions = np.arange(start + rank + world * begin, start + rank + world * end, world, dtype=np.int64)
+    if len(own_positions) and own_positions[-1] >= n:  # of `padded` alone; to divide takes long
+        own_positions %= n
+    return own_positions
 
 
 def indices(
@@ -94,17 +98,17 @@ def indices(
 ) -> Indices:
     """Sample indices of the shard's samples number `begin` to `end`, in the order in which they are consumed."""
     own = positions(n, rank, world, contract, begin, end, start)
-    return own if order == "sequential" else permute(own, n, seed, epoch)
+    return own if order == "sequential" else _walk(own, n, seed, epoch, inverse=False)
 
 
 def permute(positions: Indices, n: int, seed: int, epoch: int) -> Indices:
     """Sample indices at `positions` of the order of (n, seed, epoch): a bijection of [0, n), 1 <= n < 2**63."""
-    return _walk(positions, n, seed, epoch, inverse=False)
+    return _walk(np.array(positions, dtype=np.int64), n, seed, epoch, inverse=False)
 
 
 def locate(indices: Indices, n: int, seed: int, epoch: int) -> Indices:
     """Positions of `indices`: the inverse of `permute`."""
-    return _walk(indices, n, seed, epoch, inverse=True)
+    return _walk(np.array(indices, dtype=np.int64), n, seed, epoch, inverse=True)
 
 
 def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -116,16 +120,13 @@ def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _walk(values: Indices, n: int, seed: int, epoch: int, *, inverse: bool) -> Indices:
-    values = np.asarray(values, dtype=np.int64)
-    if n < 2:
-        return values.copy()
-    out = np.empty_like(values)
-    for at in range(0, len(values), _BLOCK):
-        block = _feistel(values[at : at + _BLOCK], n, seed, epoch, inverse=inverse)
+    """In place: memory that was never touched costs as much as the work in it."""
+    for at in range(0, len(values) if n > 1 else 0, _BLOCK):
+        block = values[at : at + _BLOCK]
+        block[:] = _feistel(block, n, seed, epoch, inverse=inverse)
         while (outside := np.flatnonzero(block >= n)).size:  # under 1 in sqrt(n) of them, so a few short passes
             block[outside] = _feistel(block[outside], n, seed, epoch, inverse=inverse)
-        out[at : at + _BLOCK] = block
-    return out
+    return values
 
 
 def _feistel(x: Indices, n: int, seed: int, epoch: int, *, inverse: bool) -> Indices:
@@ -133,24 +134,41 @@ def _feistel(x: Indices, n: int, seed: int, epoch: int, *, inverse: bool) -> Ind
     half = ((n - 1).bit_length() + 1) // 2
     wide = -(-n // (1 << half))  # B, at most 2**31
     mask = np.uint32((1 << half) - 1)
-    a = x.astype(np.uint32) & mask
-    b = (x >> half).astype(np.uint32)
+    a, b = x.astype(np.uint32), (x >> half).astype(np.uint32)
+    a &= mask
+    # All is done in place: to allocate an array for each operation would take longer than they do.
+    hashed, other, product = np.empty_like(a), np.empty_like(a), np.empty(len(x), np.uint64)
     keys = list(enumerate(_round_keys(n, seed, epoch)))
     for number, (key, odd) in reversed(keys) if inverse else keys:
         if number % 2 == 0:
-            moved = _scramble(b, key, odd) >> np.uint32(32 - half)
-            a = (a - moved if inverse else a + moved) & mask
+            _scramble(b, key, odd, hashed, other)
+            hashed >>= np.uint32(32 - half)
+            (np.subtract if inverse else np.add)(a, hashed, out=a)
+            a &= mask
         else:
-            moved64 = (_scramble(a, key, odd).astype(np.uint64) * np.uint64(wide)) >> np.uint64(32)
-            shift = np.uint64(wide) - moved64 if inverse else moved64
-            b = ((b + shift) % np.uint64(wide)).astype(np.uint32)
-    return (b.astype(np.int64) << half) | a
+            _scramble(a, key, odd, hashed, other)
+            np.multiply(hashed, np.uint64(wide), out=product)
+            product >>= np.uint64(32)
+            np.copyto(hashed, product, casting="unsafe")  # by so much is b moved, modulo B
+            (np.subtract if inverse else np.add)(b, hashed, out=b)
+            (np.add if inverse else np.subtract)(b, np.uint32(wide), out=other)
+            np.minimum(b, other, out=b)  # of the two, one is below B; the other one is not, or has wrapped around
+    found = b.astype(np.int64)
+    found <<= half
+    found |= a
+    return found
 
 
-def _scramble(x: npt.NDArray[np.uint32], key: np.uint32, odd: np.uint32) -> npt.NDArray[np.uint32]:
-    x = (x ^ key) * odd
-    x ^= x >> np.uint32(16)
-    return x * np.uint32(0x9E3779B1)
+_Words = npt.NDArray[np.uint32]
+
+
+def _scramble(x: _Words, key: np.uint32, odd: np.uint32, out: _Words, other: _Words) -> None:
+    """A hash of `x` into `out`; `other` is room for it."""
+    np.bitwise_xor(x, key, out=out)
+    out *= odd
+    np.right_shift(out, np.uint32(16), out=other)
+    out ^= other
+    out *= np.uint32(0x9E3779B1)
 
 
 def _round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.uint32]]:

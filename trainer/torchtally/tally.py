@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from torchtally import digest, shards, table
+from torchtally.contract import Contract
 from torchtally.digest import Digest
 from torchtally.errors import Unproven
-from torchtally.shards import Contract, Indices, Order, Progression
+from torchtally.shards import Indices, Order, Progression
 
 PREFIX = "TORCHTALLY "
 VERSION = 2
@@ -123,11 +124,12 @@ class Proof:
         return not any(table.wrong(line) for line in self.lines)
 
 
-def prove(tally: Tally) -> Proof:
+def prove(tally: Tally, group: dist.ProcessGroup | None = None) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
-    A collective call over gloo: digests are added up, whatever n is. Only where more is wrong than a digest can name,
-    and n allows it, the samples are counted one by one.
+    A collective call over gloo, of all ranks or of those in `group`, where others consume nothing: digests are added
+    up, whatever n is. Only where more is wrong than a digest can name, and n allows it, the samples are counted one by
+    one.
     """
     run, phase, g = tally.run, tally.phase, digest.base(tally.run.run)
     parts = shards.progressions(phase.n, run.rank, run.world, phase.contract, phase.start)
@@ -141,7 +143,7 @@ def prove(tally: Tally) -> Proof:
     own = _line(run, phase, run.rank, parts, tally.count, tally.digest, wrong, tally.outside)
     emit(own)
     gathered: list[Any] = [None] * run.world
-    dist.all_gather_object(gathered, (own, tally.digest, tally.outside))
+    dist.all_gather_object(gathered, (own, tally.digest, tally.outside), group)
 
     lines = [line for line, _, _ in gathered]
     together = sum((each for _, each, _ in gathered), tally.carried)
@@ -150,7 +152,7 @@ def prove(tally: Tally) -> Proof:
     stretches = digest.explain(difference, Progression(0, 1, phase.n), phase.n, g)
     if stretches is None and tally.kept is not None:
         seen = torch.from_numpy(_histogram(tally.kept, phase.n))
-        dist.all_reduce(seen)
+        dist.all_reduce(seen, group=group)
         wrong = _counted(seen.numpy() - _expected_histogram(phase, run.seed, parts))
     else:
         # Positions that are right with indices that are wrong: the order's inverse is none, and nothing can be named.

@@ -1,106 +1,64 @@
 """One rank of a built-in task: from its options to an exit code. torchrun's agent starts it (see launch.py)."""
 
-import hashlib
-import importlib
-import json
 import os
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
-import torch
+import torch._dynamo  # noqa: F401  # an optimizer imports it when it is made: here, once for all ranks of a pod
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
+from torch import Tensor
 
-from torchtally import agreement, checkpoint, device, failure, loop, options
+from torchtally import all_reduce, complete, loop, options, progress, tracking
 from torchtally.cli import task_parser
 from torchtally.course import Course
-from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Lost, Refused, Stopped, Unproven, lost_a_peer
-from torchtally.files import replace
-from torchtally.job import Places, Process
+from torchtally.errors import Volume
+from torchtally.failure import leave
+from torchtally.job import Places, StatusServer, metrics_port
 from torchtally.keeper import FOLDER, Keeper, resume
+from torchtally.meeting import ended, meet, prepare
 from torchtally.tally import Run
+from torchtally.watcher import Watcher, Watchers
 
-_OF_NO_WEIGHT = ("save_seconds", "keep", "tally")  # options that may change when a training is taken up again
+_PATIENCE = 240.0  # seconds in which the model has to be written: less than the other ranks wait (agreement.COLLECTIVE)
 
 
 def main() -> int:
     """Train as sys.argv says and return the exit code."""
-    arguments = task_parser("torchtally run").parse_args()
-    try:
-        _run(arguments.task, options.chosen(arguments))
-    except Refused as sentence:
-        return failure.end(sentence, REFUSED)
-    except Unproven as sentence:
-        return failure.end(sentence, UNPROVEN)
-    except Stopped as stopped:
-        return failure.end(stopped, SIGNALLED + stopped.number)
-    except Lost as sentence:
-        return failure.end(sentence, LOST)
-    except Exception as error:
-        if not lost_a_peer(f"{type(error).__name__}: {error}"):
-            failure.record(error)
-            raise
-        return failure.end(Lost(f"another rank went away ({str(error).splitlines()[0]})"), LOST)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    return OK
+    arguments = task_parser("run").parse_args()
+    return ended(lambda: _run(arguments.task, options.chosen(arguments)))
 
 
 def _run(name: str, chosen: options.Training) -> None:
-    process = Process.from_env(os.environ)
-    places = Places.from_env(os.environ)
-    output = chosen.output or places.output
-    task: loop.Task = importlib.import_module(f"torchtally.tasks.{name.replace('-', '_')}").TASK
+    output = chosen.output or Places.from_env(os.environ).output
+    if isinstance(chosen, options.ParameterServer):
+        from torchtally import parameter_server  # RPC: not for the other tasks
 
-    # What fails on one pod is said by all of them, so it is carried to the agreement.
-    problem = train = test = where = None
-    try:
-        where = device.choose(places.device, process.local_rank)
-        if process.rank == 0:
-            _prepare(output)
-        train, test = task.load(chosen.data or places.data, places.cache)
-    except Refused as sentence:
-        problem = str(sentence)
-    store, _, _ = next(rendezvous("env://"))
-    asked = {name: value for name, value in vars(chosen).items() if name not in ("data", "output", "seed")}
-    facts = {
-        "world size": process.world,
-        "seed": chosen.seed,
-        "number of training samples": len(train) if train else None,
-        "number of test samples": len(test) if test else None,
-        "data": task.fingerprint,
-        "options": asked,
-        "device": where.type if where else None,
-        "PyTorch": torch.__version__,
-        "_run": process.run,
-    }
-    agreed = agreement.agree(store, process.rank, process.world, process.pod, facts, problem)
-    assert train is not None and test is not None and where is not None
-
-    # gloo carries the tallies and counts in any case; on GPUs NCCL carries the gradients.
-    if where.type == "cuda":
-        backend, bound = "cpu:gloo,cuda:nccl", where
+        course = parameter_server.fit(name, chosen, output)
+        if dist.get_rank() == 0:
+            task = loop.task(name)
+            _write(course, task, output, complete.training(name, chosen, task.fingerprint))
     else:
-        backend, bound = "gloo", None
-    dist.init_process_group(
-        backend, timeout=agreement.COLLECTIVE, store=store, rank=process.rank, world_size=process.world, device_id=bound
-    )
-    # What makes it the same training, whatever the number of ranks.
-    same = ("seed", "number of training samples", "number of test samples", "data")
-    kept = {"task": name} | {each: facts[each] for each in same}
-    kept |= {f"option {each}": value for each, value in asked.items() if each not in _OF_NO_WEIGHT}
+        _fit(name, chosen, output)
+    dist.barrier()  # nobody is done before the model is safe
+
+
+def _fit(name: str, chosen: options.Training, output: Path) -> None:
+    """Train by the loop, from the newest checkpoint on, and write what came of it."""
+    asked = {name: value for name, value in vars(chosen).items() if name not in ("data", "output", "seed")}
+    met = meet(name, chosen.data, {"seed": chosen.seed, "options": asked}, lambda: _prepare(chosen, output))
+    process, task, where = met.process, met.task, met.device
+
     folder = output / FOLDER
+    kept = complete.training(name, chosen, task.fingerprint)
     state = resume(folder, kept, where)
-    if state and state["epoch"] > chosen.epochs and process.rank == 0:
-        print(
-            f"torchtally: run {state['run']} in {output} is complete; another training needs another --output",
-            flush=True,
-        )
     keeper = Keeper(folder, kept, where, chosen.keep, chosen.save_seconds)
     keeper.listen()
     run = Run(
-        run=state["run"] if state else agreed["_run"],
+        run=state["run"] if state else met.run,
         attempt=state["attempt"] + 1 if state else process.attempt,
         pod=process.pod,
         task=name,
@@ -110,36 +68,59 @@ def _run(name: str, chosen: options.Training) -> None:
         seed=chosen.seed,
         data=task.fingerprint,
     )
-    course = loop.fit(task, chosen, run, train.to(where), test.to(where), where, keeper, state)
-    if process.rank == 0:
+    with ExitStack() as stack:
+        asked_for = _watchers(chosen, run, output, task.inputs(met.test.inputs[:2])) if process.rank == 0 else ()
+        watchers = [stack.enter_context(each) for each in asked_for]
+        watcher = Watchers(watchers) if watchers else None
+        course = loop.fit(
+            task,
+            chosen,
+            run,
+            met.train.to(where),
+            met.test.to(where),
+            where,
+            keeper,
+            state,
+            watcher=watcher,
+            memory=all_reduce.shared(process.local_world) if where.type == "cpu" else None,
+        )
+        if process.rank == 0:
+            _write(course, task, output, kept)
+
+
+def _watchers(
+    chosen: options.Training, run: Run, output: Path, example: Tensor
+) -> Iterator[AbstractContextManager[Watcher]]:
+    """Those that were asked for. Raises Refused."""
+    if chosen.mlflow is not None:
+        yield tracking.tracked(chosen.mlflow, run, options.of_training(chosen), output, example.tolist())
+    if port := metrics_port():
+        from torchtally import metrics  # an HTTP server, for those who want it
+
+        yield metrics.served(port, run)
+    if server := StatusServer.from_env():
+        yield progress.reported(server)
+
+
+def _prepare(chosen: options.Training, output: Path) -> None:
+    if chosen.mlflow is not None:
+        tracking.check()
+    prepare(output)
+
+
+def _write(course: Course, task: loop.Task, output: Path, facts: dict[str, Any]) -> None:
+    """Write what came of it; with patience, for all has been done but that. Raises Volume."""
+    until = time.monotonic() + _PATIENCE
+    while True:
         try:
-            _save(course, output)
+            return complete.write(course, task, output, facts)
         except OSError as error:
-            raise Refused(f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}") from None
-    dist.barrier()  # nobody is done before the model is safe
-
-
-def _prepare(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        replace(output / ".writable", b"").unlink()
-    except OSError as error:
-        raise Refused(f"the output folder {output} (--output, TORCHTALLY_OUTPUT) cannot be written: {error}") from None
-
-
-def _save(course: Course, output: Path) -> None:
-    """Write the model, then its proof, each beside its place and renamed."""
-    model = checkpoint.saved({name: value.cpu() for name, value in course.model.state_dict().items()})
-    proof = {
-        "holds": all(each.holds for each in course.proofs),
-        "model": f"sha256:{hashlib.sha256(model).hexdigest()}",
-        "epochs": [vars(epoch) for epoch in course.epochs],
-        "lines": course.lines,
-    }
-    replace(output / "model.pt", model)
-    replace(output / "proof.json", (json.dumps(proof, indent=1) + "\n").encode())
-    print(f"torchtally: wrote {output / 'model.pt'} ({proof['model']}) and {output / 'proof.json'}", flush=True)
+            sentence = f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}"
+            if time.monotonic() > until:
+                raise Volume(sentence) from None
+        print(f"torchtally: {sentence}; trying again", file=sys.stderr, flush=True)
+        time.sleep(10)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
