@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Exports trainer/uv.lock as the image's hashed requirements, one file for each device, and locks what builds its wheel.
+# Exports trainer/uv.lock as the image's hashed requirements, one file for each device and one for what each extra adds,
+# and locks what builds wheels.
 #   docker/lock.sh           write them
 #   docker/lock.sh --check   fail where the exported ones are stale
 set -euo pipefail
@@ -13,9 +14,20 @@ if grep -qvF "  torch-$version+cpu-" torch-cpu.sha256; then
     exit 1
 fi
 
+extras=(keras mlflow spark)
+
 export_lock() {
-    "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --extra cluster \
+    "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --extra cluster "$@" \
         --no-annotate --no-header --format requirements-txt
+}
+
+# What it has beside the packages of another file.
+beside() {
+    awk '
+        /^[^ ]/ { package = $0; sub(/==.*/, "", package); known = package in others }
+        FNR == NR { others[package]; next }
+        !known { print }
+    ' "$1" -
 }
 
 # Without CUDA's packages, and with torch's hashes on PyTorch's CPU index beside those on PyPI.
@@ -36,12 +48,15 @@ if [ "${1:-}" = --check ]; then
 fi
 export_lock >"$out/requirements-cuda.txt"
 for_cpu <"$out/requirements-cuda.txt" >"$out/requirements-cpu.txt"
+for extra in "${extras[@]}"; do
+    export_lock --extra "$extra" | beside "$out/requirements-cuda.txt" >"$out/requirements-$extra.txt"
+done
 if [ "$out" = . ]; then
-    echo hatchling | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \
+    printf '%s\n' hatchling setuptools | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \
         --no-annotate --no-header --quiet --output-file requirements-build.txt -
 else
-    for device in cuda cpu; do
-        diff -u "requirements-$device.txt" "$out/requirements-$device.txt" ||
-            { echo "docker/requirements-$device.txt is stale: run docker/lock.sh" >&2; exit 1; }
+    for each in cuda cpu "${extras[@]}"; do
+        diff -u "requirements-$each.txt" "$out/requirements-$each.txt" ||
+            { echo "docker/requirements-$each.txt is stale: run docker/lock.sh" >&2; exit 1; }
     done
 fi
