@@ -1,9 +1,73 @@
-{{- define "torchtally.job" -}}
+{{- /* What all revisions have in common. */}}
+{{- define "torchtally.name" -}}
 {{ .Values.jobName | default .Release.Name }}
 {{- end }}
 
+{{- define "torchtally.job" -}}
+{{ include "torchtally.name" . }}{{ if .Values.jobNameRevision }}-{{ .Release.Revision }}{{ end }}
+{{- end }}
+
+{{- /* Where the two kinds of job differ for others than themselves. */}}
+{{- define "torchtally.api" -}}
+{{- if eq .Values.api "trainjob" }}
+kind: TrainJob
+version: trainer.kubeflow.org/v1alpha1
+resource: trainjobs
+labels:
+  jobset.sigs.k8s.io/jobset-name: {{ include "torchtally.job" . }}
+  jobset.sigs.k8s.io/replicatedjob-name: node
+container: node
+port: 29500
+install: Kubeflow Trainer first, kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
+{{- else }}
+kind: PyTorchJob
+version: kubeflow.org/v1
+resource: pytorchjobs
+labels:
+  training.kubeflow.org/job-name: {{ include "torchtally.job" . }}
+container: pytorch
+port: 23456
+install: the Kubeflow training operator first, kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"
+{{- end }}
+{{- end }}
+
+{{- /* The host names of the pods, and but for a TrainJob, whose pods have five characters more, the pods' own; of an
+elastic job's, those that there may be. */}}
+{{- define "torchtally.podNames" -}}
+{{- $job := include "torchtally.job" . }}
+{{- $workers := int .Values.workers }}
+{{- $names := list }}
+{{- if eq .Values.api "trainjob" }}
+{{- range until (int (add1 $workers)) }}{{ $names = append $names (printf "%s-node-0-%d" $job .) }}{{ end }}
+{{- else }}
+{{- if .Values.elasticPolicy }}
+{{- $workers = max $workers (dig "maxReplicas" 0 .Values.elasticPolicy | int) | int }}
+{{- else }}
+{{- $names = append $names (printf "%s-master-0" $job) }}
+{{- end }}
+{{- range until $workers }}{{ $names = append $names (printf "%s-worker-%d" $job .) }}{{ end }}
+{{- end }}
+{{- toYaml $names }}
+{{- end }}
+
+{{- /* How many pods the job begins with. */}}
+{{- define "torchtally.podCount" -}}
+{{ ternary (int .Values.workers) (add1 .Values.workers | int) (gt (len .Values.elasticPolicy) 0) }}
+{{- end }}
+
 {{- define "torchtally.claim" -}}
-{{ .Values.model.existingClaim | default (printf "%s-model" (include "torchtally.job" .)) }}
+{{ .Values.model.existingClaim | default (printf "%s-model" (include "torchtally.name" .)) }}
+{{- end }}
+
+{{- /* Its name has a hash of what is in it: a job of another revision gets another one. */}}
+{{- define "torchtally.files" -}}
+{{ include "torchtally.job" . }}-files-{{ .Values.files | toJson | sha256sum | trunc 8 }}
+{{- end }}
+
+{{- define "torchtally.serviceAccount" -}}
+{{- with .Values.serviceAccount }}
+{{- .name | default (ternary (include "torchtally.job" $) "default" .create) }}
+{{- end }}
 {{- end }}
 
 {{- define "torchtally.podLabels" -}}
@@ -11,6 +75,19 @@
     "app.kubernetes.io/name" .Chart.Name
     "app.kubernetes.io/instance" .Release.Name
   ) (deepCopy .Values.podLabels)) }}
+{{- end }}
+
+{{- /* The job's pods, by the labels that its controller gives them. */}}
+{{- define "torchtally.selector" -}}
+matchLabels:
+  {{- (include "torchtally.api" . | fromYaml).labels | toYaml | nindent 2 }}
+{{- end }}
+
+{{- /* The same, as kubectl takes it. */}}
+{{- define "torchtally.labelSelector" -}}
+{{- $pairs := list }}
+{{- range $name, $value := (include "torchtally.api" . | fromYaml).labels }}{{ $pairs = append $pairs (printf "%s=%s" $name $value) }}{{ end }}
+{{- join "," $pairs }}
 {{- end }}
 
 {{- define "torchtally.labels" -}}
@@ -37,154 +114,110 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .Values.nprocPerNode | default (max 1 (int .Values.resources.gpu)) }}
 {{- end }}
 
-{{- /* Requests and limits of a pod: gpu, cpu and memory in both, then what the values add or, by null, take away. */}}
-{{- define "torchtally.resources" -}}
-{{- $values := .Values.resources }}
-{{- $both := dict }}
-{{- range $name := list "cpu" "memory" }}
-{{- with index $values $name }}{{ $_ := set $both $name (toString .) }}{{ end }}
-{{- end }}
-{{- if gt (int $values.gpu) 0 }}{{ $_ := set $both $values.gpuResourceName (toString $values.gpu) }}{{ end }}
-{{- $resources := dict }}
-{{- range $kind := list "requests" "limits" }}
-{{- $own := deepCopy $both }}
-{{- range $name, $quantity := index $values $kind }}
-{{- if kindIs "invalid" $quantity }}{{ $_ := unset $own $name }}{{ else }}{{ $_ := set $own $name (toString $quantity) }}{{ end }}
-{{- end }}
-{{- $_ := set $resources $kind $own }}
-{{- end }}
-{{- toYaml $resources }}
-{{- end }}
-
-{{- /* The operator adds up the restarts of all pods, and a fault of one restarts every one of them. */}}
+{{- /* A controller adds up the restarts of all pods, and a fault of one restarts every one of them. */}}
 {{- define "torchtally.backoffLimit" -}}
 {{- $given := .Values.backoffLimit }}
-{{- if kindIs "invalid" $given }}{{ mul 6 (add1 .Values.workers) }}{{ else }}{{ $given | int64 }}{{ end }}
+{{- if kindIs "invalid" $given }}{{ mul 6 (include "torchtally.podCount" .) }}{{ else }}{{ $given | int64 }}{{ end }}
 {{- end }}
 
-{{- /* The chart's own variables, less those that the values set, then the values'. */}}
-{{- define "torchtally.env" -}}
-{{- $given := dict }}
-{{- range .Values.env }}{{ $_ := set $given .name true }}{{ end }}
-{{- $own := dict "TORCHTALLY_DEVICE" (include "torchtally.device" .) }}
-{{- /* The agent ends what is left of its ranks before the kubelet ends the agent, so that the exit code is its own. */}}
-{{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
-{{- if .Values.data }}{{ $_ := set $own "TORCHTALLY_DATA" "/data" }}{{ end }}
-{{- $env := list }}
-{{- range $name, $value := $own }}
-{{- if not (hasKey $given $name) }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
-{{- end }}
-{{- toYaml (concat $env .Values.env) }}
+{{- /* The values of the pods of a type, from (dict "root" $ "type" "Master"|"Worker"|"Node"): those of all pods,
+and its own. */}}
+{{- define "torchtally.valuesOf" -}}
+{{- include "torchtally.merged" (list .root.Values (index .root.Values (lower .type))) }}
 {{- end }}
 
-{{- /* One entry of pytorchReplicaSpecs, from (dict "root" $ "type" "Master"|"Worker" "replicas" N). */}}
+{{- /* The second of two maps on top of the first. Sprig's mergeOverwrite takes no 0, false, "" or null from it. */}}
+{{- define "torchtally.merged" -}}
+{{- $merged := deepCopy (index . 0) }}
+{{- range $name, $own := index . 1 }}
+{{- if and (kindIs "map" $own) (kindIs "map" (index $merged $name)) }}
+{{- $_ := set $merged $name (include "torchtally.merged" (list (index $merged $name) $own) | fromYaml) }}
+{{- else }}
+{{- $_ := set $merged $name $own }}
+{{- end }}
+{{- end }}
+{{- toYaml $merged }}
+{{- end }}
+
+{{- define "torchtally.podMonitors" -}}
+{{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" }}true{{ end }}
+{{- end }}
+
+{{- /* Annotations by which a Prometheus without an operator finds the metrics. */}}
+{{- define "torchtally.scraped" -}}
+{{- if not (include "torchtally.podMonitors" .) }}
+{{- toYaml (dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .Values.metrics.port)) }}
+{{- end }}
+{{- end }}
+
+{{- /* What makes the pods what they are, of which no controller changes anything while they run. */}}
+{{- define "torchtally.pods" -}}
+{{- include (printf "torchtally.podsOf.%s" .Values.api) . }}
+{{- end }}
+
+{{- define "torchtally.podsHash" -}}
+{{- $pods := include "torchtally.pods" . | fromYaml }} {{- /* comments are no part of it */}}
+{{- /* The one thing that the operator does change: it adds and removes pods of an elastic job. */}}
+{{- if .Values.elasticPolicy }}{{ $_ := unset (dig "pytorchReplicaSpecs" "Worker" dict $pods) "replicas" }}{{ end }}
+{{- toYaml $pods | sha256sum }}
+{{- end }}
+
+{{- /* What the operator changes in place while a job runs. */}}
+{{- define "torchtally.runPolicy" -}}
+cleanPodPolicy: {{ .Values.cleanPodPolicy }}
+backoffLimit: {{ include "torchtally.backoffLimit" . }}
+{{- if .Values.suspend }}
+suspend: true
+{{- end }}
+{{- with .Values.managedBy }}
+managedBy: {{ . }}
+{{- end }}
+{{- with .Values.schedulingPolicy }}
+schedulingPolicy:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $name := list "activeDeadlineSeconds" "ttlSecondsAfterFinished" }}
+{{- with index $.Values $name | toString | trimSuffix "<nil>" }}
+{{ $name }}: {{ . | float64 | int64 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "torchtally.podsOf.pytorchjob" -}}
+nprocPerNode: {{ include "torchtally.nprocPerNode" . | quote }}
+{{- with .Values.elasticPolicy }}
+elasticPolicy:
+  rdzvBackend: c10d
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+pytorchReplicaSpecs:
+  {{- if not .Values.elasticPolicy }}
+  Master:
+    {{- include "torchtally.replica" (dict "root" . "type" "Master" "replicas" 1) | nindent 4 }}
+  {{- end }}
+  {{- if gt (int .Values.workers) 0 }}
+  Worker:
+    {{- include "torchtally.replica" (dict "root" . "type" "Worker" "replicas" (int .Values.workers)) | nindent 4 }}
+  {{- end }}
+{{- end }}
+
 {{- define "torchtally.replica" -}}
-{{- $values := .root.Values -}}
 replicas: {{ .replicas }}
-restartPolicy: {{ $values.restartPolicy }}
+restartPolicy: {{ .root.Values.restartPolicy }}
 template:
-  metadata:
-    labels:
-      {{- include "torchtally.podLabels" .root | nindent 6 }}
-    {{- with $values.podAnnotations }}
-    annotations:
-      {{- toYaml . | nindent 6 }}
-    {{- end }}
-  spec:
-    serviceAccountName: {{ include "torchtally.job" .root }}
-    automountServiceAccountToken: false
-    # A Service named "master" would otherwise put a MASTER_PORT of its own into the pods.
-    enableServiceLinks: false
-    terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds | int64 }}
-    {{- with $values.podSecurityContext }}
-    securityContext:
-      {{- toYaml . | nindent 6 }}
-    {{- end }}
-    {{- with $values.image.pullSecrets }}
-    imagePullSecrets:
-      {{- toYaml . | nindent 6 }}
-    {{- end }}
-    containers:
-      - name: pytorch # the operator looks for this name
-        image: {{ include "torchtally.image" .root }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
-        {{- with $values.command }}
-        command:
-          {{- toYaml . | nindent 10 }}
-        {{- end }}
-        {{- with ternary (concat (list "run" $values.task) $values.args) $values.args (ne $values.task "") }}
-        args:
-          {{- toYaml . | nindent 10 }}
-        {{- end }}
-        env:
-          {{- include "torchtally.env" .root | nindent 10 }}
-        {{- with $values.envFrom }}
-        envFrom:
-          {{- toYaml . | nindent 10 }}
-        {{- end }}
-        resources:
-          {{- include "torchtally.resources" .root | nindent 10 }}
-        {{- with $values.securityContext }}
-        securityContext:
-          {{- toYaml . | nindent 10 }}
-        {{- end }}
-        terminationMessagePolicy: FallbackToLogsOnError
-        volumeMounts:
-          - name: shm
-            mountPath: /dev/shm
-          - name: tmp
-            mountPath: /tmp
-          - name: cache
-            mountPath: /cache
-          - name: output
-            mountPath: /output
-          {{- if $values.data }}
-          - name: data
-            mountPath: /data
-            readOnly: true
-          {{- end }}
-    volumes:
-      - name: shm
-        emptyDir:
-          medium: Memory
-          sizeLimit: {{ $values.shmSize }}
-      - name: tmp
-        emptyDir: {}
-      - name: cache
-        emptyDir: {}
-      - name: output
-        {{- if and $values.model.enabled (eq .type "Master") }}
-        persistentVolumeClaim:
-          claimName: {{ include "torchtally.claim" .root }}
-        {{- else }}
-        emptyDir: {}
-        {{- end }}
-      {{- with $values.data }}
-      - name: data
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-    {{- with $values.nodeSelector }}
-    nodeSelector:
-      {{- toYaml . | nindent 6 }}
-    {{- end }}
-    {{- with $values.affinity }}
-    affinity:
-      {{- toYaml . | nindent 6 }}
-    {{- end }}
-    {{- with $values.tolerations }}
-    tolerations:
-      {{- toYaml . | nindent 6 }}
-    {{- end }}
+  {{- include "torchtally.podTemplate" . | nindent 2 }}
 {{- end }}
 
 {{- /* Overrides for `kubectl run`: a pod that sleeps with the model's claim mounted, so that `kubectl cp` can read it. */}}
 {{- define "torchtally.fetchPod" -}}
+{{- $mount := dict "name" "model" "mountPath" "/output" "readOnly" true }}
+{{- with tpl .Values.model.subPath . }}{{ $_ := set $mount "subPath" . }}{{ end }}
 {{- $container := dict
   "name" (printf "%s-fetch" (include "torchtally.job" .))
   "image" (include "torchtally.image" .)
   "command" (list "sleep" "3600")
   "securityContext" .Values.securityContext
-  "volumeMounts" (list (dict "name" "model" "mountPath" "/output" "readOnly" true)) }}
+  "volumeMounts" (list $mount) }}
 {{- $spec := dict
   "containers" (list $container)
   "securityContext" .Values.podSecurityContext

@@ -1,0 +1,226 @@
+{{- /* Requests and limits of a pod: gpu, cpu and memory in both, then what the values add or, by null, take away. */}}
+{{- define "torchtally.resources" -}}
+{{- $values := .Values.resources }}
+{{- $both := dict }}
+{{- range $name := list "cpu" "memory" }}
+{{- with index $values $name }}{{ $_ := set $both $name (toString .) }}{{ end }}
+{{- end }}
+{{- if gt (int $values.gpu) 0 }}{{ $_ := set $both $values.gpuResourceName (toString $values.gpu) }}{{ end }}
+{{- $resources := dict }}
+{{- range $kind := list "requests" "limits" }}
+{{- $own := deepCopy $both }}
+{{- range $name, $quantity := index $values $kind }}
+{{- if kindIs "invalid" $quantity }}{{ $_ := unset $own $name }}{{ else }}{{ $_ := set $own $name (toString $quantity) }}{{ end }}
+{{- end }}
+{{- $_ := set $resources $kind $own }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
+{{- /* The chart's own variables, less those that the values set, then the values'. */}}
+{{- define "torchtally.env" -}}
+{{- $given := dict }}
+{{- range .Values.env }}{{ $_ := set $given .name true }}{{ end }}
+{{- $own := dict "TORCHTALLY_DEVICE" (include "torchtally.device" .) }}
+{{- /* The agent ends what is left of its ranks before the kubelet ends the agent, so that the exit code is its own. */}}
+{{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
+{{- if .Values.data }}{{ $_ := set $own "TORCHTALLY_DATA" "/data" }}{{ end }}
+{{- with .Values.network }}
+{{- with .interface }}
+{{- $_ := set $own "GLOO_SOCKET_IFNAME" . }}
+{{- $_ := set $own "NCCL_SOCKET_IFNAME" (printf "=%s" .) }} {{- /* without =, any whose name begins so */}}
+{{- $_ := set $own "TP_SOCKET_IFNAME" (splitList "," . | first) }}
+{{- end }}
+{{- range $name, $value := .nccl }}{{ $_ := set $own (printf "NCCL_%s" $name) $value }}{{ end }}
+{{- end }}
+{{- $env := list }}
+{{- range $name, $value := $own }}
+{{- if not (hasKey $given $name) }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+{{- end }}
+{{- toYaml (concat $env .Values.env) }}
+{{- end }}
+
+{{- /* Init containers, then the sidecars as such that go on; the training's security where they name none. */}}
+{{- define "torchtally.initContainers" -}}
+{{- $containers := list }}
+{{- $security := dict "securityContext" .securityContext }}
+{{- range .initContainers }}{{ $containers = append $containers (merge (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
+{{- range .sidecars }}{{ $containers = append $containers (merge (dict "restartPolicy" "Always") (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
+{{- with $containers }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- /* The constraints; one that does not say which pods it counts means this job's. */}}
+{{- define "torchtally.topologySpreadConstraints" -}}
+{{- $own := dict "labelSelector" (include "torchtally.selector" .root | fromYaml) }}
+{{- $constraints := list }}
+{{- range .values.topologySpreadConstraints }}{{ $constraints = append $constraints (merge (deepCopy .) (ternary dict (deepCopy $own) (hasKey . "labelSelector"))) }}{{ end }}
+{{- with $constraints }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- /* The template of pods, from (dict "root" $ "type" "Master"|"Worker"|"Node"); a TrainJob's are all of type Node. */}}
+{{- define "torchtally.podTemplate" -}}
+{{- $values := include "torchtally.valuesOf" . | fromYaml }}
+{{- $own := set (omit .root "Values") "Values" $values }}
+{{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
+{{- $keeps := and $values.model.enabled $mayBeRank0 }}
+{{- $metrics := and $values.metrics.enabled $mayBeRank0 -}}
+metadata:
+  labels:
+    {{- include "torchtally.podLabels" $own | nindent 4 }}
+  {{- with merge (deepCopy $values.podAnnotations) (ternary (include "torchtally.scraped" .root | fromYaml) dict $metrics) }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "torchtally.serviceAccount" .root }}
+  automountServiceAccountToken: {{ $values.serviceAccount.automountToken }}
+  # A Service named "master" would otherwise put a MASTER_PORT of its own into the pods.
+  enableServiceLinks: false
+  {{- if eq .type "Node" }}
+  restartPolicy: {{ ternary "OnFailure" "Never" (eq $values.restartPolicy "OnFailure") }}
+  {{- end }}
+  terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds | int64 }}
+  {{- with $values.podSecurityContext }}
+  securityContext:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $values.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
+  {{- with $values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- if $values.hostNetwork }}
+  hostNetwork: true
+  {{- end }}
+  {{- with $values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $values.hostNetwork) }}
+  dnsPolicy: {{ . }}
+  {{- end }}
+  {{- with $values.dnsConfig }}
+  dnsConfig:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.hostAliases }}
+  hostAliases:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with include "torchtally.initContainers" $values }}
+  initContainers:
+    {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ (include "torchtally.api" .root | fromYaml).container }} # by which the controller finds it
+      image: {{ include "torchtally.image" .root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- with $values.command }}
+      command:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with ternary (concat (list "run" $values.task) $values.args) $values.args (ne $values.task "") }}
+      args:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      env:
+        {{- include "torchtally.env" $own | nindent 8 }}
+        {{- if $metrics }}
+        - name: TORCHTALLY_METRICS_PORT
+          value: {{ $values.metrics.port | quote }}
+        {{- end }}
+      {{- if $metrics }}
+      ports:
+        - name: metrics
+          containerPort: {{ $values.metrics.port }}
+          protocol: TCP
+      {{- end }}
+      {{- with $values.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      resources:
+        {{- include "torchtally.resources" $own | nindent 8 }}
+      {{- with $values.securityContext }}
+      securityContext:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.lifecycle }}
+      lifecycle:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      terminationMessagePolicy: FallbackToLogsOnError
+      volumeMounts:
+        - name: shm
+          mountPath: /dev/shm
+        - name: tmp
+          mountPath: /tmp
+        - name: cache
+          mountPath: /cache
+        - name: output
+          mountPath: /output
+          {{- with and $keeps (tpl $values.model.subPath .root) }}
+          subPath: {{ . }}
+          {{- end }}
+        {{- if $values.data }}
+        - name: data
+          mountPath: /data
+          readOnly: true
+        {{- end }}
+        {{- if $values.files }}
+        - name: files
+          mountPath: /files
+          readOnly: true
+        {{- end }}
+        {{- with $values.volumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: shm
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{ $values.shmSize }}
+    - name: tmp
+      emptyDir: {}
+    - name: cache
+      {{- toYaml ($values.cache | default (dict "emptyDir" dict)) | nindent 6 }}
+    - name: output
+      {{- if $keeps }}
+      persistentVolumeClaim:
+        claimName: {{ include "torchtally.claim" .root }}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
+    {{- with $values.data }}
+    - name: data
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- if $values.files }}
+    - name: files
+      configMap:
+        name: {{ include "torchtally.files" .root }}
+    {{- end }}
+    {{- with $values.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with include "torchtally.topologySpreadConstraints" (dict "root" .root "values" $values) }}
+  topologySpreadConstraints:
+    {{- . | nindent 4 }}
+  {{- end }}
+{{- end }}
