@@ -13,7 +13,14 @@ import os
 import signal
 import sys
 
-from local import containers, left_out, manifest, processes
+try:
+    from local import containers, left_out, manifest, processes
+except ModuleNotFoundError as missing:
+    print(
+        f"run_local: {missing.name} is not installed: `make demo` makes .venv with it, `. .venv/bin/activate` uses it",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 from local.controller import Controller, Outcome, Verdict
 from local.errors import EngineError, Refused
 from local.job import Job

@@ -99,6 +99,35 @@ TOOLS = {
         # k8s.io/kubernetes cannot be installed by `go install`: it replaces its own modules.
         go_main=("k8s.io/kubectl@v0.34.4", "k8s.io/component-base@v0.34.4", KUBECTL_MAIN),
     ),
+    "cosign": Tool(
+        version="3.0.6",
+        at_least=(3,),
+        below=(4,),
+        ask=("version",),
+        url="https://github.com/sigstore/cosign/releases/download/v{version}/cosign-{os}-{arch}",
+        sums={
+            "linux-amd64": "c956e5dfcac53d52bcf058360d579472f0c1d2d9b69f55209e256fe7783f4c74",
+            "linux-arm64": "bedac92e8c3729864e13d4a17048007cfafa79d5deca993a43a90ffe018ef2b8",
+            "darwin-amd64": "4c3e7af8372d3ca3296e62fa56f23fcbb5721cc6ac1827900d398f110d7cd280",
+            "darwin-arm64": "5fadd012ae6381a6a29ff86a7d39aa873878852f1073fc90b15995961ecfb084",
+        },
+        go="github.com/sigstore/cosign/v3/cmd/cosign",
+    ),
+    "syft": Tool(
+        version="1.49.0",
+        at_least=(1,),
+        below=(2,),
+        ask=("version",),
+        url="https://github.com/anchore/syft/releases/download/v{version}/syft_{version}_{os}_{arch}.tar.gz",
+        member="syft",
+        sums={
+            "linux-amd64": "7aa2f03ee92739cf643279ba3990548b9925d4e22cae13f46831ee62821147fe",
+            "linux-arm64": "c7c32de183c32368de197edba75e8dba7632915f7761bacd55149a9ca7fe0fa4",
+            "darwin-amd64": "a18ba5c48a4e75d0d87cae7b36b93bdfc04ddd5ea69b87bec9f7cd9431a8cdb9",
+            "darwin-arm64": "4d137302fb3e049cb1b124b1cbd840a77280dc9f50a45a5a4389250a2228b3cb",
+        },
+        go="github.com/anchore/syft/cmd/syft",
+    ),
     "actionlint": Tool(
         version="1.7.12",
         at_least=(1, 7, 7),
@@ -113,18 +142,6 @@ TOOLS = {
             "darwin-arm64": "aba9ced2dee8d27fecca3dc7feb1a7f9a52caefa1eb46f3271ea66b6e0e6953f",
         },
         go="github.com/rhysd/actionlint/cmd/actionlint",
-    ),
-    "kubeconform": Tool(
-        version="0.8.0",
-        url="https://github.com/yannh/kubeconform/releases/download/v{version}/kubeconform-{os}-{arch}.tar.gz",
-        member="kubeconform",
-        sums={
-            "linux-amd64": "9bc2bffbf71f261128533edaf912153948b7ff238f9a531ae6d34466ec287883",
-            "linux-arm64": "1f53fc8e81258197a35e8603054162a5af1de8c5af13746c71ab680d9534ed87",
-            "darwin-amd64": "71dbc87ac9f24099a62b93570e65aa06312ba6ac8aea63b7f86e9d999edf5a92",
-            "darwin-arm64": "f84f4dfbebf4a6b0b230385fa065a39ea35e02608c2b50d025dcf64775a69d67",
-        },
-        go="github.com/yannh/kubeconform/cmd/kubeconform",
     ),
     "helm-docs": Tool(
         version="1.14.2",

@@ -3,12 +3,12 @@
 
 import argparse
 import io
-import os
 import sys
 from pathlib import Path
 
 try:
     from verify import report
+    from verify.command import ended
     from verify.lines import Log
     from verify.verdict import UnknownRun, judge
 except ModuleNotFoundError as error:
@@ -16,8 +16,8 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 EPILOG = f"""\
-exit status: 0 every phase and epoch of every rank is there and agrees; 1 the proof does not hold, or lines are
-missing; 2 bad input (options, files, no such job, no access to the cluster).
+exit status: 0 the run's last line, or else every phase and epoch of every rank, is there, and all agrees; 1 the proof
+does not hold, or lines are missing; 2 bad input (options, files, no such job, no access to the cluster).
 
 {report.JSON_HELP}
 """
@@ -51,7 +51,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         prog="verify_shards", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="logs: files, folders, or - for standard input")
-    parser.add_argument("--job", metavar="NAME", help="read the logs of this PyTorchJob's pods in the cluster")
+    parser.add_argument("--job", metavar="NAME", help="read the logs of this job's pods in the cluster")
     parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
     parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
     parser.add_argument("--run", metavar="ID", help="which run to judge, where a log holds several")
@@ -71,12 +71,15 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def _read_job(log: Log, options: argparse.Namespace) -> None:
     try:
-        from verify import cluster  # here, for files need no Kubernetes client, nor the second that it takes to load
+        from verify import (
+            cluster,
+            jobs,
+        )  # here, for files need no Kubernetes client, nor the second that it takes to load
     except ModuleNotFoundError as error:
         raise BadInput(f"--job needs the Python package {error.name}, which is missing") from error
     try:
         cluster.read_job(log, options.job, options.namespace, options.context)
-    except cluster.ClusterError as error:
+    except jobs.ClusterError as error:
         raise BadInput(error) from error
 
 
@@ -99,14 +102,4 @@ def _read(log: Log, path: str) -> None:
 
 
 if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name that the encoding cannot show
-    try:
-        status = main()
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        status = 130
-    except BrokenPipeError:  # `| head`: nobody reads on, and Python must not try again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
-    sys.exit(status)
+    sys.exit(ended(main))

@@ -9,6 +9,6 @@ machine      what this machine gives a pod: cores, GPUs, ports
 left_out     what of the manifest cannot be honoured here
 processes    a pod as a process of this machine (shim: the process that holds it together)
 containers   a pod as a container of Docker's
-controller   the operator's part: restarts, limits, the job's outcome, cleaning up
+controller   the operator's part: restarts, limits, deletion, suspension, the job's outcome, cleaning up
 output       whole lines, each with the name of its pod
 """

@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -64,10 +65,12 @@ class Containers:
     ) -> None:
         self._janitor.communicate()
 
-    async def start(self, pod: Pod) -> Process:
+    async def start(self, pod: Pod, new: bool) -> Process:
+        if pod.replica.kind == "Master":
+            self._master_started.clear()
         if pod.name in self._made:  # a container that starts anew has a new file system, and its pod's volumes
             await _docker("container", "rm", "--volumes", pod.name)
-        else:
+        if new:
             await self._make_volumes(pod)
         await _docker(*self._create(pod))
         self._made.add(pod.name)
@@ -86,9 +89,12 @@ class Containers:
 
     async def _master_up(self) -> None:
         """Wait until the Master's name resolves, as the operator's init container does."""
-        await self._master_started.wait()
         state = ("container", "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", self._job.pods[0].name)
-        while await _docker(*state) == "created 0":
+        while True:
+            await self._master_started.wait()
+            with suppress(EngineError):  # it is just being made anew
+                if await _docker(*state) != "created 0":
+                    return
             await asyncio.sleep(0.1)
 
     def stop(self, pod: Pod, process: Process) -> None:
@@ -96,6 +102,12 @@ class Containers:
 
     def kill(self, pod: Pod, process: Process) -> None:
         self._signal("kill", pod.name)
+
+    def freeze(self, pod: Pod, process: Process) -> None:
+        self._signal("pause", pod.name)
+
+    def thaw(self, pod: Pod, process: Process) -> None:
+        self._signal("unpause", pod.name)
 
     def _signal(self, *arguments: str) -> None:
         quiet = subprocess.DEVNULL
@@ -157,8 +169,9 @@ class Containers:
             if "persistentVolumeClaim" in volume:
                 named.append(volume["persistentVolumeClaim"]["claimName"])
             elif "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory":
-                named.append(self._scratch(pod, name))
-                await _docker("volume", "create", "--label", self._label, named[-1])
+                named.append(scratch := self._scratch(pod, name))
+                await _docker("volume", "rm", "--force", scratch)  # that of an earlier pod of this name
+                await _docker("volume", "create", "--label", self._label, scratch)
         if not named:
             return
         # Docker changes the mode of a folder that it unpacks: into a container that never runs, so that no image

@@ -47,7 +47,7 @@ def left_out(job: Job, honoured: Honoured, gpus: Sequence[str]) -> list[str]:
     queue = "kueue.x-k8s.io/queue-name"
     if queue in job.metadata.get("labels", {}):
         items.append(f"label {queue}")
-    for pod in job.pods:
+    for pod in (pod for pod in job.pods if pod.index == 0):  # the others of its kind are made of the same template
         items += _of_pod(pod, honoured)
         items += _of_limits(pod, honoured)
         if not honoured.addresses:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from local import environment, machine
 from local.job import Job, Pod
 from local.left_out import Honoured
@@ -39,7 +41,7 @@ class Processes:
     ) -> None:
         pass  # each shim cleans up after itself
 
-    async def start(self, pod: Pod) -> Process:
+    async def start(self, pod: Pod, new: bool) -> Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", str(_SHIM), stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True
         )
@@ -50,11 +52,24 @@ class Processes:
     def stop(self, pod: Pod, process: Process) -> None:
         """SIGTERM, then after the pod's grace period SIGKILL."""
         with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
+            os.kill(process.pid, signal.SIGTERM)  # asyncio's own would take the exit code of one that has just ended
 
     def kill(self, pod: Pod, process: Process) -> None:
         assert process.stdin is not None
         process.stdin.close()
+
+    def freeze(self, pod: Pod, process: Process) -> None:
+        frozen: set[psutil.Process] = set()
+        while running := set(_family(process)) - frozen:  # one that was not frozen yet may have started others
+            for each in running:
+                with suppress(psutil.NoSuchProcess):
+                    each.suspend()
+            frozen |= running
+
+    def thaw(self, pod: Pod, process: Process) -> None:
+        for each in _family(process):
+            with suppress(psutil.NoSuchProcess):
+                each.resume()
 
     def _orders(self, pod: Pod) -> dict[str, object]:
         given = environment.pod_environment(self._job, pod, self.network)
@@ -70,3 +85,11 @@ class Processes:
             "cores": self._cores.get(pod.name),
             "grace": pod.grace,
         }
+
+
+def _family(shim: Process) -> list[psutil.Process]:
+    """All processes of a pod."""
+    try:
+        return psutil.Process(shim.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

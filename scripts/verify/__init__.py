@@ -1,5 +1,5 @@
-"""The parts of verify_shards: lines (read), expected (recompute), wrong (what a digest says), verdict (compare),
-words and report (show), cluster (fetch)."""
+"""The parts of verify_shards: lines, closing and fields (read), expected (recompute), wrong (what a digest says), whole
+(what the last line says), verdict (compare), words, told and report (show), cluster (fetch)."""
 
 import importlib.util
 import sys

@@ -7,8 +7,9 @@ from typing import cast
 import numpy as np
 
 from torchtally import digest, shards
-from torchtally.digest import Digest, Stretch
-from torchtally.shards import Contract, Order, Progression
+from torchtally.contract import Contract
+from torchtally.digest import Digest, P, Stretch
+from torchtally.shards import Order, Progression
 
 from .lines import Tally
 
@@ -102,7 +103,29 @@ def samples(tally: Tally, positions: list[int]) -> list[int]:
     return list(shards.permute(np.array(positions, dtype=np.int64), tally.n, tally.seed, tally.epoch).tolist())
 
 
+def is_right(tally: Tally) -> bool:
+    """Whether a rank's line says that all is right, and its digest too. What is said in another way may also be."""
+    if tally.rank == "all" or tally.lost != 0 or tally.doubled != 0:
+        return False
+    size, positions = _share(tally.run, tally.n, tally.start, tally.rank, tally.world, tally.contract)
+    return tally.expected == tally.consumed == size and tally.packed.startswith(positions)
+
+
+def sum_of(tallies: list[Tally]) -> Digest:
+    """Their digests in one."""
+    words = np.frombuffer(b"".join(tally.packed for tally in tallies), ">u8").reshape(-1, digest.WORDS)
+    low, high = (words & 0xFFFFFFFF).sum(axis=0).tolist(), (words >> 32).sum(axis=0).tolist()
+    return Digest(tuple((a + (b << 32)) % P for a, b in zip(low, high, strict=True)))
+
+
 @lru_cache(maxsize=1 << 14)  # a rank's positions are the same in every epoch
+def _share(run: str, n: int, start: int, rank: int, world: int, contract: str) -> tuple[int, bytes]:
+    """A rank's number of samples, and what its digest begins with."""
+    parts = shards.progressions(n, rank, world, cast(Contract, contract), start)
+    words = _of_positions(run, *parts).of_positions
+    return sum(part.count for part in parts), b"".join(word.to_bytes(8, "big") for word in words)
+
+
 def _of_positions(run: str, *parts: Progression) -> Digest:
     return sum((digest.expected(part, digest.base(run)) for part in parts), Digest())
 
@@ -111,13 +134,4 @@ def _of_positions(run: str, *parts: Progression) -> Digest:
 def _together(
     run: str, n: int, start: int, world: int, contract: Contract, order: Order, epoch: int, seed: int
 ) -> Digest:
-    def of(parts: list[Progression]) -> Digest:
-        return digest.contract(n, epoch, order, seed, parts, digest.base(run))
-
-    # No part at all is left of fewer samples than ranks under drop_last.
-    first, *again = shards.whole(n, world, contract, start) or [Progression(0, 1, 0)]
-    once = of([first])
-    if not again:
-        return once
-    # With more ranks than samples there are many rounds; all but the last are alike.
-    return once * len(again) + of([first, again[-1]]) - once
+    return digest.contract(n, epoch, order, seed, shards.whole(n, world, contract, start), digest.base(run))

@@ -1,23 +1,26 @@
 """The verdict for people (a table and sentences) and for programs (JSON)."""
 
-import dataclasses
 import json
 
 from torchtally import table
 
-from .lines import Tally
+from .lines import NAMES, Tally
 from .verdict import Verdict, fulfilled
 
+_CELLS = (*table.HEADER, "world")
+_MANY = 64  # ranks; beyond, only those are shown that say themselves that they are wrong, as rank 0 does
 JSON_HELP = """\
 --json prints one object: "holds" (the exit status as a boolean), "run" and "attempt" (null when there is none to
-judge), "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and, on
-"rank": "all", "ok", which is true when its phase and epoch has no problem)."""
+judge), "last_line" (whether the run's last line is there), "model" (the hash of the final weights, "sha256:...") and
+"discarded" (samples consumed by steps that no checkpoint kept), both of them out of the last line and null where it
+does not say, "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and,
+on "rank": "all", "ok", which is true when its phase and epoch has no problem)."""
 
 
 def as_json(verdict: Verdict) -> str:
     tallies = []
     for tally in verdict.tallies:
-        values = dataclasses.asdict(tally) | {"digest": str(tally.digest)}
+        values = {name: getattr(tally, name) for name in NAMES} | {"digest": str(tally.digest)}
         if tally.rank == "all":
             values["ok"] = not verdict.of(tally.block)
         tallies.append(values)
@@ -25,6 +28,9 @@ def as_json(verdict: Verdict) -> str:
         "holds": verdict.holds,
         "run": verdict.run,
         "attempt": verdict.attempt,
+        "last_line": verdict.last is not None,
+        "model": verdict.last and verdict.last.model,
+        "discarded": verdict.last and verdict.last.discarded,
         "problems": [str(problem) for problem in verdict.problems],
         "notes": verdict.notes,
         "tallies": tallies,
@@ -36,15 +42,20 @@ def as_text(verdict: Verdict, *, encoding: str, colour: bool) -> str:
     good, bad = _marks(encoding, colour)
     text = []
     if verdict.tallies:
-        header, *rows = table.aligned(table.cells(dataclasses.asdict(tally)) for tally in verdict.tallies)
+        shown = [tally for tally in verdict.tallies if _is_shown(tally)]
+        header, *rows = table.aligned(table.cells({name: getattr(tally, name) for name in _CELLS}) for tally in shown)
         text.append(header)
-        for tally, row in zip(verdict.tallies, rows, strict=True):
+        for tally, row in zip(shown, rows, strict=True):
             text.append(row + (f"  {_sentence(verdict, tally, good, bad)}" * (tally.rank == "all")))
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]
     text.append(f"{good} {_summary(verdict)}" if verdict.holds else f"{bad} the proof does not hold")
     return "\n".join(text)
+
+
+def _is_shown(tally: Tally) -> bool:
+    return tally.rank == "all" or tally.world <= _MANY or (tally.lost, tally.doubled) != (0, 0)
 
 
 def _sentence(verdict: Verdict, tally: Tally, good: str, bad: str) -> str:
@@ -55,9 +66,21 @@ def _sentence(verdict: Verdict, tally: Tally, good: str, bad: str) -> str:
 
 
 def _summary(verdict: Verdict) -> str:
-    last = verdict.tallies[-1]
-    phases = ", ".join(f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in last.plan.items())
-    return f"the proof holds: run {verdict.run}, {last.world} rank{'s' * (last.world != 1)}, {phases}"
+    last = verdict.last
+    plan = last.plan if last else verdict.tallies[-1].plan
+    world = last.worlds[-1][2] if last else verdict.tallies[-1].world
+    facts = [f"run {verdict.run}", f"{world} rank{'s' * (world != 1)}"]
+    facts += [f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in plan.items()]
+    if last and last.model:
+        facts.append(f"model {last.model}")
+    return f"the proof holds: {', '.join(facts)}" + (_discarded(last.discarded) if last else "")
+
+
+def _discarded(count: int) -> str:
+    if not count:
+        return ""
+    what, were, they_count = ("sample", "was", "counts") if count == 1 else ("samples", "were", "count")
+    return f"; {count} {what} consumed by steps that no checkpoint kept {were} discarded and {they_count} for nothing"
 
 
 def _marks(encoding: str, colour: bool) -> tuple[str, str]:

@@ -4,36 +4,28 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
+from operator import attrgetter
 
 from torchtally import table
 from torchtally.digest import OF_POSITIONS, Digest
 
-from . import expected, wrong
-from .lines import NAMED, Log, Tally, differing
-from .words import Rank, numbers, who
-
-Block = tuple[str, int]  # phase, epoch
+from . import expected, whole, wrong
+from .closing import Closing
+from .lines import NAMED, Log, Tally
+from .problem import Block, Problem
+from .words import Rank, differing, numbers, who
 
 
 class UnknownRun(Exception):
     """--run names a run that left no line."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    text: str
-    where: str = ""
-    blocks: frozenset[Block] = frozenset()  # whose `all` row it marks
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.text}" if self.where else self.text
-
-
 @dataclass
 class Verdict:
     run: str | None = None
     attempt: int | None = None
+    last: Closing | None = None
     tallies: list[Tally] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -48,7 +40,7 @@ class Verdict:
 
 def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -> Verdict:
     verdict = Verdict(notes=list(log.notes))
-    runs = Counter(tally.run for tally in log.tallies.values())
+    runs = Counter([*(tally.run for tally in log.tallies.values()), *log.closings])
     described = " and ".join(f"{name} ({count} lines)" for name, count in runs.items())
     if run is not None and runs and run not in runs:
         raise UnknownRun(f"no tally line of run {run}; found: {described}")
@@ -65,23 +57,42 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     for other in runs:
         if other != run:
             verdict.notes.append(f"run {other} ({runs[other]} lines) is in the same log and was not looked at")
+    assert run is not None
     every = [tally for tally in log.tallies.values() if tally.run == run]
-    last = max(tally.attempt for tally in every)
+    last = log.closings.get(run)
+    faults = list(whole.faults(last)) if last else []
+    proven = last is not None and not faults
     tallies = _lineage(every)
+    if last and proven:
+        tallies = [tally for tally in tallies if not whole.superseded(last, tally)]
     counted = Counter(tally.attempt for tally in tallies)
     for attempt, lines in sorted(Counter(tally.attempt for tally in every).items()):
         if superseded := lines - counted[attempt]:
             verdict.notes.append(f"{superseded} lines of attempt {attempt} do not count: a later attempt went back")
-    verdict.run, verdict.attempt, verdict.tallies = run, last, tallies
+    verdict.run, verdict.last, verdict.tallies = run, last, tallies
+    verdict.attempt = max(line.attempt for line in (*every, *([last] if last else ())))
+
+    missing: list[Problem] = []
     for complaint in log.complaints:
-        if complaint.run in (None, run) and (complaint.attempt is None or complaint.attempt >= last):
+        if complaint.run in (None, run) and (complaint.attempt is None or complaint.attempt >= verdict.attempt):
             blocks = frozenset([complaint.block] if complaint.block else [])
-            verdict.problems.append(Problem(complaint.text, "", blocks))
-    verdict.problems += _compare(verdict.tallies)
+            (missing if complaint.no_log else verdict.problems).append(Problem(complaint.text, "", blocks))
+    found, absent = _compare(tallies, last.plan if last else every[0].plan)
+    missing += absent
+    if proven and expect_per_pod is None:  # what each pod has consumed, its own lines alone say
+        verdict.notes += [f"{text}; the run's last line is proof enough" for text in _at_once(missing)]
+    else:
+        verdict.problems += missing
+    verdict.problems += found
+    if last:
+        faults += whole.contradictions(last, tallies)
+    verdict.problems += faults
     if verdict.problems and not expected.CAN_NAME:
         verdict.notes.append("the Python package sympy is missing: what a digest says was lost or doubled is not named")
     if expect_per_pod is not None:
         verdict.problems += _expect_per_pod(verdict.tallies, expect_per_pod)
+    if verdict.holds and not last:
+        verdict.notes.append("the run's last line is not there, so it is not said which weights came of it")
     return verdict
 
 
@@ -91,7 +102,7 @@ def _lineage(tallies: list[Tally]) -> list[Tally]:
     A later attempt goes on from a checkpoint. Where it has done a phase again, what an earlier one did from there on
     was thrown away.
     """
-    phases = {phase: place for place, phase in enumerate(tallies[0].plan)}
+    phases = {phase: place for place, phase in enumerate(tallies[0].plan)} if tallies else {}
 
     def story(tally: Tally) -> tuple[float, ...]:
         place = phases.get(tally.phase, len(phases))
@@ -107,7 +118,8 @@ def _lineage(tallies: list[Tally]) -> list[Tally]:
     return lineage
 
 
-def _compare(tallies: list[Tally]) -> list[Problem]:
+def _compare(tallies: list[Tally], plan: dict[str, int]) -> tuple[list[Problem], list[Problem]]:
+    """What is wrong with the lines that are there, and which lines are not."""
     blocks: dict[Block, dict[Rank, Tally]] = defaultdict(dict)
     for tally in tallies:
         blocks[tally.block][tally.rank] = tally
@@ -117,8 +129,7 @@ def _compare(tallies: list[Tally]) -> list[Problem]:
     for attempt in {tally.attempt for tally in tallies}:  # the next one may have another number of ranks
         unsettled += _disagreements([tally for tally in tallies if tally.attempt == attempt], "", ("world",))
     problems += unsettled
-    if not problems:
-        problems += _missing(blocks, tallies[0].plan)
+    missing = [] if problems else list(_missing(blocks, plan))
     settled = not unsettled
     comparable: set[str] = set()
     for phase in dict.fromkeys(phase for phase, _ in blocks):
@@ -136,6 +147,8 @@ def _compare(tallies: list[Tally]) -> list[Problem]:
         alone = [tally for rank, tally in ranks.items() if rank != "all"]
         texts: list[str] = []
         for tally in [together, *alone] if together else alone:
+            if block[0] in comparable and expected.is_right(tally):
+                continue
             texts += _faults(tally)
             if block[0] in comparable:
                 texts += wrong.faults(tally)
@@ -144,12 +157,14 @@ def _compare(tallies: list[Tally]) -> list[Problem]:
         if together and block[0] in comparable and not starts and len(alone) == together.world:
             texts += _sum_faults(together, alone)
         problems += [Problem(text, where, frozenset([block])) for text in texts]
-    return problems
+    return problems, missing
 
 
 def _disagreements(tallies: list[Tally], where: str, names: Iterable[str]) -> Iterator[Problem]:
-    epochs = {tally.epoch for tally in tallies}
     for name in names:
+        if len(list(islice(groupby(tallies, attrgetter(name)), 2))) < 2:
+            continue  # as nearly always
+        epochs = {tally.epoch for tally in tallies}
         camps: dict[str, list[Tally]] = defaultdict(list)
         for tally in tallies:
             camps[json.dumps(getattr(tally, name), sort_keys=True)].append(tally)
@@ -181,6 +196,19 @@ def _missing(blocks: dict[Block, dict[Rank, Tally]], plan: dict[str, int]) -> It
             yield Problem(f"no tally line of {who(absent_ranks)}", f"{block[0]} epoch {block[1]}", frozenset([block]))
 
 
+def _at_once(missing: list[Problem]) -> Iterator[str]:
+    """What is missing in many epochs alike, in one sentence."""
+    epochs: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for problem in missing:
+        if not problem.where or not problem.blocks:
+            yield str(problem)
+        for phase, epoch in problem.blocks if problem.where else ():
+            epochs[problem.text][phase].add(epoch)
+    for text, by_phase in epochs.items():
+        where = [f"{phase} {numbers('epoch', when)}" for phase, when in by_phase.items()]
+        yield f"{', '.join(where)}: {text}"
+
+
 def _faults(tally: Tally) -> Iterator[str]:
     """Where the counts of one line do not hold."""
     name = who([tally.rank])
@@ -210,7 +238,7 @@ def _sum_faults(together: Tally, alone: list[Tally]) -> Iterator[str]:
         stated, sum_ = getattr(together, name), together.start + sum(getattr(tally, name) for tally in alone)
         if stated != sum_:
             yield f"all ranks together say {name} {stated}, but their lines{before} add up to {sum_}"
-    sum_of_digests = sum((tally.digest for tally in alone), expected.carried(together))
+    sum_of_digests = expected.sum_of(alone) + expected.carried(together)
     if together.start:  # which samples they were no closed form says
         sum_of_digests = Digest((*sum_of_digests.of_positions, *together.digest.words[OF_POSITIONS:]))
     if names := differing(together.digest, sum_of_digests):

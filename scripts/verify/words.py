@@ -1,7 +1,10 @@
-"""How ranks, steps and samples are named in sentences."""
+"""How ranks, steps, samples and a digest's numbers are named in sentences."""
 
 from collections.abc import Iterable
 from typing import Literal
+
+from torchtally import digest
+from torchtally.digest import Digest
 
 Rank = int | Literal["all"]
 
@@ -29,3 +32,9 @@ def numbers(noun: str, values: Iterable[int]) -> str:
 def span(noun: str, first: int, last: int) -> str:
     """`step 3`, `steps 3-5`; of any length."""
     return f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"
+
+
+def differing(one: Digest, other: Digest) -> str:
+    """The names of the words that are not the same in both, as the README has them."""
+    names = [f"S_{k}" for k in range(digest.POWERS)] + ["G"] + [f"I_{k + 1}" for k in range(digest.INDEX_POWERS)]
+    return ", ".join(name for name, a, b in zip(names, one.words, other.words, strict=True) if a != b)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from torchtally.digest import Digest, Stretch
 
 from . import expected, told
-from .lines import NAMED, Tally, differing
-from .words import numbers, who
+from .lines import NAMED, Tally
+from .words import differing, numbers, who
 
 _FEW = 8  # positions that a digest can name, whichever they are
 

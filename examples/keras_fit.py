@@ -1,0 +1,115 @@
+"""Keras' own fit() under DDP, with every sample accounted for: the network of the task keras-mnist.
+
+torchtally run -- python examples/keras_fit.py       on this machine, or unchanged as a PyTorchJob's command
+"""
+
+import argparse
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "torch"  # before Keras is imported
+
+import keras
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from torchtally import data, moving
+from torchtally.account import Account
+from torchtally.evaluate import evaluate
+from torchtally.job import Places
+from torchtally.loop import Samples
+from torchtally.tasks import keras_mnist
+
+EPOCHS = 2
+
+
+class Digits(Dataset[tuple[Tensor, Tensor]]):
+    fingerprint = data.MNIST.fingerprint  # text that is equal where the data is
+
+    def __init__(self, samples: Samples, most: int):
+        self.pixels, self.labels = samples.inputs[:most], samples.labels[:most]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return keras_mnist.inputs(self.pixels[index]), self.labels[index]
+
+
+class Parallel(keras.Model):
+    """What fit() trains: `network`, under DDP while it trains."""
+
+    def __init__(self, network: keras.Model):
+        super().__init__()
+        self.network = network
+        self.parallel = DistributedDataParallel(network).__call__  # the method: Keras takes a module for one more layer
+
+    def call(self, images: Tensor, training: bool = False) -> Tensor:
+        return self.parallel(images, training=True) if training else self.network(images, training=False)
+
+
+class Accounted(DataLoader[Any]):
+    """The account's next epoch each time that fit() goes through it. It has no length, so fit() goes to its end."""
+
+    def __init__(self, account: Account, phase: str, loader: DataLoader[Any]):
+        super().__init__(loader.dataset, batch_size=None)  # of which fit() asks nothing but that it is one
+        self.account, self.phase, self.loader, self.epoch = account, phase, loader, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        for batch in self.account.epoch(self.phase, self.epoch, self.loader):
+            yield batch.data  # counted when fit() comes back for the next one, which is after its step
+
+
+class Test(keras.callbacks.Callback):
+    """Exact evaluation after each epoch: fit's own would see this rank's samples alone."""
+
+    def __init__(self, account: Account, loader: DataLoader[Any], n: int):
+        super().__init__()
+        self.account, self.loader, self.n = account, loader, n
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        network = self.model.network
+        moving.average(moving.statistics(network))  # BatchNormalization's, which DDP does not see
+        found = evaluate(network, self.account.epoch("test", epoch + 1, self.loader), self.n)
+        if self.account.rank == 0:
+            print(f"epoch {epoch + 1}: {found.totals['correct']:.0f} of {found.count} correct", flush=True)
+
+
+def main(most: int) -> None:
+    dist.init_process_group("gloo")  # with GPUs: "cpu:gloo,cuda:nccl", after torch.cuda.set_device(LOCAL_RANK)
+    warnings.filterwarnings("ignore", "Your input ran out of data")  # at the end of an epoch
+    places = Places.from_env(os.environ)
+    train, test = (Digits(samples, most) for samples in keras_mnist.load(places.data, places.cache))
+    network = keras_mnist.network(seed=0)
+    model = Parallel(network)
+    with Account(task="keras-fit", plan={"train": EPOCHS, "test": EPOCHS}, seed=0) as account:
+        torch.manual_seed(account.rank)  # each rank draws its own dropout
+        # The means of equal batches have the mean of all as theirs; and an empty one has no statistics.
+        train_loader = account.loader("train", train, batch_size=64, contract="drop_last")
+        test_loader = account.loader("test", test, batch_size=1000, shuffle=False)
+        falling = keras.optimizers.schedules.PolynomialDecay(6e-3, EPOCHS * len(train_loader), end_learning_rate=0)
+        model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.test_on_batch(train[0][0][None], train[0][1][None])  # builds what fit() would build of a batch it takes
+        model.fit(
+            Accounted(account, "train", train_loader),
+            epochs=EPOCHS,
+            shuffle=False,  # the order is the account's
+            verbose=0,
+            callbacks=[Test(account, test_loader, len(test))],
+        )
+        if account.rank == 0:
+            places.output.mkdir(parents=True, exist_ok=True)
+            network.save(places.output / "model.keras")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=60000, help="at most so many of each phase")
+    main(parser.parse_args().samples)

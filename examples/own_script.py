@@ -1,0 +1,45 @@
+"""Points in the plane, told apart under DDP: a script for torchrun, with a DataLoader and a sampler for each rank."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, which it would keep: its threads can abort Python's end
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from torchtally.tallied import TalliedSampler
+
+EPOCHS = 3
+
+
+def rings(n: int) -> tuple[Tensor, Tensor]:
+    """Points (n, 2), and whether each lies in the inner disc or in the ring around it."""
+    labels = torch.randint(2, (n,))
+    radius, angle = torch.rand(n) + labels, torch.rand(n) * 2 * torch.pi
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), labels
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    dataset = TensorDataset(*rings(2000))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    sampler = TalliedSampler(dataset, epochs=EPOCHS)
+    loader = DataLoader(dataset, batch_size=25, sampler=sampler, num_workers=2)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for points, labels in sampler.tally(loader):
+            loss = cross_entropy(model(points), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
+    sampler.done()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
