@@ -1,0 +1,98 @@
+"""Measures everything, case by case in turn and several times, and writes bench/results/: `python -m bench`."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from bench import machine, model, report
+from bench.measure import sampler, simulated
+from bench.measure.throughput import TOOLS, WORLDS
+from bench.results import FOLDER, Results
+from bench.sample import found_in
+
+ROUNDS = 5
+_LIMIT = 24 * 60  # seconds: no round begins that would end later, if it takes as long as the longest before it
+_FETCH = """
+import os
+from torchtally import data, job
+for dataset in (data.FASHION_MNIST, data.MNIST):
+    data.load(dataset, None, job.Places.from_env(os.environ).cache)
+"""
+
+
+def main() -> int:
+    began = time.monotonic()
+    now = datetime.now(UTC)
+    results = Results(
+        began=now.isoformat(timespec="seconds"),
+        seconds=0.0,
+        commit=machine.commit(),
+        machine=machine.describe(),
+        versions=machine.versions(),
+    )
+    path = FOLDER / f"{now:%Y-%m-%dT%H%M%SZ}.json"
+    subprocess.run([sys.executable, "-c", _FETCH], check=True)
+    shutil.rmtree(simulated.LOGS, ignore_errors=True)  # of an earlier version of the line, perhaps
+    failed = 0
+    longest = 0.0
+    for number in range(1, ROUNDS + 1):
+        started = time.monotonic()
+        if started - began + longest > _LIMIT:
+            _say(f"{_LIMIT} s are over after {number - 1} of {ROUNDS} rounds")
+            break
+        for program in programs(number):
+            failed += not _measure(program, number, results)
+        longest = max(longest, time.monotonic() - started)
+        results.seconds = round(time.monotonic() - began, 1)
+        results.save(path)
+    report.write(results)
+    _say(f"wrote {path}, and the table and the plot beside it")
+    return 1 if failed else 0
+
+
+def programs(number: int) -> Iterator[list[str]]:
+    """What round `number` measures; what takes long for what it tells, in every other round."""
+    yield ["limits"]
+    yield ["startup"]
+    for world in WORLDS:
+        for tool in TOOLS:
+            yield ["throughput", tool, "fashion-mnist", str(world)]
+    for tool, n in sampler.CASES:
+        yield ["sampler", tool, str(n)]
+    yield ["verifier"]
+    if number % 2:
+        for world in (1, 2):
+            for tool in TOOLS:
+                yield ["throughput", tool, "mnist-cnn", str(world)]
+        yield ["overhead"]
+    else:
+        for world in model.WORLDS:
+            yield ["scaling", str(world)]
+        yield ["many"]
+
+
+def _measure(program: list[str], number: int, results: Results) -> bool:
+    """Add what a program measures; False if it fails, which loses that alone."""
+    load = os.getloadavg()[0]
+    command = [sys.executable, "-m", f"bench.measure.{program[0]}", *program[1:]]
+    began = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        _say(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        return False
+    _say(f"round {number}: {' '.join(program)} took {time.monotonic() - began:.0f} s")
+    for sample in found_in(ended.stdout):
+        results.add(sample, number, load)
+    return True
+
+
+def _say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Seconds from `helm install` to the first step of 4 pods, by phase, beside the same job written by hand.
+
+On the cluster that scripts/e2e.sh makes or names: `make bench-cluster`. Writes bench/results/cluster/ and cluster.md.
+"""
+
+import argparse
+import json
+import os
+import string
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench import machine
+from bench.cluster_table import MEASURE, TOGETHER, text
+from bench.results import FOLDER, Results
+from bench.sample import Sample
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tests/e2e"))  # the cluster is that of the tests
+
+import controllers  # noqa: E402
+import nodes  # noqa: E402
+from cluster import KIND_VALUES, LIMIT, Namespace, data_values, run, wait_for  # noqa: E402
+
+_PEERS = ROOT / "bench/peers"
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
+    if missing := [name for name in ("E2E_IMAGE", "E2E_DATA") if not os.environ.get(name)]:
+        _say(f"no cluster, for want of {' and '.join(missing)}: `make bench-cluster` makes one (scripts/e2e.sh)")
+        return 2
+    began, now = time.monotonic(), datetime.now(UTC)
+    if not os.environ.get("E2E_CONTEXT"):
+        controllers.apply_operator()
+    results = Results(
+        began=now.isoformat(timespec="seconds"),
+        seconds=0.0,
+        commit=machine.commit(),
+        machine=machine.describe(),
+        versions=_versions(),
+    )
+    failed = 0
+    for number in range(1, options.rounds + 1):
+        for tool, start in STARTS.items():
+            failed += not _measure(tool, start, number, results)
+    if not results.series:
+        _say("nothing could be measured")
+        return 1
+    results.seconds = round(time.monotonic() - began, 1)
+    path = FOLDER / "cluster" / f"{now:%Y-%m-%dT%H%M%SZ}.json"
+    results.save(path)
+    (FOLDER / "cluster.md").write_text(text(results) + "\n")
+    _say(f"wrote {path} and {FOLDER / 'cluster.md'}")
+    return 1 if failed else 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.cluster", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is started (default: %(default)s)")
+    options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}, must be 1 or more")
+    return options
+
+
+def _ours(namespace: Namespace) -> str:
+    namespace.install(*KIND_VALUES, *data_values())
+    return "demo"
+
+
+def _by_hand(namespace: Namespace) -> str:
+    given = {"IMAGE": os.environ["E2E_IMAGE"], "DATA": os.environ["E2E_DATA"]}
+    manifest = string.Template((_PEERS / "blog.yaml").read_text().partition("apiVersion")[2]).substitute(given)
+    namespace.kubectl("apply", "--filename=-", text="apiVersion" + manifest)
+    return "blog"
+
+
+STARTS: dict[str, Callable[[Namespace], str]] = {"torchtally": _ours, "blog": _by_hand}  # each returns the job's name
+
+
+def _measure(tool: str, start: Callable[[Namespace], str], number: int, results: Results) -> bool:
+    """Add the phases of one start; False if it fails, which loses that alone."""
+    load = os.getloadavg()[0]
+    # One of its own for each: no claim and no answer of the cluster's DNS is left from the one before.
+    namespace = Namespace(f"torchtally-bench-{tool}-{number}")
+    try:
+        forget_the_image()
+        namespace.create()
+        try:
+            found = _phases(namespace, start)
+        finally:
+            namespace.delete()
+            run("kubectl", "wait", "--for=delete", f"namespace/{namespace.name}", f"--timeout={LIMIT}s")
+    except (AssertionError, subprocess.SubprocessError) as error:
+        _say(f"round {number}, {tool}: {error}")
+        return False
+    _say(f"round {number}: {tool} made its first step after {found[TOGETHER]:.1f} s")
+    for phase, seconds in found.items():
+        case: dict[str, str | int] = {"tool": tool, "phase": phase}
+        results.add(Sample(measure=MEASURE, case=case, unit="s", better="lower", value=seconds), number, load)
+    return True
+
+
+def _phases(namespace: Namespace, start: Callable[[Namespace], str]) -> dict[str, float]:
+    """Seconds by phase, from right before the command; its own come first, all of them last."""
+    files = [f"--from-file={_PEERS / name}" for name in ("blog.py", "common.py")]
+    namespace.kubectl("create", "configmap", "blog", *files)  # beforehand, as if it were baked into the image
+    began = time.time()
+    job = start(namespace)
+    # Asked of one log, for what asks uses the cores that the pods want.
+    wait_for(f"the first step of {job}", lambda: _has_begun(namespace.log(f"{job}-master-0")))
+    script = [sys.executable, str(ROOT / "scripts/startup.py"), job, "--namespace", namespace.name]
+    _say("\n" + run(*script).stdout)
+    told = json.loads(run(*script, "--json").stdout)
+    before = datetime.fromisoformat(told["created"]).timestamp() - began  # of whole seconds: down to -1
+    return {"command": max(0.0, before), **told["phases"], TOGETHER: before + told["seconds"]}
+
+
+def _has_begun(log: str) -> bool:
+    return " begins: " in log or '"first_step"' in log
+
+
+def forget_the_image() -> None:
+    """Let each start pull it, where it comes from the registry beside a cluster of our own."""
+    image, registry = os.environ["E2E_IMAGE"], os.environ.get("E2E_REGISTRY")
+    if registry and image.startswith(f"{registry}/"):
+        for node in nodes.workers():
+            nodes.on(node, f"! crictl inspecti --quiet {image} >/dev/null 2>&1 || crictl --timeout=60s rmi {image}")
+
+
+def _versions() -> dict[str, str]:
+    server = json.loads(run("kubectl", "version", "--output=json").stdout)["serverVersion"]["gitVersion"]
+    return {"kubernetes": server, "nodes for pods": str(len(nodes.workers())), "image": os.environ["E2E_IMAGE"]}
+
+
+def _say(said: str) -> None:
+    print(f"bench.cluster: {said}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""What the project asks of itself, and how far it is: a row for each goal, from a file of results alone."""
+
+from collections.abc import Iterator
+
+from bench.markdown import markdown, number, shown
+from bench.results import Results, Series
+from bench.spread import ratios, spread
+from bench.table import TOOLS, best, limit, peers
+
+# Samples a second over the blog's loop's, and over the best peer's, by the number of ranks.
+_FASTER = {1: (4.0, 3.0), 2: (2.5, 2.0), 4: (2.5, 2.0)}
+_LARGE = (10**9, 10**12)
+
+
+def text(results: Results) -> str:
+    """All of them, as a Markdown table."""
+    header = ["goal", "asked for", "ours", "beside", "limit", "reached"]
+    rows = [*_throughput(results), *_overhead(results), *_sampler(results), *_verifier(results), *_start(results)]
+    return "\n".join(markdown(header, rows, left=(0, 1)))
+
+
+def _throughput(results: Results) -> Iterator[list[str]]:
+    for task, worlds in {"fashion-mnist": _FASTER, "mnist-cnn": {1: _FASTER[1], 2: _FASTER[2]}}.items():
+        for world, (over_blog, over_best) in worlds.items():
+            ours = results.one("throughput", task=task, world=world, tool="torchtally")
+            known = peers(results, {"task": task, "world": world})
+            if not ours or "blog" not in known:
+                continue
+            fastest = best(known)
+            blogs, bests = (spread(ratios(ours.by_round, known[tool].by_round)) for tool in ("blog", fastest))
+            most = limit(results, world) if task == "fashion-mnist" else None
+            yield [
+                f"{task}, {world} rank{'s' * (world > 1)}, samples/s",
+                f"{over_blog:g}× the blog's loop, {over_best:g}× the best peer",
+                f"{shown(spread(ours.values))}: {number(blogs.median)}×, {number(bests.median)}×",
+                f"the blog's loop {_median(known['blog'])}, best peer {TOOLS[fastest]} {_median(known[fastest])}",
+                f"{number(most)} ({100 * spread(ours.values).median / most:.0f}%)" if most else "–",
+                _mark(blogs.median >= over_blog and bests.median >= over_best),
+            ]
+
+
+def _overhead(results: Results) -> Iterator[list[str]]:
+    for series in results.of("overhead", what="proof"):
+        world = int(series.case["world"])
+        yield _at_most(f"the proof, {world} rank{'s' * (world > 1)}, % of the training", series, 1.0)
+
+
+def _sampler(results: Results) -> Iterator[list[str]]:
+    torchs = results.one("sampler, indices", tool="torch", n=10**7)
+    beside = f"DistributedSampler at 10⁷: {_median(torchs)}" if torchs else "–"
+    for n in _LARGE:
+        if series := results.one("sampler, first index", tool="torchtally", n=n):
+            yield _at_most(f"first index of {_power(n)}, ms", series, 1.0)
+        if series := results.one("sampler, indices", tool="torchtally", n=n):
+            found = spread(series.values)
+            yield [
+                f"indices of {_power(n)}, million/s a core",
+                "50",
+                shown(found),
+                beside,
+                "–",
+                _mark(found.median >= 50),
+            ]
+
+
+def _verifier(results: Results) -> Iterator[list[str]]:
+    for series in results.of("verifier"):
+        yield _at_most(f"verifier, 10⁹ samples × 10 epochs, 10,000 ranks, {series.case['logs']}, s", series, 5.0)
+    for series in results.of("verifier, peak memory"):
+        yield _at_most(f"verifier's memory, {series.case['logs']}, MB", series, 200.0)
+
+
+def _start(results: Results) -> Iterator[list[str]]:
+    ours = results.one("first step", task="fashion-mnist", world=1, tool="torchtally")
+    bare = results.one("start", what="import torch, make an optimizer")
+    if ours and bare:
+        found = spread(ratios(ours.by_round, bare.by_round))
+        yield [
+            "from the command to the first step, one rank, s",
+            "1.3× an import of torch and an optimizer",
+            f"{shown(spread(ours.values))}: {number(found.median)}×",
+            f"{_median(bare)} for these",
+            "–",
+            _mark(found.median <= 1.3),
+        ]
+    if series := results.one("start", what="torchtally --help"):
+        yield _at_most("`torchtally --help`, s", series, 0.15)
+
+
+def _at_most(goal: str, series: Series, most: float) -> list[str]:
+    found = spread(series.values)
+    return [goal, f"at most {most:g}", shown(found), "–", "–", _mark(found.median <= most)]
+
+
+def _median(series: Series) -> str:
+    return number(spread(series.values).median)
+
+
+def _power(n: int) -> str:
+    return "10" + "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(len(str(n)) - 1))
+
+
+def _mark(reached: bool) -> str:
+    return "✓" if reached else "–"

@@ -1,0 +1,40 @@
+"""What a result depends on beside the code: the machine and the versions."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+_PACKAGES = ("torch", "numpy", "lightning", "accelerate", "torchdata", "pillow")
+
+
+def describe() -> dict[str, str | int | float]:
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
+def commit() -> str:
+    """With a + where the tree has changes."""
+    return _git("rev-parse", "--short", "HEAD") + "+" * bool(_git("status", "--porcelain", "--untracked-files=no"))
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,67 @@
+"""What the proof costs, of all that a training does: its parts are timed while it runs, as two runs differ by more.
+
+overhead            measures
+overhead worker …   a rank of it
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from bench.sample import emit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+WORLDS = (1, 2)
+
+_spent: dict[str, float] = defaultdict(float)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["worker"]:
+        _worker(sys.argv[1:])
+        return
+    for world in WORLDS:
+        with tempfile.TemporaryDirectory() as output:
+            rank = [sys.executable, "-m", "bench.measure.overhead", "worker", "fashion-mnist", "--epochs", "1"]
+            subprocess.run(
+                ["torchtally", "run", "--", *rank, "--output", output],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(world)},
+                check=True,
+            )
+
+
+def _worker(arguments: list[str]) -> None:
+    from torchtally import loop, shards, tally, worker
+
+    names: Any = loop
+    names.fit, names.prove = _timed("training", loop.fit), _timed("proof", names.prove)
+    tally.Tally.record = _timed("proof", tally.Tally.record)  # type: ignore[method-assign]
+    shards.indices = _timed("order", shards.indices)
+    sys.argv = arguments
+    code = worker.main()
+    if code == 0 and os.environ["RANK"] == "0":
+        world = int(os.environ["WORLD_SIZE"])
+        for what in ("proof", "order"):
+            emit("overhead", 100 * _spent[what] / _spent["training"], "%", "lower", what=what, world=world)
+    sys.exit(code)
+
+
+def _timed(what: str, function: Callable[P, R]) -> Callable[P, R]:
+    def timed(*arguments: P.args, **options: P.kwargs) -> R:
+        began = time.perf_counter()
+        try:
+            return function(*arguments, **options)
+        finally:
+            _spent[what] += time.perf_counter() - began
+
+    return timed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The order of N samples: time to the first index, indices a second, memory. One tool at one N a process.
+
+sampler TOOL N    e.g. torchtally 1000000000
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.sample import emit
+
+CASES = [
+    ("torchtally", 10**7),
+    ("torch", 10**7),  # it holds all indices in a list: of 10⁹ that would be 40 GB
+    ("torchdata", 10**7),
+    ("torchtally", 10**9),
+    ("torchtally", 10**12),
+]
+_WORLD = 4
+_CHUNK = 1 << 18  # indices taken at a time
+_MOST = 40 * _CHUNK
+
+
+def main() -> None:
+    tool, n = sys.argv[1], int(sys.argv[2])
+    made = TOOLS[tool](n)
+    before = _peak_bytes()
+    began = time.perf_counter()
+    count = next(made)
+    first = time.perf_counter() - began
+    count += sum(made)
+    seconds = time.perf_counter() - began
+    emit("sampler, first index", first * 1e3, "ms", "lower", tool=tool, n=n)
+    emit("sampler, indices", count / seconds / 1e6, "million/s", "higher", tool=tool, n=n)
+    emit("sampler, memory", (_peak_bytes() - before) / 1e6, "MB", "lower", tool=tool, n=n)
+
+
+# Each tool gives how many indices it has made since it was asked last: at first a single one.
+
+
+def _torchtally(n: int) -> Iterator[int]:
+    from torchtally import shards
+
+    def take(n: int, begin: int, end: int) -> int:
+        return len(shards.indices(n, 0, _WORLD, "exact", "feistel-1", 0, 1, begin, end))
+
+    take(1000, 0, 1)  # numpy's own first time
+    end = min(_MOST, n // _WORLD)
+    bounds = [0, 1, *range(_CHUNK, end, _CHUNK), end]
+    return (take(n, begin, stop) for begin, stop in pairwise(bounds))
+
+
+def _torch(n: int) -> Iterator[int]:
+    from torch.utils.data.distributed import DistributedSampler
+
+    samples: Any = range(n)  # it asks for no more than their number
+    return _counted(DistributedSampler(samples, _WORLD, 0))
+
+
+def _torchdata(n: int) -> Iterator[int]:
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    samples: Any = range(n)
+    return _counted(StatefulDistributedSampler(samples, _WORLD, 0))
+
+
+def _counted(sampler: Iterable[int]) -> Iterator[int]:
+    """One for each index. Not an expression: that would let the sampler begin before it is asked."""
+    for _ in sampler:
+        yield 1
+
+
+def _peak_bytes() -> int:
+    """Of this program alone: what getrusage says begins with the peak of the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+TOOLS: dict[str, Callable[[int], Iterator[int]]] = {
+    "torchtally": _torchtally,
+    "torch": _torch,
+    "torchdata": _torchdata,
+}
+
+if __name__ == "__main__":
+    main()

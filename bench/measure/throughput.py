@@ -1,0 +1,88 @@
+"""Training by one tool: samples a second, and the seconds from the command to the first step.
+
+throughput TOOL TASK WORLD    e.g. torchtally fashion-mnist 2
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.model import BATCH
+from bench.sample import emit
+from torchtally.job import Places
+
+PEERS = {"blog": "blog", "accelerate": "with_accelerate", "lightning": "with_lightning"}
+TOOLS = ("torchtally", *PEERS)
+WORLDS = (1, 2, 4)
+_STEPS = 600  # of a peer's loop, over all worlds the same number of samples: some seconds of it
+_BEGINS = re.compile(r"^torchtally: run \w+ begins")
+_SPEED = re.compile(r"^epoch 1/1: .* ([\d,]+) samples/s$")
+
+
+def main() -> None:
+    tool, task, world = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    speed, first_step = ours(task, world) if tool == "torchtally" else _peers(tool, task, world)
+    emit("throughput", speed, "samples/s", "higher", task=task, world=world, tool=tool)
+    emit("first step", first_step, "s", "lower", task=task, world=world, tool=tool)
+
+
+def ours(task: str, world: int, batch: Sequence[str] = ("--batch-size", str(BATCH))) -> tuple[float, float]:
+    """Samples a second and the first step's seconds of one epoch by the real entry point.
+
+    It says itself how fast it was. It begins after two steps that only lay out buckets, so `begins` is as late as
+    others' first step.
+    """
+    speed = first_step = 0.0
+    with tempfile.TemporaryDirectory() as output:
+        began = time.time()
+        command = [str(Path(sys.executable).with_name("torchtally")), "run", task, "--epochs", "1"]
+        with subprocess.Popen(
+            [*command, *batch, "--output", output],
+            env=_environment() | {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu"},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if _BEGINS.match(line):
+                    first_step = time.time() - began
+                if found := _SPEED.match(line):
+                    speed = float(found[1].replace(",", ""))
+    if process.returncode or not speed or not first_step:
+        sys.exit(f"torchtally run {task} ended with {process.returncode}, without a speed")
+    return speed, first_step
+
+
+def _peers(tool: str, task: str, world: int) -> tuple[float, float]:
+    began = time.time()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    result = subprocess.run(
+        [
+            *torchrun,
+            "-m",
+            f"bench.peers.{PEERS[tool]}",
+            task,
+            str(Places.from_env(os.environ).cache),
+            str(_STEPS // world),
+        ],
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    told = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    return told["samples"] / told["seconds"], told["first_step"] - began
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What the peers' scripts share: the data as torchvision's datasets give it, the models, the clock."""
+
+import gzip
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+try:
+    from PIL import Image
+except ModuleNotFoundError:  # an image with PyTorch alone, as in blog.yaml: its numbers go without this detour
+    Image = None  # type: ignore[assignment]
+
+BATCH = 32  # samples a rank and step
+LEARNING_RATE = 1e-3
+_WARM_UP = 20  # steps
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """As torchvision's transform of this name."""
+
+    mean: float
+    deviation: float
+
+
+MOMENTUM = {"fashion-mnist": 0.0, "mnist-cnn": 0.5}
+_FOLDERS = {"fashion-mnist": "fashion-mnist", "mnist-cnn": "mnist"}
+NORMALIZE = {"fashion-mnist": None, "mnist-cnn": Normalize(0.1307, 0.3081)}
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Like torchvision's MNIST with ToTensor: each sample becomes a PIL image and then a tensor."""
+
+    def __init__(self, folder: Path, normalize: Normalize | None) -> None:
+        self._images = _read(folder, "train-images-idx3-ubyte", 16).view(-1, 28, 28)
+        self._labels = _read(folder, "train-labels-idx1-ubyte", 8)
+        self._normalize = normalize
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self._images[index].numpy()
+        pixels = to_tensor(Image.fromarray(image) if Image else image)
+        if self._normalize:
+            pixels = pixels.sub_(self._normalize.mean).div_(self._normalize.deviation)
+        return pixels, int(self._labels[index])
+
+
+def to_tensor(image: "Image.Image | np.ndarray") -> Tensor:
+    """As torchvision's ToTensor, whose wheel needs CUDA's libraries: grey pixels (1, height, width) in [0, 1]."""
+    pixels = torch.from_numpy(np.array(image, np.uint8, copy=True))
+    return pixels.view(*pixels.shape, 1).permute(2, 0, 1).contiguous().float().div(255)
+
+
+def model(task: str) -> nn.Module:
+    """The model of torchtally's task of this name."""
+    if task == "fashion-mnist":
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(28 * 28, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+        )
+    return nn.Sequential(
+        nn.Conv2d(1, 10, kernel_size=5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, kernel_size=5),
+        nn.Dropout2d(),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 50),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(50, 10),
+        nn.LogSoftmax(dim=1),
+    )
+
+
+class Clock:
+    """Counts steps, and times them after a warm-up."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = _WARM_UP + steps
+        self._done = 0
+        self._first = self._began = self._ended = 0.0
+
+    def step(self) -> bool:
+        """Call it after each; whether it was the last."""
+        self._done += 1
+        if self._done == 1:
+            self._first = time.time()
+        if self._done == _WARM_UP:
+            self._began = time.perf_counter()
+        if self._done == self.steps:
+            self._ended = time.perf_counter()
+        return self._done == self.steps
+
+    def report(self) -> None:
+        """Print, on rank 0, what all ranks have done: a step ends on all of them together."""
+        if int(os.environ["RANK"]) == 0:
+            samples = (self.steps - _WARM_UP) * BATCH * int(os.environ["WORLD_SIZE"])
+            seconds = self._ended - self._began
+            print(json.dumps({"samples": samples, "seconds": seconds, "first_step": self._first}), flush=True)
+
+
+def asked() -> tuple[str, Images, Clock]:
+    """The task, its data and the clock, from the command line: TASK FOLDER STEPS."""
+    task, folder, steps = sys.argv[1:]
+    return task, Images(Path(folder, _FOLDERS[task]), NORMALIZE[task]), Clock(int(steps))
+
+
+def _read(folder: Path, name: str, header: int) -> Tensor:
+    packed = folder / f"{name}.gz"
+    contents = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / name).read_bytes()
+    return torch.from_numpy(np.frombuffer(contents, np.uint8, offset=header).copy())

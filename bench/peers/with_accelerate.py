@@ -1,0 +1,33 @@
+"""The same with Hugging Face's Accelerate, as its quick tour has it."""
+
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from bench.peers import common
+
+
+def main() -> None:
+    task, dataset, clock = common.asked()
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    net = common.model(task)
+    sgd = torch.optim.SGD(net.parameters(), lr=common.LEARNING_RATE, momentum=common.MOMENTUM[task])
+    data = DataLoader(dataset, batch_size=common.BATCH, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(net, sgd, data)
+
+    model.train()
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images), labels)
+        accelerator.backward(loss)
+        optimizer.step()
+        if clock.step():
+            break
+    clock.report()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

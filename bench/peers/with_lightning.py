@@ -1,0 +1,51 @@
+"""The same with Lightning, as its first example has it; without logger, checkpoints and progress bar, to its favour."""
+
+import os
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from bench.peers import common
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self, model: nn.Module, momentum: float, clock: common.Clock) -> None:
+        super().__init__()
+        self.model, self.momentum, self.clock = model, momentum, clock
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        images, labels = batch
+        return cross_entropy(self.model(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=common.LEARNING_RATE, momentum=self.momentum)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.clock.step()
+
+
+def main() -> None:
+    task, dataset, clock = common.asked()
+    lightning.seed_everything(0)
+    world = int(os.environ["WORLD_SIZE"])
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy="ddp" if world > 1 else "auto",
+        devices=world,
+        max_steps=clock.steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Classifier(common.model(task), common.MOMENTUM[task], clock)
+    trainer.fit(module, DataLoader(dataset, batch_size=common.BATCH, shuffle=True))
+    clock.report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A file of results: what was measured, n times each, and where. The table, the plot and the comparison read it."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.sample import Better, Sample
+
+VERSION = 1
+FOLDER = Path("bench/results")
+Key = tuple[str, tuple[tuple[str, str | int], ...]]
+
+
+@dataclass
+class Series:
+    """All values of one measure of one case. `rounds` and `loads` say when: which round, and how busy it was."""
+
+    measure: str
+    case: dict[str, str | int]
+    unit: str
+    better: Better
+    values: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        return self.measure, tuple(sorted(self.case.items()))
+
+    @property
+    def by_round(self) -> dict[int, float]:
+        return dict(zip(self.rounds, self.values, strict=True))
+
+
+@dataclass
+class Results:
+    """One run of `make bench`."""
+
+    began: str  # ISO 8601
+    seconds: float
+    commit: str
+    machine: dict[str, str | int | float]
+    versions: dict[str, str]
+    series: list[Series] = field(default_factory=list)
+
+    def add(self, sample: Sample, round: int, load: float) -> None:
+        new = Series(sample.measure, sample.case, sample.unit, sample.better)
+        series = next((each for each in self.series if each.key == new.key), None)
+        if series is None:
+            series = new
+            self.series.append(new)
+        series.values.append(sample.value)
+        series.rounds.append(round)
+        series.loads.append(load)
+
+    def of(self, measure: str, **case: str | int) -> list[Series]:
+        """Those of a measure whose cases have these values, in the order in which they were measured."""
+        return [each for each in self.series if each.measure == measure and case.items() <= each.case.items()]
+
+    def one(self, measure: str, **case: str | int) -> Series | None:
+        return next(iter(self.of(measure, **case)), None)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
+
+
+def newest() -> Path:
+    """The file of the latest run."""
+    return max(FOLDER.glob("*.json"))
+
+
+def load(path: Path) -> Results:
+    """Raises ValueError for a file that is none of results."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        if found.pop("version") != VERSION:
+            raise ValueError(f"only version {VERSION} is read")
+        series = [Series(**each) for each in found.pop("series")]
+        results = Results(**found, series=series)
+        if uneven := [each.key for each in series if not len(each.values) == len(each.rounds) == len(each.loads) > 0]:
+            raise ValueError(f"{uneven[0]} has not as many values as rounds and loads, or none")
+        if twice := len(series) - len({each.key for each in series}):
+            raise ValueError(f"{twice} series are there twice")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is no file of results: {error}") from error
+    return results

@@ -1,0 +1,138 @@
+"""The table's part on scaling: over ranks, with the model of a step's cost, and over pods and jobs."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bench import model
+from bench.markdown import markdown, number, shown
+from bench.model import BATCH, GRADIENT, HELD_OUT, KINDS, Cost, Network
+from bench.results import Results, Series
+from bench.spread import ratios, spread
+
+MEASURES = ("scaling", "all-reduce", "many")
+FAR = (8, 64, 1024)
+# What is stated and not measured: 50 µs a message, 10 Gbit/s.
+_STATED = (50e-6, 8 / 10e9)
+_FORMS = {"log2 w": model.tree, "2 (w - 1), a ring's": model.ring}
+
+
+def lines(results: Results) -> list[str]:
+    """None where none of it was measured. A blank line is behind each part."""
+    parts = [_ranks(results), _model(results), _many(results)]
+    return [line for part in parts if part for line in (*part, "")]
+
+
+def _ranks(results: Results) -> list[str]:
+    if not results.of("scaling"):
+        return []
+    cores = int(results.machine["cores"])
+    header = ["ranks"]
+    for kind in KINDS:
+        header += [f"{kind}, samples/s", "of w ranks'", "of the cores'"]
+    rows = []
+    for world in model.WORLDS:
+        rows.append([str(world)])
+        for kind in KINDS:
+            rows[-1] += _speed(model.speeds(results, kind, 1), model.speeds(results, kind, world), world, cores)
+    return [
+        f"Fashion-MNIST by 1 to 8 ranks of one pod on {cores} cores: weak scaling with {BATCH} samples a rank, strong "
+        f"with {model.GLOBAL_BATCH} a step of all. Efficiency is the speed over w times that of one rank, and over as "
+        "many times that as there are cores for w ranks:",
+        "",
+        *markdown(header, rows),
+    ]
+
+
+def _speed(one: Series | None, many: Series | None, world: int, cores: int) -> list[str]:
+    if not many:
+        return ["–"] * 3
+    gains = ratios(many.by_round, one.by_round) if one else []
+    cells = [
+        shown(spread([100 * gain / shares for gain in gains]), "%") if gains else "–"
+        for shares in (world, min(world, cores))
+    ]
+    return [shown(spread(many.values)), *cells]
+
+
+def _model(results: Results) -> list[str]:
+    """Fitted, checked, and drawn on to more ranks than there are."""
+    cores = int(results.machine["cores"])
+    steps, alone = model.steps(results), model.all_reduces(results)
+    # Four unknowns of a step, two of an all-reduce.
+    if len({each.world for each in steps} - {HELD_OUT}) < 4 or len({each.size for each in alone}) < 2:
+        return []
+    cost = model.fit(steps, cores, model.tree)
+    networks = {name: model.fit_network(alone, cores, form) for name, form in _FORMS.items()}
+    held = [
+        _held_out(f"a step of {each.kind} scaling", cost.seconds(each.world, each.rows, cores), each.seconds)
+        for each in steps
+        if each.world == HELD_OUT
+    ]
+    held += [
+        _held_out(f"an all-reduce by {name}", network.seconds(HELD_OUT, cores), each.seconds)
+        for name, network in networks.items()
+        for each in alone
+        if (each.world, each.size) == (HELD_OUT, GRADIENT)
+    ]
+    return [
+        f"A step of w ranks with r samples each takes ({number(1e6 * cost.step)} µs + {number(1e6 * cost.row)} µs × r) "
+        f"× max(1, w / {cores}) + {_of_network('log2 w', cost.network)}, where bytes are those that a core moves for "
+        f"its ranks (2 (w - 1) / w of the gradient for each). gloo's all-reduce alone, between pods over loopback: "
+        + ", or ".join(_of_network(name, network) for name, network in networks.items())
+        + f". Fitted to the medians of all but {HELD_OUT} ranks, with no term below 0. Held out: {'; '.join(held)}.",
+        "",
+        f"Drawn on from there, weak scaling with {BATCH} samples a rank:",
+        "",
+        *_far(cost, networks),
+        "",
+        "It assumes a pod for each rank and a core for each pod, as fast as one here; that no part of an all-reduce "
+        "hides behind the backward pass; that DDP itself takes no time, and no pod more than others; a network that "
+        "carries all pairs at once. gloo's default is the ring. Loopback's alpha and beta are those of the fit: the "
+        "first holds waits for a core, the second is a core's work, and there is no wire. The other network is stated, "
+        "not measured.",
+    ]
+
+
+def _held_out(what: str, predicted: float, measured: float) -> str:
+    error = predicted / measured - 1
+    return f"{what}, {number(1e3 * predicted)} ms predicted, {number(1e3 * measured)} ms measured ({error:+.0%})"
+
+
+def _of_network(messages: str, network: Network) -> str:
+    return f"{number(1e6 * network.alpha)} µs × {messages} + {number(1e9 * network.beta)} ns × bytes"
+
+
+def _far(cost: Cost, networks: dict[str, Network]) -> list[str]:
+    last = FAR[-1]
+    header = ["network", "messages", *(f"{world:,} ranks" for world in FAR), f"samples a rank for 90% of {last:,}"]
+    rows = []
+    for messages, network in networks.items():
+        alpha, beta = _STATED
+        for name, used in {
+            "loopback's": network,
+            "50 µs, 10 Gbit/s": replace(network, alpha=alpha, beta=beta),
+        }.items():
+            there = replace(cost, network=used)
+            needed = there.rows_for(0.9, last)
+            cells = [f"{number(100 * there.efficiency(world, BATCH))}%" for world in FAR]
+            rows.append([name, messages, *cells, f"{math.ceil(needed):,}" if math.isfinite(needed) else "–"])
+    return markdown(header, rows, left=(0, 1))
+
+
+def _many(results: Results) -> list[str]:
+    """The growth is the exponent x of seconds ~ Nˣ between the two largest N: 1 is linear."""
+    rows = list(_growths(results))
+    if not rows:
+        return []
+    sizes = sorted({int(each.case["n"]) for each in results.of("many")})
+    header = ["seconds of N", *(f"{n:,}" for n in sizes), f"x of Nˣ from {sizes[-2]:,} to {sizes[-1]:,}"]
+    return ["How time grows with the chart's workers and with PyTorchJobs; 1 is linear:", "", *markdown(header, rows)]
+
+
+def _growths(results: Results) -> Iterator[list[str]]:
+    for what in dict.fromkeys(str(each.case["what"]) for each in results.of("many")):
+        seconds = {int(each.case["n"]): spread(each.values) for each in results.of("many", what=what)}
+        *_, less, most = sorted(seconds)
+        x = math.log(seconds[most].median / seconds[less].median) / math.log(most / less)
+        yield [what, *(shown(seconds[n]) for n in sorted(seconds)), f"{x:.2f}"]

@@ -1,0 +1,112 @@
+"""The table of a file of results, as Markdown."""
+
+from collections.abc import Mapping
+
+from bench import scaling_table
+from bench.markdown import markdown, number, shown
+from bench.model import BATCH, GRADIENT
+from bench.results import Results, Series
+from bench.spread import ratios, spread
+
+TOOLS = {"torchtally": "torchtally", "blog": "the blog's loop", "accelerate": "Accelerate", "lightning": "Lightning"}
+
+
+def text(results: Results) -> str:
+    """All of it."""
+    return "\n".join(
+        [
+            *(_throughput(results)),
+            "",
+            *(_first_step(results)),
+            "",
+            *(scaling_table.lines(results)),
+            *(_rest(results)),
+            "",
+            conditions(results),
+        ]
+    )
+
+
+def conditions(results: Results) -> str:
+    """Under which all of it was measured, in one line."""
+    machine, versions = results.machine, results.versions
+    loads = [load for each in results.series for load in each.loads]
+    rounds = len({number for each in results.series for number in each.rounds})
+    return (
+        f"Medians of up to {rounds} rounds, with the least and the most in brackets; ratios are taken round by round. "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
+        f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
+        f"load average {min(loads):.1f} to {max(loads):.1f}; commit {results.commit}, {results.began}."
+    )
+
+
+def _throughput(results: Results) -> list[str]:
+    header = ["task", "ranks", *TOOLS.values(), "n", "ours / blog's", "ours / best peer's", "of the limit"]
+    rows = []
+    for ours in results.of("throughput", tool="torchtally"):
+        case = {name: value for name, value in ours.case.items() if name != "tool"}
+        known = peers(results, case)
+        every = [ours, *(known.get(tool) for tool in TOOLS if tool != "torchtally")]
+        cells = [shown(spread(each.values)) if each else "–" for each in every]
+        beside = [_ratio(ours, known.get("blog")), _ratio(ours, known[best(known)])] if known else ["–", "–"]
+        named = [str(case["task"]), str(case["world"])]
+        rows.append([*named, *cells, str(len(ours.values)), *beside, _of_limit(results, ours)])
+    return [
+        "Samples a second, of all ranks together (batch 32 a rank, one thread a rank):",
+        "",
+        *markdown(header, rows),
+    ]
+
+
+def peers(results: Results, case: Mapping[str, str | int]) -> dict[str, Series]:
+    """The others' throughput in this case, as far as it was measured."""
+    found = {tool: results.one("throughput", **case, tool=tool) for tool in TOOLS if tool != "torchtally"}
+    return {tool: series for tool, series in found.items() if series}
+
+
+def best(known: Mapping[str, Series]) -> str:
+    """The fastest of `peers`."""
+    return max(known, key=lambda tool: spread(known[tool].values).median)
+
+
+def _ratio(ours: Series, other: Series | None) -> str:
+    return shown(spread(ratios(ours.by_round, other.by_round)), "×") if other else "–"
+
+
+def limit(results: Results, world: int) -> float | None:
+    """Samples a second that the matrix products and the gradient's bytes alone would allow.
+
+    The ranks share the cores. Each gives the others their chunks of its gradient and takes theirs of the sum: an
+    all-reduce moves no less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009), here by copying.
+    """
+    alone = results.one("limit", what="samples by these products alone, one core")
+    copied = results.one("limit", what="the gradient's bytes copied, one core")
+    if not (alone and copied):
+        return None
+    seconds = BATCH / max(alone.values) + 2 * (world - 1) / world * GRADIENT / (max(copied.values) * 1e9)
+    return world * BATCH / (seconds * max(1.0, world / int(results.machine["cores"])))
+
+
+def _of_limit(results: Results, ours: Series) -> str:
+    most = limit(results, int(ours.case["world"])) if ours.case["task"] == "fashion-mnist" else None
+    return f"{100 * spread(ours.values).median / most:.0f}% of {number(most)}" if most else "–"
+
+
+def _first_step(results: Results) -> list[str]:
+    header = ["task", "ranks", *TOOLS.values(), "n"]
+    rows = []
+    for ours in results.of("first step", tool="torchtally"):
+        case = {name: value for name, value in ours.case.items() if name != "tool"}
+        every = [results.one("first step", **case, tool=tool) for tool in TOOLS]
+        cells = [shown(spread(each.values)) if each else "–" for each in every]
+        rows.append([str(case["task"]), str(case["world"]), *cells, str(len(ours.values))])
+    return ["Seconds from the command to the first step:", "", *markdown(header, rows)]
+
+
+def _rest(results: Results) -> list[str]:
+    rows = []
+    for each in results.series:
+        if each.measure not in ("throughput", "first step", *scaling_table.MEASURES):
+            what = ", ".join(f"{value:,}" if isinstance(value, int) else value for value in each.case.values())
+            rows.append([each.measure, what, shown(spread(each.values)), each.unit, str(len(each.values))])
+    return markdown(["measure", "of", "median", "unit", "n"], rows, left=(0, 1, 3))
