@@ -1,4 +1,4 @@
-"""What the chart renders is what the operator and restricted Pod Security accept."""
+"""What the chart renders is what the jobs' controllers and restricted Pod Security accept."""
 
 import json
 import os
@@ -13,24 +13,67 @@ import pytest
 import yaml
 
 Render = Callable[..., list[dict[str, Any]]]
+Object = dict[str, Any]
 Schema = dict[str, Any]
 
-KIND = ("-f", "charts/torchtally/ci/kind-values.yaml")
-OPERATOR = "github.com/kubeflow/training-operator@v1.9.4"
-CRD = "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
+# The Go module of each kind's controller, and the file in it.
+OPERATOR = "github.com/kubeflow/training-operator@v1.9.4", "manifests/base/crds"
+TRAINER = "github.com/kubeflow/trainer/v2@v2.3.0", "manifests/base/crds"
+PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd"
+SIGSTORE = "github.com/sigstore/policy-controller@v0.13.1", "config"
+CRDS = {
+    "PyTorchJob": (*OPERATOR, "kubeflow.org_pytorchjobs.yaml"),
+    "TrainJob": (*TRAINER, "trainer.kubeflow.org_trainjobs.yaml"),
+    "TrainingRuntime": (*TRAINER, "trainer.kubeflow.org_trainingruntimes.yaml"),
+    "PodMonitor": (*PROMETHEUS, "monitoring.coreos.com_podmonitors.yaml"),
+    "ClusterImagePolicy": (*SIGSTORE, "300-clusterimagepolicy.yaml"),
+}
+ROOT = Path(__file__).parents[2]
 
 VALUES: dict[str, tuple[str, ...]] = {
     "defaults": (),
-    "kind": KIND,
-    "alone": ("--set", "workers=0"),
+    **{path.stem: ("-f", str(path)) for path in sorted((ROOT / "charts/torchtally/ci").iterdir())},
     "amd": ("--set", "resources.gpuResourceName=amd.com/gpu,resources.gpu=8,nprocPerNode=auto"),
     "command": ("--set", "task=,command={bash,-c},args={python main.py}"),
+    "elastic": (
+        "--set=elasticPolicy.minReplicas=1,elasticPolicy.maxReplicas=4,elasticPolicy.maxRestarts=3,model.enabled=false",
+        '--set-json=elasticPolicy.rdzvConf=[{"key":"last_call_timeout","value":"5"}]',
+    ),
     "everything": (
         "--set=backoffLimit=0,activeDeadlineSeconds=1000000,ttlSecondsAfterFinished=60,restartPolicy=ExitCode",
         "--set=cleanPodPolicy=All,shmSize=1Gi,data.persistentVolumeClaim.claimName=images,model.existingClaim=models",
         "--set=env[0].name=A,env[0].valueFrom.fieldRef.fieldPath=status.podIP,envFrom[0].secretRef.name=keys",
         "--set=image.pullSecrets[0].name=registry,tolerations[0].operator=Exists,nodeSelector.pool=gpu",
         "--set=resources.limits.rdma/hca=1,resources.requests.cpu=500m,labels.team=vision,annotations.owner=me",
+        r"--set=files.my\.py=pass",
+        "--set=suspend=true,managedBy=kueue.x-k8s.io/multikueue,schedulingPolicy.minAvailable=4,jobNameRevision=true",
+        "--set=schedulingPolicy.minResources.cpu=4,priorityClassName=high,runtimeClassName=nvidia,schedulerName=volcano",
+        "--set=sidecars[0].name=log,sidecars[0].image=busybox,initContainers[0].name=a,initContainers[0].image=busybox",
+        "--set=volumes[0].name=scratch,volumes[0].emptyDir.medium=Memory,lifecycle.preStop.exec.command={sync}",
+        "--set=volumeMounts[0].name=scratch,volumeMounts[0].mountPath=/scratch,model.subPath=a",
+        "--set=hostAliases[0].ip=10.0.0.1,hostAliases[0].hostnames={store},dnsConfig.nameservers={10.0.0.2}",
+        "--set=topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone",
+        "--set=topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule,master.env[0].name=B,worker.shmSize=2Gi",
+        "--set=podDisruptionBudget.enabled=true,networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8,dnsPolicy=Default",
+        "--set=serviceAccount.annotations.role=reader,metrics.enabled=true,metrics.dashboard=true,network.nccl.A=b",
+        '--set-json=affinity={"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
+        '[{"topologyKey":"kubernetes.io/hostname"}]}}',
+    ),
+}
+TRAINJOB = "--set=api=trainjob,model.accessMode=ReadWriteMany"
+VALUES |= {
+    "train-defaults": (TRAINJOB,),
+    "train-everything": (
+        TRAINJOB,
+        *VALUES["everything"],
+        # What a TrainJob does not have.
+        "--set=cleanPodPolicy=None,ttlSecondsAfterFinished=null,schedulingPolicy=null,master=null,worker=null",
+        "--set=podGroupPolicy.volcano.networkTopology.mode=soft,nprocPerNode=auto",
+    ),
+    "train-runtime": (
+        TRAINJOB,
+        "--set=runtime.name=torch-distributed,runtime.kind=ClusterTrainingRuntime,image.pullSecrets[0].name=registry",
+        "--set=tolerations[0].operator=Exists,nodeSelector.pool=gpu,env[0].name=A,env[0].value=b",
         '--set-json=affinity={"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
         '[{"topologyKey":"kubernetes.io/hostname"}]}}',
     ),
@@ -39,20 +82,30 @@ every_values = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.key
 
 
 @pytest.fixture(scope="session")
-def crd() -> Schema:
-    """The schema of PyTorchJob v1, of the file in TORCHTALLY_PYTORCHJOB_CRD or of the operator's Go module."""
-    path = os.environ.get("TORCHTALLY_PYTORCHJOB_CRD")
-    if not path:
-        if shutil.which("go") is None:
-            pytest.skip("the operator's CRD needs go, or its file's name in TORCHTALLY_PYTORCHJOB_CRD")
-        command = ["go", "mod", "download", "-json", OPERATOR]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if result.returncode:
-            pytest.skip(f"go cannot download {OPERATOR}: {result.stderr or result.stdout}")
-        path = str(Path(json.loads(result.stdout)["Dir"]) / CRD)
-    text = Path(path).read_text()
-    [version] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]["versions"]
-    return closed(version["schema"]["openAPIV3Schema"])
+def crds() -> dict[str, Schema]:
+    """The schema of each kind, of the file in TORCHTALLY_CRDS (a folder) or of its controller's Go module."""
+    folder = os.environ.get("TORCHTALLY_CRDS")
+    if not folder and shutil.which("go") is None:
+        pytest.skip("the controllers' CRDs need go, or a folder with their files in TORCHTALLY_CRDS")
+    return {
+        kind: _crd(Path(folder) if folder else _module(module) / path, file)
+        for kind, (module, path, file) in CRDS.items()
+    }
+
+
+def _module(name: str) -> Path:
+    result = subprocess.run(["go", "mod", "download", "-json", name], capture_output=True, text=True, timeout=300)
+    if result.returncode:
+        pytest.skip(f"go cannot download {name}: {result.stderr or result.stdout}")
+    return Path(json.loads(result.stdout)["Dir"])
+
+
+def _crd(folder: Path, file: str) -> Schema:
+    loaded = yaml.load((folder / file).read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    [version] = [each for each in loaded["spec"]["versions"] if each["storage"]]
+    schema = version["schema"]["openAPIV3Schema"]
+    every = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
+    return closed(schema | {"properties": every | schema["properties"]})
 
 
 def closed(schema: Schema) -> Schema:
@@ -63,31 +116,71 @@ def closed(schema: Schema) -> Schema:
     return schema
 
 
-def replicas(job: dict[str, Any]) -> dict[str, Any]:
-    specs: dict[str, Any] = job["spec"]["pytorchReplicaSpecs"]
+def replicas(job: Object) -> Object:
+    specs: Object = job["spec"]["pytorchReplicaSpecs"]
     return specs
 
 
+def flat(documents: list[Object]) -> list[Object]:
+    """With the items of lists in their place."""
+    return [each for document in documents for each in document.get("items", [document])]
+
+
+def pod_specs(documents: list[Object]) -> list[Object]:
+    found = []
+    for each in flat(documents):
+        match each["kind"]:
+            case "Pod":
+                found.append(each["spec"])
+            case "PyTorchJob":
+                found += [replica["template"]["spec"] for replica in replicas(each).values()]
+            case "TrainingRuntime":
+                jobs = each["spec"]["template"]["spec"]["replicatedJobs"]
+                found += [job["template"]["spec"]["template"]["spec"] for job in jobs]
+            case "TrainJob":
+                for patch in each["spec"].get("runtimePatches", []):
+                    jobs = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+                    found += [job["template"]["spec"]["template"]["spec"] for job in jobs]
+    return found
+
+
 @every_values
-def test_jobs_validate_against_the_operators_schema(render: Render, crd: Schema, values: tuple[str, ...]) -> None:
-    [job] = [document for document in render(*values) if document["kind"] == "PyTorchJob"]
-    jsonschema.Draft202012Validator(crd).validate(job)
+def test_jobs_validate_against_their_controllers_schema(
+    render: Render, crds: dict[str, Schema], values: tuple[str, ...]
+) -> None:
+    found = [each for each in flat(render(*values)) if each["kind"] in crds]
+    assert sum(each["kind"].endswith("Job") for each in found) == 1
+    for each in found:
+        jsonschema.Draft202012Validator(crds[each["kind"]]).validate(each)
 
 
-def test_the_operators_schema_finds_mistakes(render: Render, crd: Schema) -> None:
+def test_the_monitor_is_one_that_prometheus_operator_takes(render: Render, crds: dict[str, Schema]) -> None:
+    rendered = render(*VALUES["everything"], "--api-versions=monitoring.coreos.com/v1/PodMonitor")
+    [monitor] = [each for each in rendered if each["kind"] == "PodMonitor"]
+    jsonschema.Draft202012Validator(crds["PodMonitor"]).validate(monitor)
+
+
+def test_the_policy_for_signed_images_is_one_that_its_controller_takes(crds: dict[str, Schema]) -> None:
+    for policy in yaml.safe_load_all((ROOT / "docs/signed-images.yaml").read_text()):
+        assert policy["apiVersion"] == "policy.sigstore.dev/v1beta1"
+        jsonschema.Draft202012Validator(crds[policy["kind"]]).validate(policy)
+
+
+def test_the_operators_schema_finds_mistakes(render: Render, crds: dict[str, Schema]) -> None:
     [job] = [document for document in render() if document["kind"] == "PyTorchJob"]
-    validator = jsonschema.Draft202012Validator(crd)
+    validator = jsonschema.Draft202012Validator(crds["PyTorchJob"])
     replicas(job)["Worker"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
     job["spec"]["nprocPerNode"] = 1
     mistaken = {error.json_path.rsplit(".", 1)[1] for error in validator.iter_errors(job)}
     assert mistaken == {"nprocPerNode", "containers[0]"}
 
 
-@every_values
+@pytest.mark.parametrize("values", [VALUES[name] for name in VALUES if "train" not in name])
 def test_the_operators_webhook_has_nothing_to_refuse(render: Render, values: tuple[str, ...]) -> None:
     [job] = [document for document in render(*values) if document["kind"] == "PyTorchJob"]
     assert isinstance(job["spec"]["nprocPerNode"], str) and job["spec"]["nprocPerNode"]
-    assert replicas(job)["Master"]["replicas"] == 1
+    assert replicas(job).get("Master", {"replicas": 1})["replicas"] == 1
+    assert ("Master" in replicas(job)) is ("elasticPolicy" not in job["spec"])
     assert replicas(job).get("Worker", {"replicas": 1})["replicas"] >= 1
     for replica in replicas(job).values():
         [container] = replica["template"]["spec"]["containers"]
@@ -96,17 +189,16 @@ def test_the_operators_webhook_has_nothing_to_refuse(render: Render, values: tup
 
 @every_values
 def test_pods_pass_restricted_pod_security(render: Render, values: tuple[str, ...]) -> None:
-    documents = render(*values)
-    [job] = [document for document in documents if document["kind"] == "PyTorchJob"]
-    [test] = [document for document in documents if document["kind"] == "Pod"]
-    for pod in [test["spec"], *(replica["template"]["spec"] for replica in replicas(job).values())]:
+    specs = pod_specs(render(*values))
+    assert len(specs) > 1  # of the job and of its test
+    for pod in specs:
         assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["runAsUser"] != 0
+        assert pod["securityContext"].get("runAsUser") != 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         for volume in pod.get("volumes", []):
-            assert set(volume) - {"name"} <= {"emptyDir", "persistentVolumeClaim"}
-        for container in pod["containers"]:
+            assert set(volume) - {"name"} <= {"configMap", "emptyDir", "persistentVolumeClaim"}
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"] == {"drop": ["ALL"]}

@@ -1,8 +1,10 @@
 """Lint, unit tests, documentation and examples are as good as the chart."""
 
 import json
+import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,15 @@ Render = Callable[..., list[dict[str, Any]]]
 
 ROOT = Path(__file__).parents[2]
 CHART = "charts/torchtally"
+PARENTS = {"global", "enabled"}  # what a chart has of which this one is a part
 KIND = ("-f", f"{CHART}/ci/kind-values.yaml")
 
 
-@pytest.mark.parametrize("values", [(), KIND], ids=["defaults", "kind"])
-def test_lint(helm: Helm, values: tuple[str, ...]) -> None:
-    result = helm("lint", "--strict", CHART, *values)
+@pytest.mark.parametrize(
+    "values", [None, *sorted((ROOT / CHART / "ci").iterdir())], ids=lambda path: path and path.stem
+)
+def test_lint(helm: Helm, values: Path | None) -> None:
+    result = helm("lint", "--strict", CHART, *(("-f", str(values)) if values else ()))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -46,18 +51,79 @@ def test_readme_is_what_helm_docs_writes() -> None:
     assert (ROOT / CHART / "README.md").read_text().strip() == written.strip(), "run `make docs`"
 
 
-def leaves(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def leaves(schema: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The values, by name, with their schema: maps that have defaults are taken apart, others are a value."""
     for name, value in schema["properties"].items():
-        if "properties" in value:
-            yield from leaves(value, f"{prefix}{name}.")
-        elif name != "global":
+        if "properties" in value and defaults[name]:
+            yield from leaves(value, defaults[name], f"{prefix}{name}.")
+        elif prefix + name not in PARENTS:
             yield prefix + name, value
 
 
 def test_every_value_is_described_once() -> None:
-    values = dict(leaves(json.loads((ROOT / CHART / "values.schema.json").read_text())))
+    defaults = yaml.safe_load((ROOT / CHART / "values.yaml").read_text())
+    values = dict(leaves(json.loads((ROOT / CHART / "values.schema.json").read_text()), defaults))
     assert [name for name, value in values.items() if not value.get("description")] == []
-    readme = (ROOT / CHART / "README.md").read_text().splitlines()
+    readme = (ROOT / CHART / "README.md").read_text().partition("\n## Values\n")[2].splitlines()
     [_, *rows] = [line.split(" | ") for line in readme if line.startswith("| ")]
     assert [row[0].removeprefix("| ") for row in rows] == list(values)
     assert [row[0] for row in rows if not row[-1].strip(" |")] == []
+
+
+def pods_hash(render: Render, *options: str) -> str:
+    """By which an upgrade knows that the pods would be others."""
+    (job,) = (each for each in render(*options) if each["kind"] == "PyTorchJob")
+    found: str = job["metadata"]["annotations"]["torchtally/pods"]
+    return found
+
+
+def test_another_number_of_workers_is_an_upgrade_of_an_elastic_job_alone(render: Render) -> None:
+    elastic = "--set=model.enabled=false,elasticPolicy.minReplicas=1,elasticPolicy.maxReplicas=4"
+    assert pods_hash(render, elastic, "--set=workers=2") == pods_hash(render, elastic, "--set=workers=3")
+    assert pods_hash(render, elastic, "--set=workers=2") != pods_hash(render, elastic, "--set=workers=2,shmSize=1Gi")
+    assert pods_hash(render, "--set=workers=2") != pods_hash(render, "--set=workers=3")
+
+
+def names(value: Any, prefix: str = "") -> Iterator[str]:
+    """Of a map's keys and all that are in it, as Helm's --set has them."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{prefix}{key}"
+            yield from names(inner, f"{prefix}{key}.")
+
+
+def test_every_value_is_seen_rendered_by_a_unit_test() -> None:
+    """Or by one of whole manifests. That a test would miss it is what `make mutations` tells."""
+    given: set[str] = set()
+    for suite in (ROOT / CHART / "tests").glob("*_test.yaml"):
+        if suite.stem != "validate_test":  # which sees what is refused
+            for test in yaml.safe_load(suite.read_text())["tests"]:
+                given |= set(names(test.get("set", {})))
+                for file in test.get("values", []):
+                    given |= set(names(yaml.safe_load((suite.parent / file).read_text())))
+    given |= {".".join(name.split(".")[:count]) for name in given for count in range(1, name.count(".") + 1)}
+    schema = json.loads((ROOT / CHART / "values.schema.json").read_text())["properties"]
+    values = [*schema, *(f"{name}.{key}" for name in schema for key in schema[name].get("properties", {}))]
+    assert [name for name in values if name not in given | PARENTS] == []
+
+
+def test_versions_agree() -> None:
+    chart = yaml.safe_load((ROOT / CHART / "Chart.yaml").read_text())
+    images = [each["image"] for each in yaml.safe_load(chart["annotations"]["artifacthub.io/images"])]
+    assert images == [f"ghcr.io/torchtally/torchtally:{chart['appVersion']}-{device}" for device in ("cpu", "cuda")]
+    package = tomllib.loads((ROOT / "trainer/pyproject.toml").read_text())["project"]["version"]
+    assert chart["version"] == chart["appVersion"] == package
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## {re.escape(package)}\b", changelog, re.MULTILINE)
+
+
+def test_artifact_hub_can_tell_of_the_changes() -> None:
+    chart = yaml.safe_load((ROOT / CHART / "Chart.yaml").read_text())
+    changes = yaml.safe_load(chart["annotations"]["artifacthub.io/changes"])
+    assert {change["kind"] for change in changes} <= {"added", "changed", "deprecated", "removed", "fixed", "security"}
+    assert all(change["description"] for change in changes)
+
+
+def test_an_older_cluster_is_refused(helm: Helm) -> None:
+    assert helm("template", CHART, "--kube-version=1.29.3-eks-1").returncode == 0
+    assert "incompatible with Kubernetes v1.28.9" in helm("template", CHART, "--kube-version=1.28.9").stderr

@@ -1,5 +1,6 @@
 """Wrong values end with their name; names fit Kubernetes' limits."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -30,7 +31,7 @@ SCHEMA = [
     ("resources.memory=32GB", "at '/resources/memory'"),
     ("resources.limits.cpu=many", "at '/resources/limits/cpu'"),
     ("cleanPodPolicy=none", "at '/cleanPodPolicy'"),
-    ("restartPolicy=Sometimes", "at '/restartPolicy'"),
+    ("restartPolicy=Always", "at '/restartPolicy'"),  # with it no pod ever ends
     ("backoffLimit=-1", "at '/backoffLimit'"),
     ("terminationGracePeriodSeconds=10", "at '/terminationGracePeriodSeconds'"),
     ("activeDeadlineSeconds=0", "at '/activeDeadlineSeconds'"),
@@ -39,7 +40,26 @@ SCHEMA = [
     ("shmSize=large", "at '/shmSize'"),
     ("data.persistantVolumeClaim.claimName=a", "at '/data': additional properties 'persistantVolumeClaim' not allowed"),
     ("data.hostPath.path=/a,data.nfs.path=/b", "at '/data'"),
+    (r"files.a/b\.py=pass", "at '/files': additional properties 'a/b.py' not allowed"),
+    (r"files.my\.py=1", "at '/files/my.py': got number, want string"),
     ("model.claim=a", "at '/model': additional properties 'claim' not allowed"),
+    ("master.workers=1", "at '/master': additional properties 'workers' not allowed"),
+    ("worker.resources.gpu=one", "at '/worker/resources/gpu': got string, want integer"),
+    ("elasticPolicy.standalone=true", "at '/elasticPolicy': additional properties 'standalone' not allowed"),
+    ("model.accessMode=Many", "at '/model/accessMode'"),
+    ("network.nccl.debug=INFO", "at '/network/nccl': additional properties 'debug' not allowed"),
+    ("network.interface=eth0 eth1", "at '/network/interface'"),
+    ("metrics.port=80", "at '/metrics/port'"),
+    ("suspend=no-thanks", "at '/suspend': got string, want boolean"),
+    ("managedBy=me", "at '/managedBy'"),
+    ("schedulingPolicy.minAvailabel=1", "at '/schedulingPolicy': additional properties 'minAvailabel' not allowed"),
+    ("sidecars[0].image=a", "at '/sidecars/0': missing property 'name'"),
+    ("initContainers[0].name=a", "at '/initContainers/0': missing property 'image'"),
+    ("volumeMounts[0].name=a", "at '/volumeMounts/0': missing property 'mountPath'"),
+    ("topologySpreadConstraints[0].maxSkew=1", "at '/topologySpreadConstraints/0': missing propert"),
+    ("dnsPolicy=Cluster", "at '/dnsPolicy'"),
+    ("serviceAccount.token=true", "at '/serviceAccount': additional properties 'token' not allowed"),
+    ("networkPolicy=false", "at '/networkPolicy': got boolean, want object"),
     ("podAnnotations.note=1", "at '/podAnnotations/note': got number, want string"),
 ]
 
@@ -49,6 +69,25 @@ def test_the_schema_names_a_wrong_value(helm: Helm, value: str, message: str) ->
     result = helm("template", "demo", CHART, "--set", value)
     assert result.returncode != 0
     assert message in result.stderr
+
+
+NULL_IS_NONE = {"master", "worker", "schedulingPolicy", "podGroupPolicy", "resources.cpu", "resources.memory"}
+
+
+def test_a_value_that_is_left_empty_is_named(helm: Helm) -> None:
+    """`args:` with nothing behind it is null, with which Helm takes the default away."""
+    defaults = yaml.safe_load(Path(CHART, "values.yaml").read_text())
+    schema = json.loads(Path(CHART, "values.schema.json").read_text())["properties"]
+    paths = [name for name, value in defaults.items() if value is not None]
+    # Of maps whose keys are the chart's own.
+    paths += [f"{name}.{key}" for name in paths for key in schema[name].get("properties", {}) if key in defaults[name]]
+    assert len(paths) > 80
+    for path in paths:
+        result = helm("template", "demo", CHART, "--set", f"{path}=null")
+        if path in NULL_IS_NONE:
+            assert result.returncode == 0, (path, result.stderr)
+        else:
+            assert f"missing property '{path.rpartition('.')[2]}'" in result.stderr, path
 
 
 def test_contradictions_are_told_in_one_line(helm: Helm) -> None:
@@ -96,6 +135,21 @@ def test_a_missing_operator_is_told_in_a_sentence(helm: Helm, render: Render) ->
     assert render()
 
 
+def test_a_file_arrives_as_it_is_and_is_refused_where_a_configmap_cannot_hold_it(
+    helm: Helm, render: Render, tmp_path: Path
+) -> None:
+    script = tmp_path / "my.py"
+    script.write_text("import sys  # ünïcode, {{ braces }}\n\nif __name__ == '__main__':\n    sys.exit(0)\n")
+    given = ("--set-file", rf"files.my\.py={script}")
+    [files] = [each for each in render(*given) if each["metadata"]["name"].startswith("demo-files-")]
+    assert files["data"] == {"my.py": script.read_text()}
+    script.write_text("#" * (1 << 20))
+    assert render(*given)
+    result = helm("template", "demo", CHART, *given, "--set", r"files.more\.py=pass")
+    assert result.returncode != 0
+    assert "files are 1048580 bytes together, and a ConfigMap holds 1048576" in result.stderr
+
+
 def test_it_can_be_a_subchart(render: Render, tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     shutil.copytree(Path(__file__).parents[2] / CHART, parent / "charts" / "torchtally")
@@ -104,3 +158,9 @@ def test_it_can_be_a_subchart(render: Render, tmp_path: Path) -> None:
     (parent / "values.yaml").write_text(yaml.safe_dump(values))
     [job] = [document for document in render(chart=parent) if document["kind"] == "PyTorchJob"]
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
+
+    part = {"name": "torchtally", "version": "0.1.0", "condition": "torchtally.enabled"}
+    chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [part]}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    assert render("--set=torchtally.enabled=true", chart=parent)
+    assert render("--set=torchtally.enabled=false", chart=parent) == []

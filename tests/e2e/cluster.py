@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,22 +15,23 @@ CHART = ROOT / "charts/torchtally"
 KIND_VALUES = ["--values", str(CHART / "ci/kind-values.yaml")]
 CONTAINER = "pytorch"
 LABEL = "torchtally-e2e=true"
+LIMIT = 600  # seconds, on a machine that does much else
 
 Object = dict[str, Any]
 Result = TypeVar("Result")
 
 
 def run(*command: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=LIMIT)
     assert not check or result.returncode == 0, f"{' '.join(command)}: {result.stdout}{result.stderr}"
     return result
 
 
-def wait_for(what: str, limit: int, ask: Callable[[], Result | None]) -> Result:
-    """What `ask` returns once that is true (it may be asked in vain for `limit` seconds)."""
-    end = time.monotonic() + limit
+def wait_for(what: str, ask: Callable[[], Result | None]) -> Result:
+    """What `ask` returns once that is true."""
+    end = time.monotonic() + LIMIT
     while not (answer := ask()):
-        assert time.monotonic() < end, f"waited {limit} s in vain for {what}"
+        assert time.monotonic() < end, f"waited {LIMIT} s in vain for {what}"
         time.sleep(1)
     return answer
 
@@ -42,19 +44,27 @@ def stays(what: str, seconds: int, ask: Callable[[], bool]) -> None:
         time.sleep(1)
 
 
-def image_values() -> list[str]:
-    """Options that make the chart use the image under test."""
-    repository, _, digest = os.environ["E2E_IMAGE"].partition("@")
+def image_values(image: str | None = None) -> list[str]:
+    """Options that make the chart use this image, or the one under test."""
+    repository, _, digest = (image or os.environ["E2E_IMAGE"]).partition("@")
     head, _, tag = repository.rpartition(":")
     if head and "/" not in tag:
         return ["--set", f"image.repository={head},image.tag={tag},image.digest={digest}"]
     return ["--set", f"image.repository={repository},image.digest={digest}"]
 
 
-def data_values() -> list[str]:
+def data_values(dataset: str = "fashion-mnist") -> list[str]:
     """Options that give the chart the data of the nodes, where these have it."""
     folder = os.environ.get("E2E_DATA")
-    return ["--set", f"data.hostPath.path={folder}"] if folder else []
+    return ["--set", f"data.hostPath.path={folder}/{dataset}"] if folder else []
+
+
+def _kinds() -> list[str]:
+    """What a failure may be seen in, where the cluster has it."""
+    known = run("kubectl", "api-resources", "--output=name").stdout.split()
+    jobs = ["pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org", "jobsets.jobset.x-k8s.io", "jobs.batch"]
+    kinds = [*jobs, "workloads.kueue.x-k8s.io", "pods", "services", "persistentvolumeclaims"]
+    return [kind for kind in kinds if kind in known]
 
 
 @dataclass(frozen=True)
@@ -77,9 +87,15 @@ class Namespace:
     def helm(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return run("helm", "--namespace", self.name, *arguments, check=check)
 
-    def install(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """`helm install demo` with the image under test."""
-        return self.helm("install", "demo", str(CHART), *options, *image_values(), check=check)
+    def restrict(self) -> None:
+        """Admit only pods that keep to the restricted Pod Security Standard."""
+        run("kubectl", "label", "namespace", self.name, "pod-security.kubernetes.io/enforce=restricted")
+
+    def install(
+        self, *options: str, release: str = "demo", image: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """`helm install` with this image, or the one under test."""
+        return self.helm("install", release, str(CHART), *options, *image_values(image), check=check)
 
     def list(self, kind: str) -> dict[str, Object]:
         items = json.loads(self.kubectl("get", kind, "--output=json"))["items"]
@@ -88,21 +104,35 @@ class Namespace:
     def apply(self, manifest: Object) -> None:
         self.kubectl("apply", "--filename=-", text=json.dumps(manifest))
 
-    def log(self, pod: str) -> str:
-        return self.kubectl("logs", pod, f"--container={CONTAINER}", check=False)
+    def uids(self) -> dict[str, str]:
+        """Of all pods: one that is made anew keeps its name alone."""
+        return {name: pod["metadata"]["uid"] for name, pod in self.list("pod").items()}
 
-    def wait_for_job(self, job: str, condition: str, limit: int = 300) -> None:
-        ends = {"Succeeded", "Failed"}
+    def starts(self, container: str = CONTAINER) -> int:
+        """How often containers of the job's pods were started, those of deleted pods included."""
+        events = json.loads(self.kubectl("get", "events", "--field-selector=reason=Started", "--output=json"))["items"]
+        started = f"spec.containers{{{container}}}"
+        return sum(each.get("count") or 1 for each in events if each["involvedObject"].get("fieldPath") == started)
+
+    def log(self, pod: str, container: str = CONTAINER) -> str:
+        return self.kubectl("logs", pod, f"--container={container}", check=False)
+
+    def conditions(self, job: str, kind: str = "pytorchjob") -> dict[str, Object]:
+        """Those that hold, by type."""
+        found = json.loads(self.kubectl("get", kind, job, "--output=json"))
+        conditions = found.get("status", {}).get("conditions", [])
+        return {entry["type"]: entry for entry in conditions if entry["status"] == "True"}
+
+    def wait_for_job(self, job: str, condition: str, kind: str = "pytorchjob") -> None:
+        ends = {"Succeeded", "Complete", "Failed"}
 
         def reached() -> bool:
-            found = json.loads(self.kubectl("get", "pytorchjob", job, "--output=json"))
-            conditions = found.get("status", {}).get("conditions", [])
-            true = {entry["type"]: entry for entry in conditions if entry["status"] == "True"}
+            true = self.conditions(job, kind)
             wrong = ends - {condition} & true.keys()
-            assert not wrong, f"PyTorchJob {job} is {wrong}, not {condition}: {[true[end] for end in wrong]}"
+            assert not wrong, f"{kind} {job} is {wrong}, not {condition}: {[true[end] for end in wrong]}"
             return condition in true
 
-        wait_for(f"PyTorchJob {job} to be {condition}", limit, reached)
+        wait_for(f"{kind} {job} to be {condition}", reached)
 
     def everything(self) -> set[str]:
         """All objects of the namespace but events, as kind/name."""
@@ -116,7 +146,7 @@ class Namespace:
         for name, arguments in {
             "events.txt": ["get", "events", "--sort-by=.lastTimestamp", "--output=wide"],
             "pods.txt": ["describe", "pods"],
-            "objects.yaml": ["get", "pytorchjobs,pods,services,persistentvolumeclaims", "--output=yaml"],
+            "objects.yaml": ["get", ",".join(_kinds()), "--output=yaml"],
         }.items():
             (folder / name).write_text(self.kubectl(*arguments, check=False))
         pods = self.kubectl("get", "pods", "--output=jsonpath={.items[*].metadata.name}", check=False).split()
@@ -125,3 +155,17 @@ class Namespace:
                 log = self.kubectl("logs", pod, "--all-containers", "--prefix", *option, check=False)
                 if log:
                     (folder / f"{pod}{suffix}.log").write_text(log)
+
+
+def verify(namespace: Namespace, *options: str, job: str = "demo") -> dict[tuple[str, int], dict[str, list[int]]]:
+    """What scripts/verify_shards.py finds for the job, which has to be proven: for each phase and epoch, each
+    pod's rank and its samples expected, consumed, lost and doubled."""
+    script = str(ROOT / "scripts/verify_shards.py")
+    found = json.loads(run(sys.executable, script, "--json", "--job", job, "-n", namespace.name, *options).stdout)
+    assert found["holds"]
+    shards: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for tally in found["tallies"]:
+        if tally["rank"] != "all":
+            numbers = [tally[name] for name in ("rank", "expected", "consumed", "lost", "doubled")]
+            shards.setdefault((tally["phase"], tally["epoch"]), {})[tally["pod"]] = numbers
+    return shards

@@ -2,21 +2,24 @@
 
 import os
 import re
-import shutil
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import controllers
+import nodes
 import pytest
-from cluster import LABEL, ROOT, Namespace, run
+from cluster import CHART, LABEL, LIMIT, ROOT, Namespace, run, wait_for
 
-OPERATOR = "v1.9.4"
-OPERATOR_MANIFESTS = f"https://github.com/kubeflow/training-operator//manifests/overlays/standalone?ref={OPERATOR}"
 SAVED = ROOT / "build/e2e"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for a cluster without the operator comes first."""
+    """What asks for a cluster without the operator comes first; each may wait for several things."""
+    for item in items:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3 * LIMIT))
     items.sort(key=lambda item: "operator" in getattr(item, "fixturenames", ()))
 
 
@@ -27,6 +30,14 @@ def cluster() -> None:
 
 
 @pytest.fixture(scope="session")
+def tasks_image(cluster: None) -> str:
+    """The image with what only some tasks need."""
+    if not (name := os.environ.get("E2E_TASKS_IMAGE")):
+        pytest.skip("only with E2E_TASKS=1, and the image that `make image EXTRAS=keras,mlflow,spark` builds")
+    return name
+
+
+@pytest.fixture(scope="session")
 def own_cluster(cluster: None) -> None:
     if os.environ.get("E2E_CONTEXT"):
         pytest.skip("only on a cluster of its own: it changes the nodes, or needs one without the operator")
@@ -34,23 +45,42 @@ def own_cluster(cluster: None) -> None:
 
 @pytest.fixture(scope="session")
 def operator(cluster: None) -> None:
-    """The training operator, installed as its documentation says."""
+    """The training operator."""
     has = run("kubectl", "get", "crd", "pytorchjobs.kubeflow.org", check=False).returncode == 0
     if os.environ.get("E2E_CONTEXT"):
-        assert has, f"the cluster of E2E_CONTEXT has no training operator: apply {OPERATOR_MANIFESTS} to it"
+        assert has, f"the cluster of E2E_CONTEXT has no training operator: apply {controllers.OPERATOR_MANIFESTS} to it"
         return
-    run("kubectl", "apply", "--server-side", "--kustomize", _operator_manifests())
-    run("kubectl", "--namespace=kubeflow", "rollout", "status", "deployment/training-operator", "--timeout=300s")
+    controllers.apply_operator()
 
 
-def _operator_manifests() -> str:
-    rendered = run("kubectl", "kustomize", OPERATOR_MANIFESTS, check=False)
-    if rendered.returncode == 0 or not shutil.which("go"):
-        return OPERATOR_MANIFESTS
-    # Where GitHub cannot be reached, the Go module proxy has the same release.
-    run("go", "mod", "download", module := f"github.com/kubeflow/training-operator@{OPERATOR}")
-    folder = run("go", "env", "GOMODCACHE").stdout.strip()
-    return str(Path(folder, module, "manifests/overlays/standalone"))
+@pytest.fixture
+def restricted_operator(own_cluster: None, operator: None, tmp_path: Path) -> Iterator[None]:
+    """The training operator with the init container that the chart's README gives to it."""
+    commands = (CHART / "README.md").read_text().partition("## Restricted namespaces")[2].split("```")[1]
+    run("bash", "-euc", f"cd {tmp_path}\n{commands}")
+    controllers.wait_for_operator()
+    yield
+    run("kubectl", "--namespace=kubeflow", "rollout", "undo", "deployment/training-operator")
+    run("kubectl", "--namespace=kubeflow", "delete", "configmap", "pytorch-init-container")
+    controllers.wait_for_operator()
+
+
+@pytest.fixture(scope="session")
+def trainer(own_cluster: None) -> None:
+    """Kubeflow Trainer, with its gate of progress reports open, and its runtimes."""
+    controllers.apply_trainer()
+    # Its webhook is asked about runtimes, and answers some time after it is ready.
+    wait_for("the webhook of Kubeflow Trainer", lambda: controllers.accepts(controllers.RUNTIMES))
+
+
+@pytest.fixture(scope="session")
+def kueue(operator: None, trainer: None) -> None:
+    controllers.apply(controllers.KUEUE)
+
+
+@pytest.fixture(scope="session")
+def operator_apart(own_cluster: None, operator: None) -> None:
+    nodes.keep_the_operator_apart()
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +89,14 @@ def namespaces(cluster: None) -> Iterator[None]:
     yield
     names = run("kubectl", "get", "namespaces", f"--selector={LABEL}", "--output=name").stdout.split()
     for name in names:
-        run("kubectl", "wait", "--for=delete", name, "--timeout=180s")
+        run("kubectl", "wait", "--for=delete", name, f"--timeout={LIMIT}s")
 
 
 @pytest.fixture
 def namespace(namespaces: None, request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:50].rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
+    if len(name) > 50:  # and another, whose name begins likewise, may still be on its way out
+        name = f"{name[:43].rstrip('-')}-{zlib.crc32(name.encode()):08x}"
     namespace = Namespace(f"torchtally-{name}")
     namespace.create()
     yield namespace

@@ -105,5 +105,5 @@ def bare_pod(job: Object) -> Object:
 
 
 def variables(namespace: Namespace, pod: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads(wait_for(f"{pod} to print", 180, lambda: namespace.log(pod)))
+    found: dict[str, str] = json.loads(wait_for(f"{pod} to print", lambda: namespace.log(pod)))
     return found

@@ -1,20 +1,169 @@
-"""What befalls pods under the real operator: the job ends with the weights of an undisturbed one, and proves them."""
+"""What befalls pods under the real operator: the job ends with the weights of an undisturbed one, and proves them.
 
+All rows are `make e2e-faults`; `make e2e` leaves out those that are marked `rare`. Either takes `-k` with a row's name.
+"""
+
+import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
 
+import faults
+import nodes
 import pytest
-from cluster import CONTAINER, KIND_VALUES, ROOT, Namespace, data_values, run, wait_for
+from cluster import CONTAINER, KIND_VALUES, ROOT, Namespace, data_values, run
+from fault_table import NEXT_STEP, Row, lost_and_doubled, record
+from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
 
-TRAINING = ["--set-json", 'args=["--epochs", "4", "--batch-size", "250"]']
-# The image has no pkill.
-KILL = """
-import os, pathlib, signal
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    if b"torchtally.worker" in pathlib.Path("/proc", pid, "cmdline").read_bytes().split(b"\\0"):
-        os.kill(int(pid), signal.SIGKILL)
-"""
+WORKER = "demo-worker-1"
+TRAINING = ["--set-json", f'args=["--epochs", "{faults.EPOCHS}", "--batch-size", "125", "--save-seconds", "0.2"]']
+_PROGRESS = re.compile(r"train epoch \d|epoch \d+/\d+: loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    fault: str  # in the table
+    disturb: Fault
+    policy: str = "OnFailure"
+    restarts: bool | None = True  # whether pods start again; None: that is a matter of a moment
+    options: list[str] = field(default_factory=list)
+    around: Callable[[Namespace], AbstractContextManager[list[str]]] = nodes.nothing
+    needs: Literal["operator", "own_cluster", "operator_apart"] = "operator"
+    rare: bool = True
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.rare] if self.rare else []
+
+
+def at_a_moment(deed: Callable[[str, str], Fault], pod: str, moment: str, policy: str, **more: object) -> Case:
+    what = "kill" if deed is kill else "delete"
+    who, named = ("master", "the master") if pod == MASTER else ("worker", "a worker")
+    part = "agent" if moment == RENDEZVOUS else "trainer"
+    when, place = {
+        DATA: ("while data is fetched", nodes.slow_data),
+        RENDEZVOUS: ("at rendezvous", nodes.nothing),
+        MID_EPOCH: ("mid-epoch", nodes.nothing),
+        SAVE: ("during a save", nodes.nothing),
+        LAST_STEP: ("after the last step", nodes.nothing),
+    }[moment]
+    return Case(
+        name=f"{what}-{who}-{when.replace(' ', '-')}",
+        fault=f"kill -9 the {part} in {named}, {when}" if deed is kill else f"delete {named}'s pod, {when}",
+        disturb=deed(pod, moment),
+        policy=policy,
+        around=place,
+        needs="own_cluster" if moment == DATA else "operator",
+        **more,
+    )
+
+
+CASES = [
+    at_a_moment(kill, MASTER, MID_EPOCH, "OnFailure"),
+    at_a_moment(kill, WORKER, MID_EPOCH, "ExitCode"),
+    at_a_moment(kill, MASTER, SAVE, "ExitCode", rare=False),
+    at_a_moment(kill, WORKER, DATA, "OnFailure"),
+    at_a_moment(kill, MASTER, RENDEZVOUS, "OnFailure"),
+    at_a_moment(kill, WORKER, RENDEZVOUS, "ExitCode"),
+    at_a_moment(kill, MASTER, LAST_STEP, "ExitCode"),
+    at_a_moment(kill, WORKER, LAST_STEP, "OnFailure"),
+    at_a_moment(delete, WORKER, MID_EPOCH, "ExitCode", rare=False),
+    at_a_moment(delete, MASTER, MID_EPOCH, "OnFailure"),
+    at_a_moment(delete, MASTER, SAVE, "ExitCode"),
+    at_a_moment(delete, MASTER, DATA, "ExitCode"),
+    at_a_moment(delete, WORKER, RENDEZVOUS, "OnFailure"),
+    at_a_moment(delete, MASTER, LAST_STEP, "OnFailure"),
+    at_a_moment(delete, WORKER, LAST_STEP, "ExitCode", restarts=None),
+    at_a_moment(kill, MASTER, DATA, "ExitCode"),
+    at_a_moment(kill, WORKER, SAVE, "OnFailure"),
+    at_a_moment(delete, MASTER, RENDEZVOUS, "ExitCode"),
+    at_a_moment(delete, WORKER, DATA, "OnFailure"),
+    at_a_moment(delete, WORKER, SAVE, "ExitCode"),
+    Case(
+        name="kill-master-when-all-workers-have-ended",
+        fault="kill -9 the agent in the master when all workers have ended",
+        disturb=faults.kill_the_master_alone,
+        around=faults.lingering,
+        rare=False,
+    ),
+    Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice),
+    Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice, policy="ExitCode"),
+    Case(
+        name="out-of-memory",
+        fault="a worker's memory limit exceeded (OOMKilled)",
+        disturb=faults.exhaust_memory,
+        options=["--set", "resources.memory=1Gi,shmSize=1Gi"],
+        rare=False,
+    ),
+    Case(
+        name="volume-full",
+        fault="the checkpoints' volume full for a while",
+        disturb=faults.fill_the_volume,
+        restarts=False,
+        around=nodes.small_volume,
+        needs="own_cluster",
+        rare=False,
+    ),
+    Case(
+        name="name-gone",
+        fault="the master's name gone for 20 s, a worker killed in them",
+        disturb=faults.forget_the_master_s_name,
+    ),
+    Case(
+        name="freeze-worker",
+        fault="a worker's pod frozen for 30 s",
+        disturb=faults.freeze(WORKER),
+        restarts=False,
+        rare=False,
+    ),
+    Case(
+        name="freeze-master",
+        fault="the master's pod frozen for 30 s",
+        disturb=faults.freeze(MASTER),
+        policy="ExitCode",
+        restarts=False,
+    ),
+    Case(
+        name="suspend-and-resume",
+        fault="the job suspended and resumed",
+        disturb=faults.suspend_and_resume,  # as Kueue does it: test_kueue.py
+    ),
+    Case(
+        name="drain-node",
+        fault="a node drained",
+        disturb=faults.drain_a_node,
+        policy="ExitCode",
+        around=nodes.restored,
+        needs="operator_apart",
+    ),
+    Case(
+        name="stop-and-start-node",
+        fault="a node stopped, and started again",
+        disturb=faults.stop_a_node_and_start_it,
+        around=nodes.restored,
+        needs="operator_apart",
+    ),
+    Case(
+        name="stop-node-for-good",
+        fault="a node with workers stopped for good, tainted out-of-service",
+        disturb=faults.stop_for_good,
+        policy="ExitCode",
+        around=nodes.restored,
+        needs="operator_apart",
+    ),
+    Case(
+        name="stop-master-node-for-good",
+        fault="the master's node stopped for good, tainted out-of-service (ReadWriteMany volume)",
+        disturb=faults.stop_the_master_s_for_good,
+        around=nodes.shared_volume,
+        needs="operator_apart",
+    ),
+]
 
 
 def train(namespace: Namespace, *options: str) -> None:
@@ -22,14 +171,29 @@ def train(namespace: Namespace, *options: str) -> None:
 
 
 def weights(namespace: Namespace) -> str:
-    """The hash that the master's log names, once the job has succeeded and its shards are proved."""
-    namespace.wait_for_job("demo", "Succeeded", limit=420)
-    run(sys.executable, str(ROOT / "scripts/verify_shards.py"), "--job", "demo", "-n", namespace.name)
-    (found,) = re.findall(r"model\.pt \((sha256:[0-9a-f]{64})\)", namespace.log("demo-master-0"))
+    """The hash that the master's log names, once the job has succeeded."""
+    namespace.wait_for_job("demo", "Succeeded")
+    (found,) = set(re.findall(r"sha256:[0-9a-f]{64}", namespace.log(MASTER)))
     return found
 
 
-@pytest.fixture(scope="module")
+def next_step(namespace: Namespace, when: float, restarted: bool) -> float | None:
+    """Seconds from `when` to the first training step of the master after it, or without restarts to the next line of
+    its progress; None if there is none."""
+    for previous in ([], ["--previous"]) if not restarted else (["--previous"], []):
+        log = namespace.kubectl("logs", MASTER, f"--container={CONTAINER}", "--timestamps", *previous, check=False)
+        for line in log.splitlines():
+            stamp, _, text = line.partition(" ")
+            try:
+                then = datetime.fromisoformat(stamp).timestamp()
+            except ValueError:
+                continue  # of kubectl itself
+            if then > when and (NEXT_STEP if restarted else _PROGRESS).search(text):
+                return then - when
+    return None
+
+
+@pytest.fixture(scope="session")
 def undisturbed(operator: None, namespaces: None) -> str:
     namespace = Namespace("torchtally-undisturbed")
     namespace.create()
@@ -40,32 +204,23 @@ def undisturbed(operator: None, namespaces: None) -> str:
         namespace.delete()
 
 
-def kill_the_master_s_trainer(namespace: Namespace) -> None:
-    namespace.kubectl("exec", "demo-master-0", f"--container={CONTAINER}", "--", "python", "-c", KILL)
-
-
-def delete_a_worker(namespace: Namespace) -> None:
-    namespace.kubectl("delete", "pod", "demo-worker-1", "--wait=false")
-
-
 @pytest.mark.parametrize(
-    ("policy", "disturb"), [("OnFailure", kill_the_master_s_trainer), ("ExitCode", delete_a_worker)]
+    "case", [pytest.param(case, id=f"{case.name}-{case.policy}", marks=case.marks) for case in CASES]
 )
-def test_ends_with_the_weights_of_an_undisturbed_job(
-    undisturbed: str, namespace: Namespace, policy: str, disturb: Callable[[Namespace], None]
-) -> None:
-    train(namespace, "--set", f"restartPolicy={policy}")
-    wait_for("the first epoch", 300, lambda: "epoch 1/4: loss" in namespace.log("demo-master-0"))
-    before = {name: pod["metadata"]["uid"] for name, pod in namespace.list("pod").items()}
-    disturb(namespace)
-
-    def all_started_again() -> bool:
-        pods = namespace.list("pod")
-        return pods.keys() == before.keys() and all(
-            pod["metadata"]["uid"] != before[name]
-            or any(status["restartCount"] for status in pod["status"].get("containerStatuses", []))
-            for name, pod in pods.items()
-        )
-
-    wait_for("all pods to have started again", 180, all_started_again)
-    assert weights(namespace) == undisturbed
+def test_fault(undisturbed: str, namespace: Namespace, request: pytest.FixtureRequest, case: Case) -> None:
+    request.getfixturevalue(case.needs)
+    with case.around(namespace) as options:
+        train(namespace, "--set", f"restartPolicy={case.policy}", *case.options, *options)
+        when = case.disturb(namespace)
+        model = weights(namespace)
+        script = str(ROOT / "scripts/verify_shards.py")
+        verified = run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, check=False)
+        report = json.loads(verified.stdout)
+        restarts = namespace.starts() - len(PODS)
+        seconds = next_step(namespace, when, restarted=case.restarts is not False)
+    lost, doubled = lost_and_doubled(report)
+    row = Row(case.fault, case.policy, restarts, lost, doubled, model == undisturbed, seconds)
+    record("cluster", row)
+    assert report["holds"], report["problems"]
+    assert (lost, doubled, model) == (0, 0, undisturbed)
+    assert case.restarts is None or case.restarts == (restarts > 0), restarts

@@ -4,24 +4,12 @@ import json
 import sys
 from pathlib import Path
 
+import nodes
 import pytest
-from cluster import KIND_VALUES, ROOT, Namespace, data_values, run, stays, wait_for
+import yaml
+from cluster import CHART, KIND_VALUES, ROOT, Namespace, data_values, image_values, run, stays, verify, wait_for
 
 PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
-
-
-def verify(namespace: Namespace, *options: str) -> dict[tuple[str, int], dict[str, list[int]]]:
-    """What scripts/verify_shards.py finds for the job `demo`, which has to be proven: for each phase and epoch, each
-    pod's rank and its samples expected, consumed, lost and doubled."""
-    script = str(ROOT / "scripts/verify_shards.py")
-    found = json.loads(run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, *options).stdout)
-    assert found["holds"]
-    shards: dict[tuple[str, int], dict[str, list[int]]] = {}
-    for tally in found["tallies"]:
-        if tally["rank"] != "all":
-            numbers = [tally[name] for name in ("rank", "expected", "consumed", "lost", "doubled")]
-            shards.setdefault((tally["phase"], tally["epoch"]), {})[tally["pod"]] = numbers
-    return shards
 
 
 def test_a_missing_operator_is_named(own_cluster: None, namespace: Namespace) -> None:
@@ -31,6 +19,28 @@ def test_a_missing_operator_is_named(own_cluster: None, namespace: Namespace) ->
     assert result.returncode != 0
     assert "install the Kubeflow training operator first" in result.stderr
     assert namespace.helm("list", "--short").stdout == ""
+
+
+SCENARIOS = [path for path in sorted((CHART / "ci").iterdir()) if path.stem != "trainjob-values"]
+
+
+@pytest.mark.parametrize("values", SCENARIOS, ids=lambda path: path.stem)
+def test_every_scenario_is_what_the_api_server_accepts(operator: None, namespace: Namespace, values: Path) -> None:
+    namespace.restrict()
+    options = [f"--values={values}", *image_values(), "--skip-tests"]
+    rendered = namespace.helm("template", "demo", str(CHART), *options).stdout
+    accepted = namespace.kubectl("apply", "--dry-run=server", "--filename=-", text=rendered)
+    assert "pytorchjob.kubeflow.org/demo created (server dry run)" in accepted
+
+    # The operator makes the pods, and would be refused then: they have to keep to the restricted standard.
+    (job,) = (each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "PyTorchJob")
+    namespace.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "demo"}})
+    for kind, replica in job["spec"]["pytorchReplicaSpecs"].items():
+        pod = {"apiVersion": "v1", "kind": "Pod", **replica["template"]}
+        pod["metadata"] |= {"name": f"demo-{kind.lower()}"}
+        for name in ("priorityClassName", "runtimeClassName"):  # classes that this cluster does not have
+            pod["spec"].pop(name, None)
+        namespace.kubectl("apply", "--dry-run=server", "--filename=-", text=json.dumps(pod))
 
 
 def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> None:
@@ -43,6 +53,10 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
     exact = {pod: [rank, 15000, 15000, 0, 0] for rank, pod in enumerate(PODS)}
     assert shards["train", 1] == shards["train", 2] == exact
 
+    startup = [sys.executable, str(ROOT / "scripts/startup.py"), "demo", "-n", namespace.name, "--json"]
+    told = json.loads(run(*startup).stdout)
+    assert told["pods"].keys() == set(PODS) and {"scheduling", "init", "pull", "import"} <= told["phases"].keys()
+
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 
     fetch = "\n".join(line for line in notes.partition("fetch them:")[2].splitlines() if line.startswith("  kubectl"))
@@ -51,14 +65,36 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
 
     namespace.helm("uninstall", "demo", "--wait")
     kept = before | {"persistentvolumeclaim/demo-model"}
-    wait_for("nothing but the claim to be left", 120, lambda: namespace.everything() == kept)
+    wait_for("nothing but the claim to be left", lambda: namespace.everything() == kept)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 6])
-def test_any_number_of_workers_proves_its_shards(operator: None, namespace: Namespace, workers: int) -> None:
-    options = ["--set", f"workers={workers}", "--set-json", 'args=["--epochs", "1"]']
-    namespace.install(*KIND_VALUES, *data_values(), *options)
-    namespace.wait_for_job("demo", "Succeeded", limit=420)
+# What OpenShift makes of the values for it: a user and a group for files of the namespace's own, and group 0.
+OPENSHIFT = [f"--values={CHART / 'ci/openshift-values.yaml'}", "--set=podSecurityContext.runAsUser=1000680000"]
+OPENSHIFT += ["--set=podSecurityContext.fsGroup=1000680000"]
+
+
+def test_a_master_alone_under_the_restricted_standard(operator: None, namespace: Namespace) -> None:
+    namespace.restrict()
+    with nodes.claimed_data(namespace) as data:
+        check_shards(
+            namespace, 0, f"--values={CHART / 'ci/single-values.yaml'}", "--set=resources.requests.cpu=100m", *data
+        )
+
+
+def test_workers_under_the_restricted_standard(restricted_operator: None, namespace: Namespace) -> None:
+    namespace.restrict()
+    with nodes.claimed_data(namespace) as data:
+        check_shards(namespace, 1, *OPENSHIFT, *data)
+
+
+@pytest.mark.rare
+def test_six_workers_prove_their_shards(operator: None, namespace: Namespace) -> None:
+    check_shards(namespace, 6, *KIND_VALUES, *data_values())
+
+
+def check_shards(namespace: Namespace, workers: int, *values: str) -> None:
+    namespace.install(*values, "--set", f"workers={workers}", "--set-json", 'args=["--epochs", "1"]')
+    namespace.wait_for_job("demo", "Succeeded")
     pods = ["demo-master-0", *(f"demo-worker-{index}" for index in range(workers))]
     sizes = {pod: len(range(rank, 60000, len(pods))) for rank, pod in enumerate(pods)}
     exact = {pod: [rank, sizes[pod], sizes[pod], 0, 0] for rank, pod in enumerate(pods)}
@@ -88,14 +124,14 @@ else:
 
 @pytest.mark.parametrize(
     ("policy", "left"),
-    [("None", {*PODS[:3]}), ("Running", {PODS[0]}), ("All", set())],
+    [("None", {*PODS[:3]}), pytest.param("Running", {PODS[0]}, marks=pytest.mark.rare), ("All", set())],
 )
 def test_clean_pod_policy(operator: None, namespace: Namespace, policy: str, left: set[str]) -> None:
     options = ["--set", f"task=,workers=2,cleanPodPolicy={policy}"]
     options += ["--set-json", f"args=[],command={json.dumps(['python', '-c', MEET])}"]
     namespace.install(*KIND_VALUES, *options)
     namespace.wait_for_job("demo", "Succeeded")
-    wait_for(f"{left or 'no pods'} to be left", 120, lambda: namespace.list("pod").keys() == left)
+    wait_for(f"{left or 'no pods'} to be left", lambda: namespace.list("pod").keys() == left)
     # The operator deletes within a second or two of the job's end: what is left now stays.
     stays(f"{left or 'no pods'} left", 10, lambda: namespace.list("pod").keys() == left)
     assert all(pod["status"]["phase"] == "Running" for name, pod in namespace.list("pod").items() if "worker" in name)
@@ -110,7 +146,6 @@ def nodes_with_gpus(own_cluster: None) -> None:
     allocatable = r"--output=jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}"
     wait_for(
         "the GPUs to be allocatable",
-        120,
         lambda: set(run("kubectl", "get", "nodes", allocatable).stdout.split()) == {"4"},
     )
 
@@ -121,10 +156,10 @@ def test_default_values_are_scheduled_on_gpus_and_say_that_none_can_be_used(
     # 4 CPUs and 32Gi a pod are more than a test machine has; all else, GPUs included, is as the chart has it.
     smaller = {"cpu": 1, "memory": "1Gi", "requests": {"cpu": "100m", "memory": "256Mi"}}
     namespace.install("--set-json", f"resources={json.dumps(smaller)}", "--set", "shmSize=64Mi")
-    pods = wait_for("four pods", 60, lambda: len(found := namespace.list("pod")) == 4 and found)
+    pods = wait_for("four pods", lambda: len(found := namespace.list("pod")) == 4 and found)
     # A worker's init container waits for the master's name, which lasts no longer than the master runs: some seconds,
     # while the cluster's DNS remembers for 30 that it was not there.
-    wait_for("the master's service", 60, lambda: "demo-master-0" in namespace.list("service"))
+    wait_for("the master's service", lambda: "demo-master-0" in namespace.list("service"))
     known = {"spec": {"publishNotReadyAddresses": True}}
     run("kubectl", "--namespace", namespace.name, "patch", "service", "demo-master-0", "--patch", json.dumps(known))
     for pod in pods.values():
@@ -139,4 +174,4 @@ def test_default_values_are_scheduled_on_gpus_and_say_that_none_can_be_used(
         said.update(pod for pod in PODS if sentence in namespace.log(pod))  # a restarted pod's log is empty at first
         return said == set(PODS)
 
-    wait_for("all pods to say that no GPU can be used", 300, all_have_said_so)
+    wait_for("all pods to say that no GPU can be used", all_have_said_so)

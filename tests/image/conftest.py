@@ -1,7 +1,6 @@
 """Containers of the image, which end with their test, and the data that they train on."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from pods import IMAGE, Pod, Start
+from task_data import fetched
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
@@ -52,9 +52,4 @@ def start(request: pytest.FixtureRequest, image: dict[str, Any]) -> Iterator[Sta
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder with Fashion-MNIST's files, which are fetched if they have to be."""
-    from torchtally import data  # here, because torch takes seconds, which skipped tests should not
-    from torchtally.job import Places
-
-    places = Places.from_env(os.environ)
-    data.load(data.FASHION_MNIST, places.data, places.cache)
-    return (places.data or places.cache / data.FASHION_MNIST.name).absolute()
+    return fetched("fashion-mnist")

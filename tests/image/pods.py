@@ -37,8 +37,10 @@ class Pod:
 
     @property
     def tallies(self) -> list[dict[str, Any]]:
-        lines = self.stdout.splitlines()
-        return [json.loads(line.removeprefix("TORCHTALLY ")) for line in lines if line.startswith("TORCHTALLY ")]
+        """The lines of phases; that of the whole run is left out."""
+        lines = [line for line in self.stdout.splitlines() if line.startswith("TORCHTALLY ")]
+        found = [json.loads(line.removeprefix("TORCHTALLY ")) for line in lines]
+        return [line for line in found if line["phase"] != "all"]
 
     def output(self) -> dict[str, bytes]:
         """The files in /output."""

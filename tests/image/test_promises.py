@@ -49,6 +49,11 @@ def test_pid_1_is_an_init(start: Start) -> None:
     assert pod.stdout.strip() == "tini"
 
 
+def test_what_nccl_opens_for_rdma_is_there_with_nccl_alone(start: Start) -> None:
+    pod = start("run", "--", "python", "-c", "import ctypes; ctypes.CDLL('libibverbs.so.1')")
+    assert (pod.wait() == 0) == CUDA, pod.stderr
+
+
 def test_only_the_cuda_image_speaks_to_nvidias_runtime(image: dict[str, Any]) -> None:
     environment = dict(line.split("=", 1) for line in image["Env"])
     nvidia = {key: value for key, value in environment.items() if key.startswith("NVIDIA_")}

@@ -86,7 +86,7 @@ def test_sigterm_ends_the_wait_for_other_pods(start: Start) -> None:
     """torchrun installs its handlers late, and waits 15 minutes; as PID 1 it would not even die of the signal."""
     env = member(0, 2) | {"MASTER_ADDR": "localhost", "PET_MASTER_ADDR": "localhost"}
     pod = start("run", "fashion-mnist", env=env)
-    LogMessageWaitStrategy("pod 1 of 2").with_startup_timeout(60).wait_until_ready(pod.container)
+    LogMessageWaitStrategy("pod 1 of 2").with_startup_timeout(120).wait_until_ready(pod.container)
     pod.container.get_wrapped_container().kill(signal.SIGTERM)
     assert pod.wait(seconds=20) == 128 + signal.SIGTERM
 

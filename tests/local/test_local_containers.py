@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from livejobs import Live
 from localjobs import Object, container, load, pod_spec, pytorchjob, run_script, start_script, until, write
 
-from local import environment
+from local import containers, environment
+from local.controller import Controller
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 IMAGE = "debian:trixie-slim"
@@ -126,6 +128,32 @@ def test_volumes(tmp_path: Path, name: str) -> None:
         subprocess.run(["docker", "volume", "rm", "--force", f"{name}-claim"], capture_output=True, check=False)
 
 
+def test_a_pod_that_is_deleted_frozen_and_killed(tmp_path: Path, name: str) -> None:
+    """A killed container's pod keeps its volumes, a deleted pod's successor has new ones."""
+    script = "echo x >>/scratch/starts; echo start $(wc -l </scratch/starts); while :; do echo tick; sleep 0.1; done"
+    job = with_sh(named(pytorchjob("echo up; exec sleep 60", script), name))
+    pod_spec(job, "Worker")["volumes"] = [{"name": "scratch", "emptyDir": {}}]
+    for kind in ("Master", "Worker"):
+        pod_spec(job, kind)["terminationGracePeriodSeconds"] = 0
+    container(job, "Worker")["volumeMounts"] = [{"name": "scratch", "mountPath": "/scratch"}]
+    worker = f"{name}-worker-0"
+    with Live(load(tmp_path, job), lambda job: containers.Containers(job, None)) as live:
+        live.until("start 1", "tick")
+        live.do(lambda it: it.kill(worker))
+        live.until("start 2", "tick")
+        live.do(lambda it: it.freeze(worker))
+        wait_for(worker, "Paused")
+        live.skip()
+        live.do(lambda it: it.thaw(worker))
+        live.until("tick")
+        live.do(lambda it: it.delete(worker))
+        live.until("start 1", "tick")
+        live.do(Controller.suspend)
+        live.do(Controller.resume)
+        live.until("up", "start 1", "tick")
+    assert live.starts == {f"{name}-master-0": 2, worker: 4}
+
+
 def test_limits_and_security(tmp_path: Path, name: str) -> None:
     job = with_sh(named(pytorchjob("exec sleep 60"), name))
     pod_spec(job)["securityContext"] = {
@@ -145,7 +173,7 @@ def test_limits_and_security(tmp_path: Path, name: str) -> None:
     pod_spec(job)["terminationGracePeriodSeconds"] = 0
     runner = start_script(write(tmp_path, job), "--docker")
     try:
-        (found,) = wait_for_running(f"{name}-master-0")
+        (found,) = wait_for(f"{name}-master-0", "Running")
     finally:
         runner.send_signal(signal.SIGTERM)
         _, err = runner.communicate(timeout=60)
@@ -159,12 +187,12 @@ def test_limits_and_security(tmp_path: Path, name: str) -> None:
     assert runner.returncode == 143
 
 
-def wait_for_running(container_name: str) -> list[Object]:
+def wait_for(container_name: str, state: str) -> list[Object]:
     ends = time.monotonic() + 60
     while True:
         answer = subprocess.run(["docker", "container", "inspect", container_name], capture_output=True, check=False)
         found: list[Object] = json.loads(answer.stdout or "[]")
-        if found and found[0]["State"]["Running"]:
+        if found and found[0]["State"][state]:
             return found
         assert time.monotonic() < ends, answer.stderr
         time.sleep(0.1)

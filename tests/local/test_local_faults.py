@@ -1,123 +1,342 @@
-"""What befalls pods, in the real training under the local runner: it ends with the weights of an undisturbed one."""
+"""What befalls pods, in the real training under the local runner: it ends with the weights of an undisturbed one.
+
+What was seen goes into a table as well, which `make faults` prints.
+"""
 
 import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
-from localjobs import RUN_LOCAL, Object, container, pytorchjob, start_script, until, write
+from fault_table import NEXT_STEP, Row, lost_and_doubled, record
+from livejobs import ENTRY, LIMIT, Live, Over, Part, agent, rank
+from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
 
-pytestmark = pytest.mark.timeout(300)
+from local.controller import Controller, Outcome
+from torchtally.job import Places
 
-EPOCHS = 4
-WORKERS = 2
+pytestmark = pytest.mark.timeout(600)
+
+EPOCHS = 3
+MASTER, WORKER, OTHER = "demo-master-0", "demo-worker-0", "demo-worker-1"
+PROGRESS = re.compile(r"epoch \d+/\d+: ")
 
 
-def training(output: Path, policy: str) -> Object:
-    """Few and large steps, on 3 pods."""
-    job = pytorchjob("", "", workers=WORKERS, policy=policy, nprocPerNode="1", runPolicy={"backoffLimit": 30})
-    options = ["--epochs", str(EPOCHS), "--batch-size", "400", "--output", str(output), "--save-seconds", "0.5"]
+def document(output: Path, policy: str, variables: Mapping[str, str]) -> Object:
+    """Few and large steps on 3 pods, of a model that DDP needs two buckets for: their order shows in the weights."""
+    run_policy = {"backoffLimit": 30, "cleanPodPolicy": "Running"}
+    job = pytorchjob("", "", workers=2, policy=policy, nprocPerNode="1", runPolicy=run_policy)
+    options = ["--epochs", str(EPOCHS), "--batch-size", "400", "--output", str(output), "--save-seconds", "0.01"]
+    options += ["--hidden", "256"]
+    variables = {"TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **variables}
     for kind in ("Master", "Worker"):
-        container(job, kind)["command"] = [sys.executable, "-m", "torchtally.cli", "run", "fashion-mnist", *options]
-        container(job, kind)["env"] = [
-            {"name": "TORCHTALLY_DEVICE", "value": "cpu"},
-            {"name": "OMP_NUM_THREADS", "value": "1"},
-        ]
+        container(job, kind)["command"] = [sys.executable, "-m", ENTRY, "run", "fashion-mnist", *options]
+        container(job, kind)["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     return job
 
 
-@dataclass
-class Training:
+class Training(Live):
     """A training under way."""
 
-    runner: subprocess.Popen[str]
-    log: list[str]
+    def __init__(self, folder: Path, policy: str, variables: Mapping[str, str]) -> None:
+        self.output = folder / "output"
+        self.checkpoints = self.output / "checkpoints"
+        self.struck: float | None = None  # when the last fault came
+        super().__init__(load(folder, document(self.output, policy, variables)))
 
-    def until(self, *texts: str) -> None:
-        self.log += until(self.runner, *texts)
+    def strike(self, act: Callable[[], None]) -> None:
+        self.skip()
+        self.struck = time.monotonic()
+        act()
 
-    def process(self, pod: str, part: str) -> psutil.Process:
-        """The pod's agent (torchtally.cli) or its rank (torchtally.worker)."""
-        (found,) = [
-            process
-            for process in psutil.Process(self.runner.pid).children(recursive=True)
-            if part in process.cmdline() and process.environ().get("HOSTNAME") == pod
-        ]
+    def kill(self, pod: str, part: Part) -> None:
+        """kill -9 to the pod's agent, or to its trainer."""
+        self.strike(self.process(pod, part).kill)
+
+    def delete(self, pod: str) -> None:
+        self.strike(lambda: self.do(lambda controller: controller.delete(pod)))
+
+    def until_within_an_epoch(self) -> None:
+        self.until_there("epoch-*-position-*[1-9]*.checkpoint")
+
+    def until_there(self, pattern: str) -> Path:
+        """Wait, busily, until there is such a checkpoint."""
+        ends = time.monotonic() + LIMIT
+        while not (found := next(self.checkpoints.glob(pattern), None)):
+            assert time.monotonic() < ends, "\n".join(self.lines)
+            if self.over:
+                raise Over(f"ended without {pattern}")
         return found
 
-    def end(self) -> None:
-        out, err = self.runner.communicate(timeout=240)
-        self.log += out.splitlines()
-        assert self.runner.returncode == 0, "\n".join([*self.log, err])
+
+def stop_at_once(process: psutil.Process) -> None:
+    process.suspend()
+    ends = time.monotonic() + LIMIT
+    while process.status() != psutil.STATUS_STOPPED:  # what it had begun in the kernel it ends first
+        assert time.monotonic() < ends
 
 
-def train(folder: Path, policy: str = "OnFailure", disturb: Callable[[Training], None] = lambda training: None) -> str:
-    """The SHA-256 of the weights that come of it; the proof holds by its log alone."""
-    running = Training(start_script(write(folder, training(folder / "output", policy))), [])
-    try:
-        disturb(running)
-        running.end()
-    finally:
-        running.runner.kill()
-        running.runner.wait()
-    proof = json.loads((folder / "output/proof.json").read_text())
-    assert proof["holds"]
-    log = folder / "job.log"
-    log.write_text("\n".join(running.log))
-    script = str(RUN_LOCAL.parent / "verify_shards.py")
-    verified = subprocess.run([sys.executable, script, str(log)], capture_output=True, text=True)
-    assert verified.returncode == 0, verified.stdout
-    model: str = proof["model"]
-    return model
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    policy: str
+    strike: Callable[[Training], None]
+    restarts: bool = True
+    next_step: re.Pattern[str] | None = NEXT_STEP
+    rare: bool = False  # left to `make faults`, as `make e2e` has it on a cluster
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return train(tmp_path_factory.mktemp("undisturbed"))
+    """The SHA-256 of the weights."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with Training(folder, "OnFailure", {}) as training:
+        training.end()
+    return weights(training)
 
 
-def kill_before_the_first_step(training: Training) -> None:
+def weights(training: Training) -> str:
+    model: str = json.loads((training.output / "proof.json").read_text())["model"]
+    return model
+
+
+def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[str, str] | None = None) -> None:
+    for attempt in range(3):
+        place = folder / str(attempt)
+        place.mkdir()
+        try:
+            with Training(place, fault.policy, variables or {}) as training:
+                fault.strike(training)
+                ended = training.end()
+            break
+        except Over:  # before the fault came
+            if attempt == 2 or training.end().verdict.outcome is not Outcome.SUCCEEDED:
+                raise
+    restarts = sum(training.starts.values()) - len(training.starts)
+    # The proof holds by the log alone.
+    log = folder / "job.log"
+    log.write_text("\n".join(training.lines))
+    script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), "--json", str(log)]
+    verified = subprocess.run(script, capture_output=True, text=True)
+    report = json.loads(verified.stdout)
+    lost, doubled = lost_and_doubled(report)
+    same = weights(training) == undisturbed
+    took = seconds(training, fault.next_step)
+    record("local", Row(fault.name, fault.policy, restarts, lost, doubled, same, took))
+    assert ended.verdict.outcome is Outcome.SUCCEEDED
+    assert verified.returncode == 0, report["problems"]
+    assert same
+    assert (lost, doubled) == (0, 0)
+    assert bool(restarts) is fault.restarts
+    assert (took is None) is (fault.next_step is None)
+
+
+def seconds(training: Training, next_step: re.Pattern[str] | None) -> float | None:
+    """From the last fault to the next step."""
+    at = training.struck
+    assert at is not None
+    after = (each.when - at for each in training.heard if each.when > at and next_step and next_step.search(each.text))
+    return next(after, None)
+
+
+def kill_the_trainer(pod: str, training: Training) -> None:
+    training.until_within_an_epoch()
+    training.kill(pod, rank)
+
+
+def kill_at_rendezvous(training: Training) -> None:
     training.until("is pod 2 of 3")
-    training.process("demo-worker-0", "torchtally.cli").kill()
+    training.kill(WORKER, agent)
+
+
+def delete_at_rendezvous(training: Training) -> None:
+    training.until("is pod 1 of 3")
+    training.delete(MASTER)
+
+
+def kill_during_a_save(training: Training) -> None:
+    training.until_within_an_epoch()
+    trainer = training.process(MASTER, rank)
+    while True:
+        half = training.until_there(".epoch-*.checkpoint.*")
+        stop_at_once(trainer)
+        if half.exists():
+            break
+        trainer.resume()
+    training.strike(trainer.kill)
+
+
+def hold_the_model_back(training: Training) -> Path:
+    """Let the training come to its end, but not to its model: a folder, which is returned, is in the way."""
+    folder = training.output / "model.pt"
+    (folder / "not-empty").mkdir(parents=True)
+    training.until("the model cannot be written")
+    return folder
+
+
+def kill_after_the_last_step(training: Training) -> None:
+    folder = hold_the_model_back(training)
+    training.kill(MASTER, rank)
+    shutil.rmtree(folder)
+
+
+def kill_after_the_end(training: Training) -> None:
+    folder = hold_the_model_back(training)
+    other = training.process(OTHER, rank)
+    stop_at_once(other)  # nobody is done before all have seen the model
+    shutil.rmtree(folder)
+    training.until("torchtally: wrote ")
+    training.strike(lambda: training.do(lambda controller: controller.kill(MASTER)))
+    other.resume()
+
+
+def delete(pod: str, training: Training) -> None:
+    training.until_within_an_epoch()
+    training.delete(pod)
+
+
+def ask_the_agent_to_end(training: Training) -> None:
+    training.until_within_an_epoch()
+    asked = training.process(WORKER, agent)
+    training.strike(lambda: asked.send_signal(signal.SIGTERM))
+    training.until(f"{MASTER}] torchtally: stopped by signal 15, after a step and a checkpoint")
 
 
 def kill_twice(training: Training) -> None:
-    training.until("epoch 1/4: loss")
-    training.process("demo-worker-1", "torchtally.worker").kill()
-    training.until("epoch 2/4: loss")
-    training.process("demo-master-0", "torchtally.worker").kill()
-
-
-def ask_a_pod_to_end(training: Training) -> None:
-    training.until("epoch 1/4: loss")
-    training.process("demo-worker-0", "torchtally.cli").send_signal(signal.SIGTERM)
-    training.until("demo-master-0] torchtally: stopped by signal 15, after a step and a checkpoint")
+    training.until_within_an_epoch()
+    training.kill(OTHER, rank)
+    training.until(f"{OTHER}] torchtally: {OTHER} is pod")  # before they have met again
+    training.kill(MASTER, agent)
 
 
 def freeze(training: Training) -> None:
-    training.until("epoch 1/4: loss")
-    rank = training.process("demo-worker-1", "torchtally.worker")
-    rank.suspend()
-    with pytest.raises(psutil.TimeoutExpired):
-        rank.wait(timeout=5)
-    rank.resume()
+    training.until_within_an_epoch()
+    training.strike(lambda: training.do(lambda controller: controller.freeze(OTHER)))
+    time.sleep(5)  # what a freeze is made of
+    training.do(lambda controller: controller.thaw(OTHER))
+
+
+def suspend(training: Training) -> None:
+    training.until_within_an_epoch()
+    training.strike(lambda: training.do(Controller.suspend))
+    training.until(f"{MASTER}] torchtally: stopped by signal 15, after a step and a checkpoint")
+    training.do(Controller.resume)
+
+
+def fill_the_folder(training: Training) -> None:
+    """By a limit on the size of files, which needs no root and which root does not pass by."""
+    training.until_within_an_epoch()
+    trainer = training.process(MASTER, rank)
+    before = trainer.rlimit(psutil.RLIMIT_FSIZE)
+    trainer.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, before[1]))
+    training.until("no checkpoint could be written")
+    trainer.rlimit(psutil.RLIMIT_FSIZE, before)
+    training.until("checkpoints can be written again")
+    trainer.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, before[1]))
+    training.until("no checkpoint could be written")
+    training.strike(trainer.kill)
+
+
+FAULTS = [
+    Fault("kill -9 the trainer in the master", "OnFailure", partial(kill_the_trainer, MASTER), rare=True),
+    Fault("kill -9 the trainer in a worker", "ExitCode", partial(kill_the_trainer, WORKER)),
+    Fault("kill -9 a worker's agent, at rendezvous", "OnFailure", kill_at_rendezvous),
+    Fault("delete the master pod, at rendezvous", "ExitCode", delete_at_rendezvous),
+    Fault("delete a worker pod", "OnFailure", partial(delete, WORKER), rare=True),
+    Fault("delete the master pod", "ExitCode", partial(delete, MASTER), rare=True),
+    Fault("kill -9 the trainer in the master, during a save", "OnFailure", kill_during_a_save, rare=True),
+    Fault(
+        "kill -9 the trainer in the master, after the last step", "ExitCode", kill_after_the_last_step, next_step=None
+    ),
+    Fault("kill -9 the master pod, after model.pt", "OnFailure", kill_after_the_end, next_step=None),
+    Fault("SIGTERM to a worker", "ExitCode", ask_the_agent_to_end),
+    Fault("kill -9 a worker's trainer, then the master's agent", "ExitCode", kill_twice),
+    Fault("freeze a pod for 5 s", "OnFailure", freeze, restarts=False, next_step=PROGRESS, rare=True),
+    Fault("suspend the job, and resume it", "OnFailure", suspend, rare=True),
+    Fault(
+        "no room for checkpoints for a while, then kill -9 the trainer in the master",
+        "OnFailure",
+        fill_the_folder,
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("policy", "disturb"),
+    "fault",
     [
-        ("OnFailure", kill_before_the_first_step),
-        ("ExitCode", kill_twice),
-        ("ExitCode", ask_a_pod_to_end),
-        ("OnFailure", freeze),
+        pytest.param(fault, id=re.sub(r"\W+", "-", fault.name), marks=[pytest.mark.rare] if fault.rare else [])
+        for fault in FAULTS
     ],
 )
-def test_ends_with_the_weights_of_an_undisturbed_training(
-    tmp_path: Path, undisturbed: str, policy: str, disturb: Callable[[Training], None]
-) -> None:
-    assert train(tmp_path, policy, disturb) == undisturbed
+def test_ends_with_the_weights_of_an_undisturbed_training(tmp_path: Path, undisturbed: str, fault: Fault) -> None:
+    if fault.strike is fill_the_folder and not hasattr(psutil, "RLIMIT_FSIZE"):
+        pytest.skip("this system sets no limit for a process that runs")
+    ends_well(tmp_path, undisturbed, fault)
+
+
+class SlowMirror(ThreadingHTTPServer):
+    """A proxy that answers every request with the beginning of a file, and then with nothing more."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Slow)
+
+
+class _Slow(BaseHTTPRequestHandler):
+    server: SlowMirror
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(1 << 20))
+        self.end_headers()
+        with suppress(OSError):  # who asked is gone
+            self.wfile.write(b"\x1f\x8b")
+            self.server.over.wait()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def slow_mirror() -> Iterator[str]:
+    server = SlowMirror()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.over.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_while_data_are_fetched(tmp_path: Path, undisturbed: str, slow_mirror: str) -> None:
+    """One pod fetches, the others wait for it; it is deleted when the data have come from elsewhere."""
+    cache = tmp_path / "cache"
+    places = Places.from_env(os.environ)
+    source = places.data or places.cache / "fashion-mnist"
+
+    def delete_who_fetches(training: Training) -> None:
+        training.until("torchtally: fetching http://")
+        (pod,) = {match[1] for line in training.lines if (match := re.match(r"\[(.+)\] torchtally: fetching", line))}
+        for file in source.glob("*-ubyte*"):
+            partly = cache / "fashion-mnist" / "partly"
+            shutil.copy(file, partly)
+            partly.rename(partly.with_name(file.name))
+        training.delete(pod)
+
+    fault = Fault("delete a pod, while it fetches data", "ExitCode", delete_who_fetches)
+    variables = {"TORCHTALLY_DATA": "", "TORCHTALLY_CACHE": str(cache), "http_proxy": slow_mirror, "no_proxy": ""}
+    ends_well(tmp_path, undisturbed, fault, variables)

@@ -14,20 +14,26 @@ from torchtally import shards
 
 Line = dict[str, Any]
 Consume = Callable[[str, int, int, list[int]], list[int]]  # phase, epoch, rank, shard -> what was really consumed
+World = tuple[int, int, int]  # from this epoch and position on there were so many ranks
 
 RUN = "3f9c2a7b10de"
 P = 2**61 - 1
+MODEL = "sha256:" + "0123456789abcdef" * 4
 
 
 def words(samples: list[int], positions: dict[int, int], run: str) -> list[int]:
     """The digest's twenty numbers, of samples whose positions in the order are given."""
-    g = 2 + int(hashlib.sha256(run.encode()).hexdigest(), 16) % (P - 2)
+    g = base(run)
     sums = [0] * 20
     for sample in samples:
         x = positions[sample] + 1
         powers = [pow(x, k, P) for k in range(16)] + [pow(g, x, P)] + [pow(sample + 1, k, P) for k in (1, 2, 3)]
         sums = [(total + power) % P for total, power in zip(sums, powers, strict=True)]
     return sums
+
+
+def base(text: str) -> int:
+    return 2 + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (P - 2)
 
 
 def encoded(words: list[int]) -> str:
@@ -78,20 +84,29 @@ def run(
     ranks_per_pod: int = 1,
     start: int = 0,
     batch: int = 20,
+    worlds: list[World] | None = None,
     **common: Any,
 ) -> list[Line]:
-    """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch."""
+    """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch.
+
+    Each of `worlds` after the first is another attempt, which has done the rest of its epoch again.
+    """
     plan = {"train": 2, "test": 2} if plan is None else plan
     name = common.get("run", RUN)
     lines = []
+    begins = {1: start}
+    attempt = 0
     for epoch in range(1, max(plan.values()) + 1):
+        for number, (since, position, ranks) in enumerate(worlds or []):
+            if since <= epoch:
+                attempt, world, begins[since] = number, ranks, position
         for phase in (each for each, epochs in plan.items() if epoch <= epochs):
             shuffled = phase == "train"
             used = contract if shuffled else "exact"
             size = n if shuffled else max(1, n // 6)
             samples = order(size, seed, epoch) if shuffled else list(range(size))
             positions = {sample: position for position, sample in enumerate(samples)}
-            begin = start if shuffled and epoch == 1 else 0
+            begin = begins.get(epoch, 0) if shuffled else 0
             before = samples[:begin]
             dealt = deal(samples, world, used, begin)
             hands = [consume(phase, epoch, rank, shard) for rank, shard in enumerate(dealt)]
@@ -103,7 +118,7 @@ def run(
                     {
                         "v": 2,
                         "run": RUN,
-                        "attempt": 0,
+                        "attempt": attempt,
                         "pod": f"demo-worker-{pod - 1}" if pod else "demo-master-0",
                         "task": "fashion-mnist",
                         "phase": phase,
@@ -123,6 +138,32 @@ def run(
                     | common
                 )
     return lines
+
+
+def last(lines: list[Line], worlds: list[World] | None = None, **values: Any) -> Line:
+    """The last line of a run that has these lines."""
+    every = [line for line in lines if line["rank"] == "all"]
+    common = every[-1]
+    h = base(common["run"] + " epochs")
+    phases: dict[str, Line] = {}
+    for line in every:
+        names = ("n", "contract", "order", "data")
+        phase = phases.setdefault(line["phase"], {**{name: line[name] for name in names}, "consumed": 0, "words": [0]})
+        phase["consumed"] += line["consumed"]
+        more = [word * h ** line["epoch"] for word in decoded(line["digest"])]
+        phase["words"] = [(a + b) % P for a, b in itertools.zip_longest(phase["words"], more, fillvalue=0)]
+    for phase in phases.values():
+        phase["digest"] = encoded(phase.pop("words"))
+    return {
+        "v": 2,
+        **{name: common[name] for name in ("run", "attempt", "pod", "task")},
+        "phase": "all",
+        **{name: common[name] for name in ("plan", "seed")},
+        "worlds": [list(world) for world in worlds or [(1, 0, lines[0]["world"])]],
+        "phases": phases,
+        "model": MODEL,
+        "discarded": 0,
+    } | values
 
 
 def counts(shard: list[int], taken: list[int], positions: dict[int, int], run: str) -> Line:

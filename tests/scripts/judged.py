@@ -9,6 +9,8 @@ from bruteforce import Line
 from verify.lines import Log
 from verify.verdict import Verdict, judge
 
+UNKNOWN = "the run's last line is not there, so it is not said which weights came of it"
+
 
 def read(text: str) -> Log:
     log = Log()

@@ -15,7 +15,12 @@ import yaml
 from kubernetes.config import kube_config
 
 LINES = bruteforce.run(ranks_per_pod=1)
+LAST = bruteforce.last(LINES)
 JOB = "/apis/kubeflow.org/v1/namespaces/trial/pytorchjobs/demo"
+TRAIN_JOB = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/trial/trainjobs/demo"
+SELECTOR = "jobset.sigs.k8s.io/jobset-name%3Ddemo%2Cjobset.sigs.k8s.io/replicatedjob-name%3Dnode"
+NODES = f"/api/v1/namespaces/trial/pods?labelSelector={SELECTOR}"
+UNKNOWN = 404, "404 page not found\n"  # what a cluster says of kinds that it does not have
 PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
 
 
@@ -34,6 +39,7 @@ class Server:
         self.answers: dict[str, tuple[int, Any]] = {}
         self.asked: list[str] = []
         self.job: dict[str, Any] = {
+            "metadata": {"name": "demo", "namespace": "trial"},
             "spec": {
                 "pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 3}},
                 "runPolicy": {"cleanPodPolicy": "None"},
@@ -41,6 +47,7 @@ class Server:
             "status": {"conditions": [{"type": "Succeeded", "status": "True"}, {"type": "Running", "status": "False"}]},
         }
         self.answers[JOB] = 200, self.job
+        self.answers[TRAIN_JOB] = UNKNOWN
         for index, name in enumerate(PODS):
             self.phase(name, "Succeeded")
             mine = [line for line in LINES if line["pod"] == name]
@@ -112,6 +119,7 @@ def verify(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 
 
 def test_pods_are_asked_for_by_name(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
     status, said = verify(capsys, "-n", "trial")
     assert (status, said.count("✓ every sample exactly once"), said.count("note:")) == (0, 4, 0)
     logs = [path for name in PODS for path in (pod(name), pod(name) + "/log?container=pytorch")]
@@ -139,6 +147,18 @@ def test_a_pod_that_is_gone(server: Server, capsys: pytest.CaptureFixture[str]) 
     assert status == 1
     gone = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is All; None keeps pods)"
     assert f"✗ {gone}\n" in said and "✗ no tally line of rank 2 at all\n" in said
+
+
+def test_a_pod_that_is_gone_where_the_last_line_is_there(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
+    server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
+    server.phase("demo-worker-2", "Pending")  # a node was lost after the end
+    status, said = verify(capsys)
+    assert status == 0
+    gone = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is None; None keeps pods)"
+    for what in gone, "pod demo-worker-2 has not started", "no tally line of ranks 2-3 at all":
+        assert f"note: {what}; the run's last line is proof enough\n" in said
+    assert verify(capsys, "--expect-per-pod", "15")[0] == 1
 
 
 def test_a_pod_that_is_not_there_yet(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,8 +228,9 @@ def test_a_job_that_is_missing(server: Server, capsys: pytest.CaptureFixture[str
 
 
 def test_a_cluster_without_the_operator(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers[JOB] = 404, "404 page not found\n"
-    said = "this cluster does not know PyTorchJobs: is the training operator installed?"
+    server.answers[JOB] = UNKNOWN
+    controllers = "the training operator or Kubeflow Trainer"
+    said = f"this cluster does not know PyTorchJobs or TrainJobs: is {controllers} installed?"
     assert verify(capsys) == (2, f"verify_shards: {said}\n")
 
 
@@ -269,3 +290,61 @@ def test_no_cluster_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     status, said = verify(capsys)
     assert status == 2 and said.startswith("verify_shards: no cluster: not in a pod with a service account, and no ")
+
+
+def train_job(server: Server, *nodes: tuple[int, str], state: str = "Complete", count: int = 4) -> None:
+    """A TrainJob in place of the PyTorchJob, whose pods are (node, letter) in order of age."""
+    conditions = [{"type": state, "status": "True"}] if state else []
+    server.answers[JOB] = UNKNOWN
+    server.answers[TRAIN_JOB] = (
+        200,
+        {
+            "metadata": {"name": "demo", "namespace": "trial"},
+            "spec": {"trainer": {"numNodes": count}},
+            "status": {"conditions": conditions, "jobsStatus": [{"name": "node", "active": 0 if state else 1}]},
+        },
+    )
+    pods = []
+    for age, (node, letter) in enumerate(nodes):
+        name = f"demo-node-0-{node}-{letter * 5}"
+        labels = {"batch.kubernetes.io/job-completion-index": str(node)}
+        made = f"2026-01-01T00:00:{age:02}Z"
+        pods.append({"metadata": {"name": name, "creationTimestamp": made, "labels": labels}})
+        server.phase(name, "Succeeded")
+        mine = [line for line in LINES if line["pod"] == PODS[node]]
+        server.answers[pod(name) + "/log?container=node"] = 200, bruteforce.text(mine)
+    server.answers[NODES] = 200, {"kind": "PodList", "items": pods[::-1]}
+
+
+def test_a_train_job(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    train_job(server, (0, "a"), (1, "b"), (2, "c"), (3, "d"))
+    status, said = verify(capsys)
+    assert (status, said.count("✓ every sample exactly once"), "has not ended" in said) == (0, 4, False)
+
+
+def test_the_last_pod_of_a_node_counts(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    train_job(server, (0, "a"), (1, "z"), (1, "b"), (2, "c"), (3, "d"))
+    server.answers.pop(pod("demo-node-0-1-zzzzz"))
+    assert verify(capsys)[0] == 0
+
+
+def test_a_node_without_a_pod(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    train_job(server, (0, "a"), (1, "b"), (3, "d"), state="")
+    server.answers[pod("demo-node-0-2")] = refusal(404, 'pods "demo-node-0-2" not found', "demo-node-0-2")
+    status, said = verify(capsys)
+    assert status == 1
+    assert "✗ pod demo-node-0-2 does not exist (the job is Running)\n" in said
+    assert "note: job demo has not ended (Running): " in said
+
+
+def test_pods_that_may_not_be_listed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    train_job(server)
+    server.answers.pop(NODES)
+    status, said = verify(capsys)
+    assert status == 2 and "the pods of TrainJob demo in namespace trial: a role must allow list on pods (" in said
+
+
+def test_no_job_of_any_kind(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers[JOB] = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
+    server.answers[TRAIN_JOB] = refusal(404, 'trainjobs.trainer.kubeflow.org "demo" not found', "demo")
+    assert "no PyTorchJob or TrainJob demo in namespace trial" in verify(capsys)[1]

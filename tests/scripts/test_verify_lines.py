@@ -220,6 +220,13 @@ def test_values_that_cannot_be(name: str, value: Any, said: str) -> None:
     assert problems(bad)[0].startswith(f'demo.log:1: bad tally line: "{name}" {said}')
 
 
+@pytest.mark.parametrize(("name", "value"), [("attempt", False), ("epoch", True), ("plan", {"train": True})])
+def test_a_value_that_equals_the_right_one_of_the_line_before_is_not_right_for_that(name: str, value: Any) -> None:
+    assert LINES[1][name] == value
+    bad = bruteforce.text([LINES[0], LINES[1] | {name: value}, *LINES[2:]])
+    assert problems(bad)[0].startswith(f'demo.log:2: bad tally line: "{name}" is ')
+
+
 @pytest.mark.parametrize("indices", [[60], [-1], [True], [1.0], list(range(9))])
 def test_indices_that_cannot_be(indices: list[Any]) -> None:
     bad = bruteforce.text([LINES[0] | {"lost": 20, "lost_indices": indices}, *LINES[1:]])

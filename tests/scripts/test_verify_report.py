@@ -5,7 +5,7 @@ import json
 import bruteforce
 import pytest
 from bruteforce import Line
-from judged import sentences, verdict
+from judged import UNKNOWN, sentences, verdict
 
 from verify import report
 
@@ -30,7 +30,8 @@ def shown(lines: list[Line], encoding: str = "utf-8", colour: bool = False) -> l
 
 
 def test_the_table_is_that_of_the_design() -> None:
-    assert shown(bruteforce.run(60000, plan={"train": 1})) == [
+    lines = bruteforce.run(60000, plan={"train": 1})
+    assert shown([*lines, bruteforce.last(lines)]) == [
         "phase  epoch  pod               rank  expected  consumed  lost  doubled",
         "train      1  demo-master-0        0     15000     15000     0        0",
         "train      1  demo-worker-0        1     15000     15000     0        0",
@@ -38,8 +39,44 @@ def test_the_table_is_that_of_the_design() -> None:
         "train      1  demo-worker-2        3     15000     15000     0        0",
         "train      1  all                  4     60000     60000     0        0  ✓ every sample exactly once",
         "",
-        "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch",
+        f"✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch, model {bruteforce.MODEL}",
     ]
+
+
+def test_of_many_ranks_those_are_shown_that_are_wrong() -> None:
+    def late(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return shard[1:] if rank == 7 else shard
+
+    lines = bruteforce.run(200, world=65, plan={"train": 1}, consume=late)
+    rows = [each.split()[2:4] for each in shown(lines)[1:3]]
+    assert rows == [["demo-worker-6", "7"], ["all", "65"]]
+    assert len(json.loads(report.as_json(verdict(lines)))["tallies"]) == 66
+    assert shown(bruteforce.run(200, world=65, plan={"train": 1}))[1].split()[2] == "all"
+    assert shown(bruteforce.run(200, world=64, plan={"train": 1}))[1].split()[2] == "demo-master-0"
+
+
+def test_without_the_last_line_the_weights_are_not_known() -> None:
+    text = shown(bruteforce.run(plan={"train": 1}))
+    assert text[-2:] == [f"note: {UNKNOWN}", "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch"]
+    assert not any(UNKNOWN in each for each in shown(bruteforce.run()[1:]))
+
+
+def test_the_last_line_alone() -> None:
+    worlds = [(1, 0, 4), (2, 17, 1)]
+    lines = bruteforce.run(worlds=worlds)
+    text = shown([bruteforce.last(lines, worlds, discarded=2400)])
+    assert text[:2] == [
+        "note: no tally line of phase train at all, epochs 1-2 planned; the run's last line is proof enough",
+        "note: no tally line of phase test at all, epochs 1-2 planned; the run's last line is proof enough",
+    ]
+    assert text[2:] == [
+        f"✓ the proof holds: run 3f9c2a7b10de, 1 rank, train 2 epochs, test 2 epochs, model {bruteforce.MODEL}; "
+        "2400 samples consumed by steps that no checkpoint kept were discarded and count for nothing"
+    ]
+    one = shown([*lines, bruteforce.last(lines, worlds, discarded=1, model=None)])[-1]
+    assert one.endswith(
+        "test 2 epochs; 1 sample consumed by steps that no checkpoint kept was discarded and counts for nothing"
+    )
 
 
 def test_long_values_widen_their_column() -> None:
@@ -88,7 +125,17 @@ def test_json() -> None:
             {"ok": False} if given["rank"] == "all" else {}
         )
     assert json.loads(report.as_json(verdict(bruteforce.run())))["tallies"][-1]["ok"] is True
-    assert json.loads(report.as_json(verdict([])))["run"] is None
+    nothing = json.loads(report.as_json(verdict([])))
+    assert [nothing[name] for name in ("run", "last_line", "model", "discarded")] == [None, False, None, None]
+
+
+def test_json_has_what_the_last_line_says() -> None:
+    lines = bruteforce.run()
+    told = json.loads(report.as_json(verdict([*lines, bruteforce.last(lines, discarded=7)])))
+    assert [told[name] for name in ("last_line", "model", "discarded")] == [True, bruteforce.MODEL, 7]
+    assert len(told["tallies"]) == len(lines)
+    told = json.loads(report.as_json(verdict([bruteforce.last(lines, model=None)])))
+    assert [told[name] for name in ("holds", "last_line", "model", "discarded")] == [True, True, None, 0]
 
 
 def test_json_has_what_was_printed() -> None:

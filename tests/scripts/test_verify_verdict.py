@@ -4,7 +4,7 @@ from typing import Any
 
 import bruteforce
 import pytest
-from judged import changed, sentences, verdict
+from judged import UNKNOWN, changed, sentences, verdict
 
 from verify.verdict import UnknownRun
 
@@ -97,7 +97,7 @@ def test_two_runs_in_one_log() -> None:
     assert sentences(lines) == [said]
     chosen = verdict(lines, run="3f9c2a7b10de")
     assert chosen.holds
-    assert chosen.notes == ["run aaaaaaaaaaaa (7 lines) is in the same log and was not looked at"]
+    assert chosen.notes == ["run aaaaaaaaaaaa (7 lines) is in the same log and was not looked at", UNKNOWN]
     assert not verdict(lines, run="aaaaaaaaaaaa").holds
 
 
@@ -105,7 +105,7 @@ def test_the_last_attempt_counts() -> None:
     first, last = bruteforce.run()[:7], bruteforce.run(attempt=2)
     found = verdict(first + last)
     assert found.holds and found.attempt == 2
-    assert found.notes == ["7 lines of attempt 0 do not count: a later attempt went back"]
+    assert found.notes == ["7 lines of attempt 0 do not count: a later attempt went back", UNKNOWN]
     assert not verdict(bruteforce.run() + bruteforce.run(attempt=1)[:7]).holds
 
 
@@ -113,11 +113,11 @@ def test_a_later_attempt_goes_on_where_an_earlier_one_stood_with_any_number_of_r
     first = [line for line in bruteforce.run() if line["epoch"] == 1]
     second = [line for line in bruteforce.run(attempt=1, world=3) if line["epoch"] == 2]
     found = verdict(first + second)
-    assert found.holds and found.attempt == 1 and found.notes == []
+    assert found.holds and found.attempt == 1 and found.notes == [UNKNOWN]
     again = [line for line in bruteforce.run() if line["epoch"] == 2]
     found = verdict(first + again + second)
     assert found.holds
-    assert found.notes == ["10 lines of attempt 0 do not count: a later attempt went back"]
+    assert found.notes == ["10 lines of attempt 0 do not count: a later attempt went back", UNKNOWN]
 
 
 def test_what_an_earlier_attempt_did_after_the_place_that_a_later_one_went_back_to_does_not_count() -> None:

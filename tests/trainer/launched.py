@@ -1,17 +1,27 @@
 """The pods of a job on this machine: the real entry point, with the environment that PyTorchJob gives each."""
 
+import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import ranks
 
 ENTRY = "import sys; from torchtally import cli; sys.exit(cli.main(sys.argv[1:]))"
-LIMIT = 120  # seconds
+LIMIT = 300  # seconds
+_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+
+
+def until(what: str, condition: Callable[[], object]) -> None:
+    """Wait until the condition, which `what` says in words, is true."""
+    ends = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < ends, f"waited {LIMIT} s until {what}"
+        time.sleep(0.05)
 
 
 class Job:
@@ -52,8 +62,7 @@ class Job:
     def kill(self) -> None:
         for process in self._started:
             if process.poll() is None:
-                for each in family(process.pid):
-                    each.kill()
+                kill(process.pid)
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
@@ -75,10 +84,13 @@ class Pod:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def freeze(self) -> None:
-        """As if its node were gone: no process runs, no socket is closed."""
-        for each in family(self.process.pid):
-            each.suspend()
+    def kill(self) -> None:
+        """As if its node had lost power: no process can say a word."""
+        kill(self.process.pid)
+
+    def freeze(self) -> list[psutil.Process]:
+        """As if its node were gone: no process runs, no socket is closed. Returns what was frozen, for `thaw`."""
+        return stop(self.process.pid)
 
     @property
     def errors(self) -> str:
@@ -94,7 +106,40 @@ def family(pid: int) -> list[psutil.Process]:
     return [first, *first.children(recursive=True)]
 
 
-@contextmanager
+def gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def stop(pid: int) -> list[psutil.Process]:
+    """Parents before their children are listed: none that is stopped starts another."""
+    stopped: list[psutil.Process] = []
+    waiting = [psutil.Process(pid)]
+    while waiting:
+        process = waiting.pop()
+        with contextlib.suppress(psutil.NoSuchProcess):  # a shell's `sleep 0.1`
+            process.suspend()
+            stopped.append(process)
+            until(f"{process} has stopped", lambda process=process: process.status() in _STILL)
+            waiting += process.children()
+    return stopped
+
+
+def thaw(stopped: list[psutil.Process]) -> None:
+    for process in stopped:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def kill(pid: int) -> None:
+    for process in stop(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@contextlib.contextmanager
 def job(environment: dict[str, str], folder: Path, count: int) -> Iterator[Job]:
     started = Job(environment, folder, count)
     try:

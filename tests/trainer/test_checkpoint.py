@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from torchtally import checkpoint
+from torchtally.errors import Refused
 
 
 def state(number: int) -> checkpoint.State:
@@ -77,6 +78,25 @@ def test_a_damaged_file_is_said_and_the_one_before_it_loads(tmp_path: Path, harm
     number, skipped = newest(tmp_path)
     assert number == 1
     assert [f"{checkpoint.name(1, 3)}: it is {what}" in skipped[0], len(skipped)] == [True, 2]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_is_saved_after_damaged_ones_were_skipped_stays(tmp_path: Path, keep: int) -> None:
+    saved(tmp_path, 1, 3, 4, 5, keep=4)
+    for number in (3, 4, 5):
+        (tmp_path / checkpoint.name(1, number)).write_bytes(b"")
+    for number in (1, 2):
+        saved(tmp_path, number, keep=keep)
+        assert newest(tmp_path)[0] == number
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    path = tmp_path / checkpoint.name(1, 2)
+    path.write_bytes(b"whatever it may be" * 10 + b"torchtally-checkpoint-1\n")
+    with pytest.raises(Refused, match=r"position-0000000000000000002\.checkpoint is of another version of torchtally"):
+        checkpoint.newest(tmp_path)
+    assert path.exists()
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:

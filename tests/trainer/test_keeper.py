@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import io
 import shutil
-from collections.abc import Callable
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import toy
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import checkpoint, loop
+from torchtally import checkpoint, closing, loop
 from torchtally.checkpoint import State
+from torchtally.contract import Contract
 from torchtally.course import Course
-from torchtally.errors import Refused, Stopped
+from torchtally.errors import Refused, Stopped, Volume
 from torchtally.keeper import Keeper, resume
 from torchtally.options import Training
 
@@ -40,11 +41,12 @@ class Interrupting(Keeper):
         super().__init__(folder, FACTS, toy.CPU, 2, 1e9)
         self._save_after, self._end_after, self._made = save_after, save_after + more, 0
 
-    def after_step(self, state: Callable[[], State]) -> None:
+    def after_step(self, course: Course) -> None:
         self._made += 1
         if self._made == self._save_after:
-            self.save(state)
+            self.save(course)
         if self._made == self._end_after:
+            self._note(course)
             raise Interrupted
 
 
@@ -95,12 +97,16 @@ def interrupted(rank: int, world: int, store: Store, folder: Path, save_after: i
         fit(rank, world, Interrupting(folder, save_after, more), resume(folder, FACTS, toy.CPU))
 
 
-def resumed(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
+def taken_up(rank: int, world: int, store: Store, folder: Path) -> Course:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     state = resume(folder, FACTS, toy.CPU)
     assert state is not None
-    return outcome(fit(rank, world, Keeper(folder, FACTS, toy.CPU, 2, 300), state))
+    return fit(rank, world, Keeper(folder, FACTS, toy.CPU, 2, 300), state)
+
+
+def resumed(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
+    return outcome(taken_up(rank, world, store, folder))
 
 
 def everywhere(rank: int, world: int, store: Store, folder: Path) -> list[dict[str, Any]]:
@@ -131,16 +137,42 @@ def test_new_processes_take_it_up_again_and_again(tmp_path: Path) -> None:
     assert ranks.run(3, resumed, tmp_path) == expected
 
 
+def accounted(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
+    with toy.proved() as phases:
+        course = taken_up(rank, world, store, folder)
+    return {"phases": phases, "worlds": course.worlds, "discarded": course.discarded}
+
+
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 4), (4, 1)])
 def test_another_number_of_ranks_goes_on_where_the_others_stood(before: int, after: int, tmp_path: Path) -> None:
     step = 3
     assert ranks.run(before, interrupted, tmp_path, step, 1) == [None] * before
-    found = ranks.run(after, resumed, tmp_path)
-    lines = [line for line in found[0]["lines"] if (line["phase"], line["epoch"]) == ("train", 1)]
-    assert [line["start"] for line in lines] == [step * 12] * (after + 1)
+    (found, *_) = ranks.run(after, accounted, tmp_path)
+    lines = found["phases"][0]
+    assert {(line["phase"], line["epoch"], line["start"]) for line in lines} == {("train", 1, step * 12)}
     assert lines[-1]["consumed"] == N
     assert sum(line["consumed"] for line in lines[:-1]) == N - step * 12
-    assert all(line["lost"] == line["doubled"] == 0 for line in found[0]["lines"])
+    assert all(line["lost"] == line["doubled"] == 0 for lines in found["phases"] for line in lines)
+    assert found["worlds"] == [(1, 0, before), (1, step * 12, after)]
+
+
+def test_what_a_crash_threw_away_is_counted_once(tmp_path: Path) -> None:
+    ranks.run(2, interrupted, tmp_path, 2, 3)
+    ranks.run(2, interrupted, tmp_path, 1, 2)
+    (found, *_) = ranks.run(2, accounted, tmp_path)
+    assert found["discarded"] == (3 + 2) * 12
+    (again, *_) = ranks.run(2, accounted, tmp_path)  # nothing was lost since
+    assert again["discarded"] == (3 + 2) * 12
+    assert again["worlds"] == [(1, 0, 2)]
+
+
+def test_the_number_of_ranks_may_change_again_and_again(tmp_path: Path) -> None:
+    # The third takes up 69 of 105 samples: 6 steps, 5 of them before the epoch's end, and 4 of the next epoch.
+    for world, save_after in ((4, 2), (2, 1), (3, 5 + 4)):
+        assert ranks.run(world, interrupted, tmp_path, save_after, 1) == [None] * world
+    (found, *_) = ranks.run(1, accounted, tmp_path)
+    assert all(line["lost"] == line["doubled"] == 0 for lines in found["phases"] for line in lines)
+    assert found["worlds"] == [(1, 0, 4), (1, 24, 2), (1, 36, 3), (2, 48, 1)]
 
 
 def stopping(rank: int, world: int, store: Store, folder: Path) -> Any:
@@ -157,6 +189,116 @@ def test_one_rank_that_is_asked_to_stop_stops_all_after_the_same_step(tmp_path: 
         assert result.number == 15
     expected = ranks.run(3, undisturbed)
     assert ranks.run(3, resumed, tmp_path) == expected
+
+
+def stopped_by_ctrl_c(rank: int, world: int, store: Store, folder: Path) -> Any:
+    """Each epoch is a single step: there is no step between two of which it could be asked."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    keeper = Keeper(folder, FACTS, toy.CPU, 2, 1e9)
+    keeper.listen()
+    if rank == 1:
+        signal.raise_signal(signal.SIGINT)
+    run = toy.run(rank, world, OPTIONS)
+    options = dataclasses.replace(OPTIONS, global_batch_size=N)
+    return loop.fit(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), toy.CPU, keeper)
+
+
+def test_it_stops_between_epochs_too(tmp_path: Path) -> None:
+    for result in ranks.run(2, stopped_by_ctrl_c, tmp_path):
+        assert isinstance(result, Stopped)
+        assert str(result) == "stopped by signal 2, after a step and a checkpoint"
+    assert (tmp_path / checkpoint.name(2, 0)).exists()
+
+
+def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for result in ranks.run(2, stopped_by_ctrl_c, tmp_path / "file" / "checkpoints"):
+        assert str(result) == "stopped by signal 2, after a step and without a checkpoint, which could not be written"
+
+
+class Everywhere(Keeper):
+    """Saves whenever it may, and keeps all."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, FACTS, toy.CPU, 1 << 20, 1e9)
+
+    def after_step(self, course: Course) -> None:
+        self.save(course)
+
+
+SMALL = Training(epochs=2, global_batch_size=4, lr=0.1)
+
+
+def saving(rank: int, world: int, store: Store, folder: Path, options: Training) -> list[Any]:
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    with toy.proved() as phases:
+        run = toy.run(rank, world, options)
+        loop.fit(toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), toy.CPU, Everywhere(folder))
+    return phases
+
+
+def from_each(rank: int, world: int, store: Store, folder: Path, options: Training) -> list[Any]:
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    found = []
+    for path in sorted(folder.glob("*.checkpoint")):
+        alone = folder / f"{path.name} for {world}"
+        if rank == 0:
+            alone.mkdir()
+            shutil.copy(path, alone)
+        dist.barrier()
+        state = resume(alone, FACTS, toy.CPU)
+        assert state is not None
+        run = toy.run(rank, world, options)
+        keeper = Keeper(alone, FACTS, toy.CPU, 2, 300)
+        with toy.proved() as phases:
+            course = loop.fit(toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), toy.CPU, keeper, state)
+        last = closing.line(course.lines, course.worlds, None, 0)
+        found.append((phases, course.lines, last))
+    return found
+
+
+@pytest.mark.parametrize("contract", ["exact", "padded", "drop_last"])
+@pytest.mark.parametrize(("before", "batch"), [(4, 11), (3, 4)])
+def test_from_any_checkpoint_any_number_of_ranks_keeps_the_contract(
+    contract: Contract, before: int, batch: int, tmp_path: Path
+) -> None:
+    """Also where samples are repeated or left out, and a checkpoint may come among them."""
+    options = dataclasses.replace(SMALL, contract=contract, global_batch_size=batch)
+    ranks.run(before, saving, tmp_path, options)
+    for after in (3, 1):
+        found = ranks.run(after, from_each, tmp_path, options)[0]
+        assert found
+        for phases, lines, last in found:
+            assert all(line["lost"] == line["doubled"] == 0 for proof in phases for line in proof)
+            assert [(line["phase"], line["epoch"]) for line in lines] == [
+                ("train", 1),
+                ("test", 1),
+                ("train", 2),
+                ("test", 2),
+            ]
+            worlds = [tuple(world) for world in last["worlds"]]
+            for name, phase in last["phases"].items():
+                facts = {key: phase[key] for key in ("n", "contract", "order")}
+                expected = closing.expected("test", name, 2, **facts, seed=0, worlds=worlds)
+                assert (phase["consumed"], phase["digest"]) == (expected[0], str(expected[1]))
+
+
+def with_something_else_in_it(rank: int, world: int, store: Store, folder: Path) -> Any:
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    if rank == 0:
+        checkpoint.save(folder, 1, 1, {"model": 1}, 2)
+    return resume(folder, FACTS, toy.CPU)
+
+
+def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
+    for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
+        assert isinstance(result, Refused)
+        assert "cannot be taken up: KeyError: 'facts'" in str(result)
+    path = tmp_path / "folder" / checkpoint.name(9, 9)
+    path.mkdir()
+    for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
+        assert isinstance(result, Volume)
+        assert "cannot be read: [Errno 21]" in str(result)
 
 
 def other_facts(rank: int, world: int, store: Store, folder: Path) -> Any:
@@ -186,6 +328,6 @@ def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
     ranks.run(2, interrupted, tmp_path, 3 * (STEPS - 1) - 1, 0)
     found = ranks.run(2, resumed, tmp_path)
     best = max(found[0]["epochs"], key=lambda epoch: epoch.correct)
-    kept = {path.name for path in tmp_path.iterdir()}
+    kept = {path.name for path in tmp_path.glob("*.checkpoint")}
     assert checkpoint.name(best.epoch + 1, 0) in kept
     assert len(kept) <= 3

@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import launched
@@ -46,7 +46,14 @@ def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]
 
 TWO = {"PET_NPROC_PER_NODE": "2"}
 # The entry point with a shorter patience: for ranks that do not notice, and for pods that say nothing.
-START = "import sys; from torchtally import cli, peers; peers.GRACE = 1; {}; sys.exit(cli.main(sys.argv[1:]))"
+START = "import sys; from torchtally import cli, peers; peers.GRACE = 1; {}\nsys.exit(cli.main(sys.argv[1:]))"
+# And one whose agent is told to stop before it knows of the ranks that it has started.
+STARTING = (
+    "import signal, sys; from torch.distributed.elastic.agent.server import local_elastic_agent as agent\n"
+    "from torchtally import cli\n"
+    "start = agent.start_processes; agent.start_processes = lambda **how: (start(**how), signal.pause())[0]\n"
+    "sys.exit(cli.main(sys.argv[1:]))"
+)
 STRICT, IMPATIENT = START.format("0"), START.format("peers.SILENCE = 6")
 
 
@@ -139,7 +146,7 @@ def test_a_rank_that_lost_a_peer_does_not_hide_one_that_failed(alone: launched.J
     ranks = [psutil.Process(int(pod.line())) for _ in range(2)]
     pod.signal(signal.SIGSTOP)
     (tmp_path / "go").touch()
-    until("both ranks have died", lambda: all(rank.status() == psutil.STATUS_ZOMBIE for rank in ranks))
+    launched.until("both ranks have died", lambda: all(rank.status() == psutil.STATUS_ZOMBIE for rank in ranks))
     pod.signal(signal.SIGCONT)
     assert pod.wait() == (7 if "exit" in end else 137)
     assert pod.message.startswith("rank 1 ")
@@ -161,11 +168,16 @@ def test_a_rank_that_the_agent_ends_does_not_hide_one_that_failed(alone: launche
 
 # Signals.
 
+at_any_time = pytest.mark.parametrize("entry", [launched.ENTRY, STARTING], ids=["running", "starting"])
 
+
+@at_any_time
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(alone: launched.Job, processes: str) -> None:
+def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(
+    alone: launched.Job, processes: str, entry: str
+) -> None:
     handled = shell("trap 'echo saved; kill $!; exit 0' TERM; echo ready; sleep 1000 & wait")
-    pod = alone.start(0, handled, PET_NPROC_PER_NODE=processes)
+    pod = alone.start(0, handled, entry=entry, PET_NPROC_PER_NODE=processes)
     count = int(processes)
     assert [pod.line() for _ in range(count)] == ["ready"] * count
     pod.signal(signal.SIGTERM)
@@ -174,20 +186,22 @@ def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(alone: launc
     assert pod.message == "demo-master-0 was stopped by signal 15 (SIGTERM)"
 
 
-def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: launched.Job) -> None:
+@at_any_time
+def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: launched.Job, entry: str) -> None:
     stubborn = shell("trap 'echo no' TERM; echo $$; while :; do sleep 0.1; done")
-    pod = alone.start(0, stubborn, PET_SHUTDOWN_TIMEOUT="1")
-    rank = int(pod.line())
+    pod = alone.start(0, stubborn, entry=entry, PET_SHUTDOWN_TIMEOUT="1")
+    rank = psutil.Process(int(pod.line()))
     pod.signal(signal.SIGTERM)
     assert pod.wait() == 143
-    assert not psutil.pid_exists(rank)
+    launched.until("the rank is gone", lambda: launched.gone(rank))
 
 
+@at_any_time
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_second_sigterm_ends_the_ranks_at_once(alone: launched.Job, processes: str) -> None:
+def test_a_second_sigterm_ends_the_ranks_at_once(alone: launched.Job, processes: str, entry: str) -> None:
     # What the rank has started goes with it.
     stubborn = shell("trap 'echo no' TERM; sleep 1000 & echo $!; while :; do sleep 0.1; done")
-    pod = alone.start(0, stubborn, PET_NPROC_PER_NODE=processes, PET_SHUTDOWN_TIMEOUT="1000")
+    pod = alone.start(0, stubborn, entry=entry, PET_NPROC_PER_NODE=processes, PET_SHUTDOWN_TIMEOUT="1000")
     for _ in range(int(processes)):
         assert psutil.pid_exists(int(pod.line()))
     family = launched.family(pod.process.pid)[1:]
@@ -195,12 +209,12 @@ def test_a_second_sigterm_ends_the_ranks_at_once(alone: launched.Job, processes:
     assert pod.line() == "no"
     pod.signal(signal.SIGTERM)
     assert pod.wait() == 143
-    until("no process is left", lambda: not any(each.is_running() and each.status() != "zombie" for each in family))
+    launched.until("no process is left", lambda: all(map(launched.gone, family)))
 
 
 def test_sigterm_ends_a_pod_that_waits_for_the_others(two: launched.Job) -> None:
     pod = two.start(1, shell("exit 0"))
-    until("it says so", lambda: "does not answer" in pod.errors)
+    launched.until("it says so", lambda: "does not answer" in pod.errors)
     pod.signal(signal.SIGTERM)
     assert pod.wait() == -signal.SIGTERM
 
@@ -210,21 +224,39 @@ def test_sigterm_ends_a_pod_that_has_failed_already(two: launched.Job) -> None:
     _, worker = two.all(shell("[ $RANK = 1 ] && echo ready && exit 1; sleep 1000"))
     rank = psutil.Process(worker.process.pid)
     assert worker.line() == "ready"
-    until("its rank has ended", lambda: not rank.children())
+    launched.until("its rank has ended", lambda: not rank.children())
     worker.signal(signal.SIGTERM)
     assert worker.wait() in (1, 143)
     assert "Traceback" not in worker.errors
+
+
+# And one whose agent says that it waits for the others.
+WAITING = START.format(
+    "from torch.distributed.elastic.utils import store; barrier = store.barrier\n"
+    "store.barrier = lambda **how: (print('barrier', flush=True), barrier(**how))"
+)
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_sigterm_ends_a_pod_whose_ranks_have_succeeded_before_others(two: launched.Job, done: int) -> None:
+    """torchrun would be deaf to it until the others have, too."""
+    pods = [two.start(rank, shell(f"[ $RANK = {done} ] || sleep 1000"), entry=WAITING) for rank in range(2)]
+    assert pods[done].line() == "barrier"
+    pods[done].signal(signal.SIGTERM)
+    assert pods[done].wait() == 143
+    assert pods[done].message.endswith("was stopped by signal 15 (SIGTERM)")
 
 
 # How pods meet.
 
 
 def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) -> None:
-    here = [three.start(rank, shell("exit 0"), PET_RDZV_CONF="timeout=7") for rank in (0, 1)]
+    entry = START.format("peers._NEWS = 1")
+    here = [three.start(rank, shell("exit 0"), entry=entry, PET_RDZV_CONF="timeout=20") for rank in (0, 1)]
     for pod in here:
         assert pod.wait() == 203
         assert "torchtally: 2 of 3 pods are here, not yet the pod with RANK=2\n" in pod.errors
-        assert pod.message == "the pod with RANK=2 did not come within 7 s"
+        assert pod.message == "the pod with RANK=2 did not come within 20 s"
 
 
 def test_a_missing_master_is_named(two: launched.Job) -> None:
@@ -244,8 +276,7 @@ def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) ->
     run = shell('echo $TORCHTALLY_PODS; [ -n "$GO_ON" ] || sleep 1000')
     master, worker = (two.start(rank, run, entry=STRICT) for rank in range(2))
     assert [pod.line() for pod in (master, worker)] == ['["demo-master-0", "demo-worker-0"]'] * 2
-    for each in launched.family(worker.process.pid):
-        each.kill()
+    worker.kill()
     worker = two.start(1, run, GO_ON="1")
     assert master.wait() == 203
     assert master.message.startswith("demo-worker-0 was started again; ")
@@ -266,9 +297,14 @@ def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: launche
         assert master.message.startswith("rank 1 (demo-worker-0) was ended by signal 9 (SIGKILL); rank 0 (demo-master")
 
 
-def test_a_worker_is_told_of_the_masters_failure_before_the_store_goes(two: launched.Job) -> None:
-    master, worker = two.all(shell("[ $RANK = 0 ] && kill -KILL $$; sleep 3; exit 1"))
-    assert [master.wait(), worker.wait()] == [137, 203]
+def test_a_worker_is_told_of_the_masters_failure_before_the_store_goes(two: launched.Job, tmp_path: Path) -> None:
+    master, worker = two.all(
+        shell(f"[ $RANK = 0 ] && kill -KILL $$; until [ -e {tmp_path}/gone ]; do sleep 0.1; done; exit 1")
+    )
+    launched.until("the worker was told", lambda: "ended by signal 9" in worker.errors)
+    assert master.wait() == 137
+    (tmp_path / "gone").touch()
+    assert worker.wait() == 203
     assert worker.message.startswith("rank 0 (demo-master-0) was ended by signal 9 (SIGKILL); rank 1 (demo-worker")
 
 
@@ -293,12 +329,27 @@ def test_a_program_that_does_not_notice_is_ended(two: launched.Job) -> None:
     assert master.message.startswith("rank 1 (demo-worker-0) was ended by signal 9 (SIGKILL); the ranks of demo-master")
 
 
+def test_a_pod_that_is_stopped_when_its_part_is_done_is_not_waited_for(two: launched.Job) -> None:
+    """torchrun's agents would wait for it for 5 minutes after they have succeeded."""
+    master = two.start(0, shell("echo done"), entry=STRICT)
+    worker = two.start(1, shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
+    assert (master.line(), worker.line()) == ("done", "ready")
+    worker.signal(signal.SIGTERM)
+    assert (worker.wait(), master.wait()) == (128 + signal.SIGTERM, 0)
+
+
+def test_a_pod_may_end_while_it_still_talks_to_the_store(two: launched.Job) -> None:
+    """Python's own end would abort a process with a thread in C++, at times."""
+    busy = "\ndef talk(self):\n    while True: self._heard.check(['it'])\npeers.Peers._watch = talk\n"
+    started = [two.start(rank, shell("exit 0"), entry=START.format(busy)) for rank in range(2)]
+    assert [pod.wait() for pod in started] == [0, 0]
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_pod_that_goes_without_a_word_is_named(two: launched.Job, tmp_path: Path, gone: int) -> None:
     started = two.all(shell(f"echo ready; until [ -e {tmp_path}/gone ]; do sleep 0.1; done; exit 1"))
     assert [pod.line() for pod in started] == ["ready", "ready"]
-    for each in launched.family(started[gone].process.pid):
-        each.kill()
+    started[gone].kill()
     (tmp_path / "gone").touch()
     assert started[1 - gone].wait() == 203
     name = ("demo-master-0, which all others ask,", "demo-worker-0")[gone]
@@ -318,20 +369,11 @@ def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pod_that_is_frozen_for_a_while_goes_on(two: launched.Job, tmp_path: Path, frozen: int) -> None:
     wait = shell(f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
-    started = [two.start(rank, wait, entry=IMPATIENT) for rank in range(2)]
+    started = [two.start(rank, wait, entry=START.format("peers.SILENCE = 12")) for rank in range(2)]
     assert [pod.line() for pod in started] == ["ready", "ready"]
-    processes = launched.family(started[frozen].process.pid)
-    started[frozen].freeze()
+    stopped = started[frozen].freeze()
     time.sleep(2)  # well below what counts as lost
-    for each in processes:
-        each.resume()
-    time.sleep(4)  # what would be counted as lost now, had the freeze been
+    launched.thaw(stopped)
+    time.sleep(11)  # when the freeze would be counted as a loss
     (tmp_path / "go").touch()
     assert [pod.wait() for pod in started] == [0, 0]
-
-
-def until(what: str, true: Callable[[], bool]) -> None:
-    end = time.monotonic() + launched.LIMIT
-    while not true():
-        assert time.monotonic() < end, f"not within {launched.LIMIT} s: {what}"
-        time.sleep(0.05)

@@ -1,16 +1,12 @@
 """A loop of one's own: what it takes from any DataLoader is counted when it was used, and proved."""
 
-import contextlib
-import io
 import itertools
-import json
-import multiprocessing
 import os
 import re
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,8 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from accounts import alone, as_rank, run, tallies
 from torch import nn
-from torch.distributed.distributed_c10d import Store
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -29,8 +25,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from torchtally import loader, loop, shards
 from torchtally.account import Account
+from torchtally.contract import CONTRACTS, Contract
 from torchtally.loader import Batch, Sampler
-from torchtally.tally import PREFIX, Phase, Run
+from torchtally.tally import Phase, Run
 
 ROOT = Path(__file__).parents[2]
 N, SIZE = 49, 8  # over 2 and 3 ranks the last step has one sample, and the others none
@@ -81,42 +78,14 @@ class Pairs(Squares):
         return index, index**2
 
 
-def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """`body(*arguments)` in a process group and torchtally's environment: what it returned, printed and ended with."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), HOSTNAME=f"pod-{rank}")
-    os.environ.update(TORCHTALLY_RUN=f"drawn by {rank}", TORCHELASTIC_RESTART_COUNT="0")
-    multiprocessing.set_start_method("fork", force=True)  # Linux's own; a rank has inherited a slow one
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    out, err, code, result = io.StringIO(), io.StringIO(), 0, None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            result = body(*arguments)
-        except SystemExit as end:
-            code = end.code
-    printed = [json.loads(line.removeprefix(PREFIX)) for line in out.getvalue().splitlines() if line.startswith(PREFIX)]
-    return {"result": result, "lines": printed, "code": code, "err": err.getvalue()}
-
-
-def run(world: int, body: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
-    found = ranks.run(world, as_rank, body, *arguments)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return found
-
-
-def alone(body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    return run(1, body, *arguments)[0]
-
-
-def expected(rank: int, world: int, phase: str, epoch: int, contract: shards.Contract, order: shards.Order) -> Any:
+def expected(rank: int, world: int, phase: str, epoch: int, contract: Contract, order: shards.Order) -> Any:
     """The indices of each step as the trainer's own loop takes them."""
     place = Run(run="", attempt=0, pod="", task="", plan={}, rank=rank, world=world, seed=7, data="")
     what = Phase(name=phase, epoch=epoch, n=N, batch=SIZE * world, contract=contract, order=order)
     return [step.tolist() for step in loop.batches(place, what)]
 
 
-def epochs(dataset: Any, contracts: list[shards.Contract], options: dict[str, Any]) -> dict[Any, Any]:
+def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> dict[Any, Any]:
     taken = {}
     with Account(task="t", plan=dict.fromkeys(contracts, 2), seed=7) as account:
         for contract in contracts:
@@ -137,13 +106,13 @@ KEPT = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}
 @pytest.mark.parametrize("dataset", [Squares(), SquareStream()], ids=["map", "stream"])
 @pytest.mark.parametrize(
     ("world", "contracts", "options"),
-    [(world, shards.CONTRACTS, {}) for world in (1, 2, 3)]
+    [(world, CONTRACTS, {}) for world in (1, 2, 3)]
     + [(world, ["exact"], KEPT) for world in (1, 2, 3)]
     + [(2, ["exact"], {"num_workers": 3})],
     ids=str,
 )
 def test_every_rank_takes_the_steps_of_the_trainers_own_loop(
-    world: int, contracts: list[shards.Contract], options: dict[str, Any], dataset: Any
+    world: int, contracts: list[Contract], options: dict[str, Any], dataset: Any
 ) -> None:
     found = run(world, epochs, dataset, contracts, options)
     assert [each["code"] for each in found] == [0] * world, found[0]["err"]
@@ -456,7 +425,7 @@ def test_loading_draws_nothing_from_the_trainings_random_numbers(workers: int) -
 # DataLoaders that are not ours.
 
 
-def own_loader(contract: shards.Contract, dataset: Any, size: int, options: dict[str, Any]) -> list[list[int]]:
+def own_loader(contract: Contract, dataset: Any, size: int, options: dict[str, Any]) -> list[list[int]]:
     with Account(task="t", plan={"train": 1}, seed=7) as account:
         sampler = account.sampler("train", len(dataset), batch_size=SIZE, contract=contract)
         source = DataLoader(dataset, batch_size=size, sampler=sampler, **options)
@@ -464,7 +433,7 @@ def own_loader(contract: shards.Contract, dataset: Any, size: int, options: dict
 
 
 @pytest.mark.parametrize("contract", ["padded", "drop_last"])
-def test_any_other_dataloader_counts_if_the_index_comes_with_the_sample(contract: shards.Contract) -> None:
+def test_any_other_dataloader_counts_if_the_index_comes_with_the_sample(contract: Contract) -> None:
     for rank, each in enumerate(run(3, own_loader, contract, Pairs(), SIZE, {"num_workers": 1})):
         assert each["code"] == 0, each["err"]
         assert each["result"] == expected(rank, 3, "train", 1, contract, "feistel-1")
@@ -589,7 +558,8 @@ def start(world: int, *command: str) -> subprocess.CompletedProcess[str]:
 def test_the_example_proves_its_shards(world: int) -> None:
     ended = start(world, "examples/own_loop.py")
     assert ended.returncode == 0, ended.stderr
-    found = [json.loads(line.removeprefix(PREFIX)) for line in ended.stdout.splitlines() if line.startswith(PREFIX)]
+    found, (last,) = tallies(ended.stdout)
+    assert (last["model"], last["discarded"], last["worlds"]) == (None, 0, [[1, 0, world]])
     assert len(found) == 6 * (world + 1)
     assert {line["world"] for line in found} == {world}
     assert all(line["lost"] == line["doubled"] == 0 for line in found)
@@ -612,4 +582,5 @@ def test_how_a_loop_ends_is_the_pods_exit_code_and_last_word(body: str, code: in
     ended = start(2, "-c", example.replace("        optimizer.step()\n", f"        optimizer.step()\n        {body}\n"))
     assert ended.returncode == code, ended.stderr
     assert sentence in ended.stderr
+    assert not tallies(ended.stdout)[1]
     assert ("Traceback" in ended.stderr) == (code == 1)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import ranks
@@ -13,9 +15,11 @@ from torch.distributed.distributed_c10d import Store
 from torch.nn import functional
 
 from torchtally import loop, shards
-from torchtally.errors import Refused
+from torchtally.contract import Contract
+from torchtally.errors import Refused, Unproven
 from torchtally.options import Training
-from torchtally.shards import Contract
+from torchtally.tally import Phase
+from torchtally.watcher import Watcher
 
 
 def alone(options: Training, n: int, batch: int) -> dict[str, torch.Tensor]:
@@ -94,6 +98,53 @@ def test_a_contract_that_leaves_no_sample_is_refused() -> None:
     for result in ranks.run(3, toy.fit, Training(epochs=1, contract="drop_last"), 2, 7):
         assert isinstance(result, Refused)
         assert str(result) == "--contract drop_last leaves none of 2 samples for 3 ranks"
+
+
+class Listening(Watcher):
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.heard.append(("begin", done))
+
+    def step(self, phase: Phase, samples: int, done: float) -> None:
+        self.heard.append((samples, round(done, 3)))
+
+    def proof(self, line: Mapping[str, Any], holds: bool) -> None:
+        self.heard.append((line["phase"], line["lost"], holds))
+
+
+def heard(rank: int, world: int, store: Store, options: Training, fault: Any, fault_of_test: Any) -> list[Any]:
+    """What a rank's watcher was told, and what ended its training."""
+    watcher = Listening()
+    try:
+        with patch.object(loop, "batches", fault_of_test):  # `fit` has its own from the start
+            toy.fit(rank, world, store, options, 20, 10, fault, watcher=watcher)
+    except Unproven as error:
+        return [*watcher.heard, type(error).__name__]
+    return watcher.heard
+
+
+def test_a_watcher_hears_of_steps_and_of_proofs() -> None:
+    options = Training(epochs=2, global_batch_size=16)
+    for each in ranks.run(2, heard, options, loop.batches, loop.batches):
+        proofs = [("train", 0, True), ("test", 0, True)]
+        assert each == [("begin", 0.0), (16, 0.4), (4, 0.5), *proofs, (16, 0.9), (4, 1.0), *proofs]
+
+
+def test_a_watcher_hears_of_a_proof_that_ends_the_run() -> None:
+    options = Training(epochs=1, global_batch_size=4)
+    for each in ranks.run(2, heard, options, toy.skips_a_batch, loop.batches):
+        assert each[-2:] == [("train", 4, False), "Unproven"]
+    for each in ranks.run(2, heard, options, loop.batches, toy.rank_local_shuffle):
+        assert each[-3] == ("train", 0, True)
+        assert (each[-2][0], each[-2][2], each[-1]) == ("test", False, "Unproven")
+
+
+def test_a_watcher_hears_that_only_the_ranks_shards_are_wrong() -> None:
+    options = Training(epochs=2, global_batch_size=4, tally="report")
+    for each in ranks.run(2, heard, options, toy.never_sets_the_epoch, loop.batches):
+        assert [told for told in each if told[0] == "train"] == [("train", 0, True), ("train", 0, False)]
 
 
 def test_evaluation_counts_every_sample_once_and_says_so() -> None:

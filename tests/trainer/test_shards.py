@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtally import shards
+from torchtally.contract import CONTRACTS, Contract
 
 small = st.integers(1, 400)
 worlds = st.integers(1, 17)
 seeds = st.integers(0, 2**63 - 1)
 
 
-def everyone(n: int, world: int, contract: shards.Contract) -> list[int]:
+def everyone(n: int, world: int, contract: Contract) -> list[int]:
     return [int(p) for rank in range(world) for p in shards.positions(n, rank, world, contract)]
 
 
@@ -38,16 +39,16 @@ def test_drop_last_leaves_out_the_remainder_only(n: int, world: int) -> None:
     assert sorted(everyone(n, world, "drop_last")) == list(range(n - n % world))
 
 
-@given(n=small, world=worlds, contract=st.sampled_from(shards.CONTRACTS))
-def test_sizes_are_what_is_handed_out(n: int, world: int, contract: shards.Contract) -> None:
+@given(n=small, world=worlds, contract=st.sampled_from(CONTRACTS))
+def test_sizes_are_what_is_handed_out(n: int, world: int, contract: Contract) -> None:
     sizes = [len(shards.positions(n, rank, world, contract)) for rank in range(world)]
     assert sizes == [shards.size(n, rank, world, contract) for rank in range(world)]
     assert sum(sizes) == shards.total(n, world, contract)
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(n=small, world=worlds, contract=st.sampled_from(shards.CONTRACTS), size=st.integers(1, 50), seed=seeds)
-def test_a_shard_is_the_sum_of_its_batches(n: int, world: int, contract: shards.Contract, size: int, seed: int) -> None:
+@given(n=small, world=worlds, contract=st.sampled_from(CONTRACTS), size=st.integers(1, 50), seed=seeds)
+def test_a_shard_is_the_sum_of_its_batches(n: int, world: int, contract: Contract, size: int, seed: int) -> None:
     for rank in {0, world // 2, world - 1}:
         shard = functools.partial(shards.indices, n, rank, world, contract, "feistel-1", seed, 1)
         whole = shard()

@@ -10,6 +10,7 @@ import torch
 import toy
 
 from torchtally import digest, shards
+from torchtally.contract import CONTRACTS, Contract
 from torchtally.digest import Digest, parse
 from torchtally.errors import Unproven
 from torchtally.options import Training
@@ -27,8 +28,8 @@ def proof(options: Training, n: int, world: int, batches: Any) -> list[dict[str,
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("contract", shards.CONTRACTS)
-def test_every_contract_is_proved_where_n_does_not_divide(world: int, contract: shards.Contract) -> None:
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_every_contract_is_proved_where_n_does_not_divide(world: int, contract: Contract) -> None:
     options = Training(epochs=2, batch_size=8, contract=contract)
     for result in ranks.run(world, toy.fit, options, 101, 10):
         phases = result["phases"]

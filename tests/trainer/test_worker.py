@@ -75,6 +75,17 @@ def alone(environment: dict[str, str], command: list[str]) -> subprocess.Complet
 
 
 def lines(text: str) -> list[dict[str, Any]]:
+    """Of the phases' ranks, and of all ranks together."""
+    return [line for line in _all_lines(text) if line["phase"] != "all"]
+
+
+def last_line(text: str) -> dict[str, Any]:
+    """Of the run."""
+    (found,) = [line for line in _all_lines(text) if line["phase"] == "all"]
+    return found
+
+
+def _all_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.partition("TORCHTALLY ")[2]) for line in text.splitlines() if "TORCHTALLY {" in line]
 
 
@@ -107,7 +118,9 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     assert proof["holds"]
     assert proof["epochs"][0]["tested"] == 10000
     assert proof["model"] == f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
-    assert {(line["phase"], line["rank"]): line for line in proof["lines"]} == found
+    last = last_line(ended[0].stdout)
+    assert (last["model"], last["discarded"], last["worlds"]) == (proof["model"], 0, [[1, 0, 2]])
+    assert proof["lines"] == [found["train", "all"], found["test", "all"], last]
     assert sorted(path.name for path in model.parent.iterdir()) == ["checkpoints", "model.pt", "proof.json"]
     weights = torch.load(model, weights_only=True)
     assert [tuple(value.shape) for value in weights.values()] == [
@@ -124,10 +137,31 @@ def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[st
     first, second = alone(environment, QUICK), alone(environment, QUICK)
     assert (first.returncode, second.returncode) == (0, 0), second.stderr
     assert f"in {tmp_path / 'output'} is complete; another training needs another --output" in second.stdout
-    assert lines(second.stdout) == lines(first.stdout)
+    assert (lines(second.stdout), last_line(second.stdout)) == ([], last_line(first.stdout))
     assert "loss" not in second.stdout
     refused = alone(environment, [*QUICK, "--seed", "9"])
     assert_refused(refused, "is of another training: its seed is 0 and now it is 9", "--output")
+
+
+def test_a_master_that_is_started_again_after_the_end_waits_for_nobody(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    first = pods(2, environment, QUICK)
+    assert [pod.returncode for pod in first] == [0, 0], first[0].stderr
+    # Its workers have succeeded, and never come back.
+    master = {"PET_NNODES": "2", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}
+    again = alone({**environment, **master, "MASTER_PORT": str(ranks.free_port())}, QUICK)
+    assert again.returncode == 0, again.stderr
+    assert last_line(again.stdout) == last_line(first[0].stdout)
+    # Or they were started again, too, and hear it.
+    both = pods(2, environment, QUICK)
+    assert [pod.returncode for pod in both] == [0, 0], both[1].stderr
+    assert "the run is complete" in both[1].stderr
+    # A model that is not the one of the proof is made again, with the others.
+    (tmp_path / "output/model.pt").write_bytes(b"")
+    second = pods(2, environment, QUICK)
+    assert [pod.returncode for pod in second] == [0, 0], second[0].stderr
+    assert last_line(second[0].stdout) == last_line(first[0].stdout)
 
 
 def test_outside_of_a_job_it_is_one_process_and_says_why(environment: dict[str, str]) -> None:
@@ -232,7 +266,7 @@ def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(environmen
         "        if run.rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield batch\n"
         "fit = loop.fit\n"
-        "loop.fit = lambda *arguments: fit(*arguments, batches)\n"
+        "loop.fit = lambda *arguments, **named: fit(*arguments, batches, **named)\n"
         "sys.argv[1:] = ['fashion-mnist', '--epochs', '1']; sys.exit(worker.main())"
     )
     ended = pods(2, environment, ["run", "--", sys.executable, "-c", script])

@@ -1,7 +1,9 @@
 """A task small enough for eight ranks on two cores, through the same loop as the real one."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -9,9 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from torchtally import loop, shards
+from torchtally import tally as tallies
+from torchtally.all_reduce import Shared
 from torchtally.keeper import Keeper
 from torchtally.options import Training
-from torchtally.tally import Phase, Run
+from torchtally.tally import Phase, Proof, Run, Tally
+from torchtally.watcher import Watcher
 
 CPU = torch.device("cpu")
 
@@ -47,6 +52,20 @@ def run(rank: int, world: int, options: Training) -> Run:
     )
 
 
+@contextmanager
+def proved() -> Iterator[list[list[dict[str, Any]]]]:
+    """The lines of each proof that the loop makes meanwhile."""
+    found: list[list[dict[str, Any]]] = []
+
+    def prove(tally: Tally) -> Proof:
+        proof = tallies.prove(tally)
+        found.append(proof.lines)
+        return proof
+
+    with patch.object(loop, "prove", prove):
+        yield found
+
+
 def fit(
     rank: int,
     world: int,
@@ -57,24 +76,29 @@ def fit(
     batches: loop.Batches = loop.batches,
     dtype: torch.dtype = torch.float32,
     toy: loop.Task | None = None,
+    watcher: Watcher | None = None,
+    memory: Shared | None = None,
 ) -> dict[str, Any]:
     """Train the toy on this rank: its weights, and the tally lines of all ranks for each phase."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     train, test = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
-    fitted = loop.fit(
-        toy or task(dtype),
-        options,
-        run(rank, world, options),
-        train,
-        test,
-        CPU,
-        Keeper(None, {}, CPU, 2, 300),
-        batches=batches,
-    )
+    with proved() as phases:
+        fitted = loop.fit(
+            toy or task(dtype),
+            options,
+            run(rank, world, options),
+            train,
+            test,
+            CPU,
+            Keeper(None, {}, CPU, 2, 300),
+            batches=batches,
+            watcher=watcher,
+            memory=memory,
+        )
     return {
         "weights": {name: value.tolist() for name, value in fitted.model.state_dict().items()},
-        "phases": [proof.lines for proof in fitted.proofs],
+        "phases": phases,
         "correct": [epoch.correct for epoch in fitted.epochs],
     }
 

@@ -1,0 +1,135 @@
+"""A file of results, and the table that is made of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import goals, plot, report, results, sample, table
+from bench.results import Results
+from bench.sample import Sample
+
+
+def some() -> Results:
+    machine = {"processor": "A", "cores": 2, "memory_gb": 8}
+    found = Results(began="2026-01-01", seconds=9.0, commit="abc", machine=machine, versions={"torch": "2"})
+    speeds = {
+        "torchtally": [3000.0, 6000.0, 9000.0],
+        "blog": [1000.0, 1000.0, 3000.0],
+        "lightning": [2000.0, 2000.0, 2000.0],
+    }
+    for number in range(3):
+        for tool, values in speeds.items():
+            case: dict[str, str | int] = {"task": "fashion-mnist", "world": 2, "tool": tool}
+            found.add(
+                Sample(measure="throughput", case=case, unit="1/s", better="higher", value=values[number]), number, 0.5
+            )
+    return found
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    some().save(tmp_path / "results" / "a.json")
+    assert results.load(tmp_path / "results" / "a.json") == some()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("version", 2), ("series", [{}]), ("series", None), ("machine", ...), ("surplus", 1)],
+)
+def test_what_is_none_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    path = tmp_path / "a.json"
+    some().save(path)
+    values = json.loads(path.read_text())
+    if value is ...:
+        del values[name]
+    else:
+        values[name] = value
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="no file of results"):
+        results.load(path)
+
+
+def test_a_series_twice_or_with_a_value_too_few_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    twice, uneven = some(), some()
+    twice.series.append(twice.series[0])
+    uneven.series[0].values.pop()
+    for wrong in (twice, uneven):
+        wrong.save(path)
+        with pytest.raises(ValueError, match="no file of results"):
+            results.load(path)
+
+
+def test_samples_are_found_among_other_output(capsys: pytest.CaptureFixture[str]) -> None:
+    sample.emit("start", 1.5, "s", "lower", what="it")
+    output = capsys.readouterr().out
+    (found,) = sample.found_in(f"other\n{output}{{}}\n")
+    assert found == Sample(measure="start", case={"what": "it"}, unit="s", better="lower", value=1.5)
+
+
+def test_the_table_has_medians_and_the_ratios_of_rounds() -> None:
+    (row,) = (line for line in table.text(some()).splitlines() if line.startswith("| fashion-mnist"))
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells == [
+        "fashion-mnist",
+        "2",
+        "6,000 [3,000–9,000]",
+        "1,000 [1,000–3,000]",
+        "–",  # Accelerate was not measured
+        "2,000 [2,000–2,000]",
+        "3",
+        "3.00× [3.00–6.00]",  # of 3, 6 and 3, and not 6000 / 1000
+        "3.00× [1.50–4.50]",  # Lightning is the best peer
+        "–",
+    ]
+
+
+def test_the_limit_is_what_its_parts_allow() -> None:
+    found = some()
+    for what, value in {
+        "samples by these products alone, one core": 32 / 1e-3,
+        "the gradient's bytes copied, one core": 2.0,
+    }.items():
+        found.add(Sample(measure="limit", case={"what": what}, unit="", better="higher", value=value), 0, 0.5)
+    gradient = 4 * 669_706
+    assert table.limit(found, 1) == pytest.approx(32_000)
+    assert table.limit(found, 2) == pytest.approx(64 / (1e-3 + gradient / 2e9))
+    assert table.limit(found, 4) == pytest.approx(128 / (2 * (1e-3 + 1.5 * gradient / 2e9)))
+
+
+def test_the_plot_is_the_same_from_the_same_results(tmp_path: Path) -> None:
+    plot.draw(some(), tmp_path / "a.svg")
+    plot.draw(some(), tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "Lightning" in (tmp_path / "a.svg").read_text()
+
+
+def test_the_table_that_is_kept_is_that_of_the_latest_results() -> None:
+    if not list(results.FOLDER.glob("*.json")):
+        pytest.skip("no results are kept yet: make bench")
+    kept = (results.FOLDER / "table.md").read_text()
+    newest = results.load(results.newest())
+    assert kept == table.text(newest) + "\n", "python -m bench.report writes it"
+    readme = report.README.read_text()
+    assert readme == report.with_goals(readme, newest), "python -m bench.report writes its goals"
+
+
+def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
+    found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
+    for number, (ours, blogs, peers) in enumerate([(400, 90, 130), (4000, 900, 1300), (40, 9, 13)]):
+        for tool, value in {"torchtally": ours, "blog": blogs, "lightning": peers}.items():
+            case: dict[str, str | int] = {"task": "fashion-mnist", "world": 1, "tool": tool}
+            taken = Sample(measure="throughput", case=case, unit="samples/s", better="higher", value=value)
+            found.add(taken, number, 0.1)
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist")]
+    assert "400 [40.0–4,000]: 4.44×, 3.08×" in row
+    assert "best peer Lightning 130" in row
+    assert row.endswith("| ✓ |")
+    found.one("throughput", tool="lightning").values[:] = [140, 1400, 14]  # type: ignore[union-attr]
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist")]
+    assert row.endswith("| – |")
+
+
+def test_a_readme_without_a_place_for_the_goals_is_left_as_it_is() -> None:
+    with pytest.raises(ValueError, match="has no place for the goals"):
+        report.with_goals("# README\n", some())

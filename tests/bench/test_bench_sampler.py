@@ -1,0 +1,44 @@
+"""What is measured of a sampler begins when it is asked, and is its own."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bench.measure import sampler
+from bench.sample import found_in
+
+N = 1002
+
+
+@pytest.mark.parametrize("tool", sampler.TOOLS)
+def test_every_index_of_the_shard_is_counted_and_the_first_by_itself(tool: str) -> None:
+    if tool == "torchdata":
+        pytest.importorskip("torchdata")
+    made = list(sampler.TOOLS[tool](N))
+    assert made[0] == 1
+    # Rank 0 of 4: ours has the samples 0, 4, ...; a DistributedSampler pads. All but a last one that is not whole.
+    assert sum(made) in (N // 4, -(-N // 4))
+
+
+@pytest.mark.parametrize("tool", ["torch", "torchdata"])
+def test_nothing_is_shuffled_before_the_clock_runs(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchdata")
+
+    def shuffle(*arguments: object, **options: object) -> None:
+        raise RuntimeError("shuffled")
+
+    monkeypatch.setattr(torch, "randperm", shuffle)
+    made = sampler.TOOLS[tool](N)
+    with pytest.raises(RuntimeError, match="shuffled"):
+        next(made)
+
+
+def test_a_large_parent_does_not_hide_the_memory_of_a_sampler() -> None:
+    large = bytearray(700 << 20)
+    large[:: 1 << 12] = bytes(len(large[:: 1 << 12]))  # every page of it
+    command = [sys.executable, "-m", "bench.measure.sampler", "torch", str(10**6)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (memory,) = (each.value for each in found_in(output) if each.measure == "sampler, memory")
+    assert memory > 8  # a tensor of a million indices, at least

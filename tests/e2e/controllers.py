@@ -1,0 +1,106 @@
+"""The controllers that jobs need, installed as their documentation says, from their releases.
+
+Where GitHub cannot be reached, the training operator comes through the Go module proxy, and the manifests of the others
+from the folder E2E_MANIFESTS. An image that this machine has is loaded into the nodes, which then need not pull it.
+"""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import ROOT, run, wait_for
+
+OPERATOR = "v1.9.4"
+OPERATOR_MANIFESTS = f"https://github.com/kubeflow/training-operator//manifests/overlays/standalone?ref={OPERATOR}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    name: str
+    url: str = ""
+    kustomize: bool = False
+    change: tuple[str, str] | None = None  # of one place in its manifests: a pattern, and what is put there
+    namespace: str = ""  # of its deployments; empty: it has none
+
+
+# Trainer's own manifests have it, too; a folder has it apart.
+JOBSET = Release(name="jobset", namespace="jobset-system")
+TRAINER = Release(
+    name="trainer",
+    url="https://github.com/kubeflow/trainer//manifests/overlays/manager?ref=v2.3.0",
+    kustomize=True,
+    change=(
+        r"^( *)apiVersion: config.trainer.kubeflow.org/v1alpha1\n",
+        r"\g<0>\1featureGates: {TrainJobStatus: true}\n",
+    ),
+    namespace="kubeflow-system",
+)
+RUNTIMES = Release(
+    name="trainer-runtimes",
+    url="https://github.com/kubeflow/trainer//manifests/overlays/runtimes?ref=v2.3.0",
+    kustomize=True,
+)
+KUEUE = Release(
+    name="kueue",
+    url="https://github.com/kubernetes-sigs/kueue/releases/download/v0.15.1/manifests.yaml",
+    namespace="kueue-system",
+)
+
+
+def apply_operator() -> None:
+    run("kubectl", "apply", "--server-side", "--kustomize", _operator_manifests())
+    wait_for_operator()
+
+
+def wait_for_operator() -> None:
+    run("kubectl", "--namespace=kubeflow", "rollout", "status", "deployment/training-operator", "--timeout=300s")
+    # Its webhook answers some time after it is ready.
+    job = ("kubectl", "apply", "--dry-run=server", "--filename", str(ROOT / "examples/fashion-mnist.yaml"))
+    wait_for("the operator's webhook", lambda: run(*job, check=False).returncode == 0)
+
+
+def _operator_manifests() -> str:
+    rendered = run("kubectl", "kustomize", OPERATOR_MANIFESTS, check=False)
+    if rendered.returncode == 0 or not shutil.which("go"):
+        return OPERATOR_MANIFESTS
+    run("go", "mod", "download", module := f"github.com/kubeflow/training-operator@{OPERATOR}")
+    folder = run("go", "env", "GOMODCACHE").stdout.strip()
+    return str(Path(folder, module, "manifests/overlays/standalone"))
+
+
+def apply(*releases: Release) -> None:
+    """Apply them, and wait until what they run is ready."""
+    for each in releases:
+        manifests = _manifests(each)
+        for image in sorted(set(re.findall(r"^ *image: (\S+)$", manifests, re.MULTILINE))):
+            if run("docker", "image", "inspect", image, check=False).returncode == 0:
+                run("kind", "load", "docker-image", "--name=torchtally-e2e", image)
+        run("kubectl", "apply", "--server-side", "--filename=-", text=manifests)
+    for each in releases:
+        if each.namespace:
+            run("kubectl", "--namespace", each.namespace, "rollout", "status", "deployment", "--timeout=300s")
+
+
+def apply_trainer() -> None:
+    apply(*([JOBSET] if os.environ.get("E2E_MANIFESTS") else []), TRAINER)
+
+
+def accepts(release: Release) -> bool:
+    """Whether the cluster takes it, which needs others' webhooks."""
+    applied = run("kubectl", "apply", "--server-side", "--filename=-", text=_manifests(release), check=False)
+    return applied.returncode == 0
+
+
+def _manifests(release: Release) -> str:
+    if folder := os.environ.get("E2E_MANIFESTS"):
+        text = Path(folder, f"{release.name}.yaml").read_text()
+    elif release.kustomize:
+        text = run("kubectl", "kustomize", release.url).stdout
+    else:
+        text = run("kubectl", "create", "--dry-run=client", "--output=yaml", "--filename", release.url).stdout
+    if release.change:
+        text, count = re.subn(*release.change, text, flags=re.MULTILINE)
+        assert count == 1, f"{release.name}: {count} places are like {release.change[0]}"
+    return text

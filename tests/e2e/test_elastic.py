@@ -1,0 +1,33 @@
+"""An elastic job: pods that come while it trains take their part, and the proof holds over all numbers of ranks."""
+
+import json
+
+import nodes
+from cluster import KIND_VALUES, Namespace, data_values, run, verify, wait_for
+from faults import act
+
+POLICY = {"minReplicas": 1, "maxReplicas": 3, "maxRestarts": 10}
+TRAINING = ["--epochs", "4", "--batch-size", "100", "--save-seconds", "1"]
+
+
+def said(namespace: Namespace) -> str:
+    return "".join(namespace.log(pod) for pod in namespace.list("pod"))
+
+
+def test_a_pod_that_comes_later_takes_its_part(operator: None, own_cluster: None, namespace: Namespace) -> None:
+    with nodes.shared_volume(namespace) as volume:
+        elastic = ["--set", "workers=2", "--set-json", f"elasticPolicy={json.dumps(POLICY)}"]
+        arguments = ["--set-json", f"args={json.dumps(TRAINING)}"]
+        namespace.install(*KIND_VALUES, *data_values(), *elastic, *arguments, *volume)
+        wait_for("two pods to train", lambda: "begins: 60000 samples an epoch, 2 ranks" in said(namespace))
+        act(namespace, "demo-worker-0", "stop", "ranks", "mid-epoch:1")
+        run("kubectl", "-n", namespace.name, "scale", "pytorchjob", "demo", "--replicas=3")
+        wait_for("the third to come", lambda: "is one of 1 to 3 pods" in namespace.log("demo-worker-2"))
+        act(namespace, "demo-worker-0", "go", "ranks")
+        wait_for("three to go on", lambda: "of 60000, with 3 ranks" in said(namespace))
+        namespace.wait_for_job("demo", "Succeeded")
+        assert namespace.starts() == 3  # all met again without a container's restart
+        shards = verify(namespace)
+    assert {phase for phase, _ in shards} == {"train", "test"}
+    assert shards["train", 4].keys() == {"demo-worker-0", "demo-worker-1", "demo-worker-2"}
+    assert [numbers[1:] for numbers in shards["train", 4].values()] == [[20000, 20000, 0, 0]] * 3

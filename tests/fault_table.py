@@ -1,0 +1,69 @@
+"""The tables of faults, one of this machine and one of a cluster: build/faults/NAME.jsonl as measured, NAME.md to read.
+
+Whatever ran last stands in the table; what an earlier run of the same fault and restartPolicy found is replaced.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock
+
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "faults"
+# What rank 0 says right before its first training step.
+NEXT_STEP = re.compile(r"torchtally: run \w+ (begins|goes on)")
+_HEAD = """\
+| fault | restartPolicy | restarts | lost | doubled | same weights | seconds to the next step |
+| --- | --- | ---: | ---: | ---: | --- | ---: |
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a fault led to."""
+
+    fault: str
+    policy: str
+    restarts: int  # of all pods together
+    lost: int  # samples, in what led to the final weights
+    doubled: int
+    same_weights: bool  # as in an undisturbed run
+    seconds: float | None  # from the fault to the next step; None where no step followed
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.fault, self.policy
+
+
+def record(name: Literal["local", "cluster"], row: Row, folder: Path = FOLDER) -> None:
+    """Add a row to the table `name`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    measured = folder / f"{name}.jsonl"
+    with FileLock(folder / f".{name}.lock"):
+        with measured.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        rows: dict[tuple[str, str], Row] = {}
+        for line in measured.read_text().splitlines():
+            found = Row(**json.loads(line))
+            rows[found.key] = found
+        (folder / f"{name}.md").write_text(_HEAD + "".join(map(_markdown, rows.values())))
+
+
+def lost_and_doubled(report: Mapping[str, Any]) -> tuple[int, int]:
+    """Over all phases and epochs of what `verify_shards.py --json` prints; where it could not count, all samples."""
+
+    def total(name: str) -> int:
+        counts = [(tally[name], tally["n"]) for tally in report["tallies"] if tally["rank"] == "all"]
+        return sum(n if count is None else count for count, n in counts)
+
+    return total("lost"), total("doubled")
+
+
+def _markdown(row: Row) -> str:
+    same = "yes" if row.same_weights else "no"
+    seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
+    cells = (row.fault, row.policy, row.restarts, row.lost, row.doubled, same, seconds)
+    return f"| {' | '.join(map(str, cells))} |\n"

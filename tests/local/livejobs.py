@@ -1,0 +1,170 @@
+"""A job under way, to which a test does what befalls jobs in a cluster."""
+
+import asyncio
+import io
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+import psutil
+from localjobs import Run
+
+from local import containers, output, processes
+from local.controller import Controller
+from local.job import Job, Pod
+
+Engine = processes.Processes | containers.Containers
+Part = Callable[[psutil.Process], bool]
+ENTRY = "torchtally.cli"
+LIMIT = 240.0  # seconds for anything to come
+
+
+def agent(process: psutil.Process) -> bool:
+    """Its ranks are forked from it, and have its command line."""
+    parent = process.parent()
+    return ENTRY in process.cmdline() and parent is not None and ENTRY not in parent.cmdline()
+
+
+def rank(process: psutil.Process) -> bool:
+    return process.name().startswith("rank ")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A pod's line, its name in front, or (`said`) the runner's own."""
+
+    when: float  # time.monotonic()
+    text: str
+    said: bool
+
+
+class Over(AssertionError):
+    """The job has ended before what was waited for."""
+
+
+class Live(output.Output):
+    """Runs a job in a thread of its own. Left early, it ends at once; nothing of it stays behind."""
+
+    def __init__(self, job: Job, engine: Callable[[Job], Engine] = lambda job: processes.Processes(job, "torchtally")):
+        self.heard: list[Heard] = []
+        self.starts: dict[str, int] = {pod.name: 0 for pod in job.pods}  # of containers, those of new pods included
+        self._more = threading.Condition()
+        self._read = 0
+        self._made: Future[tuple[asyncio.AbstractEventLoop, Controller]] = Future()
+        self._ended: Future[Run] = Future()
+        self._thread = threading.Thread(target=self._run, args=[job, engine], daemon=True)
+        super().__init__([pod.name for pod in job.pods], io.BytesIO(), colour=False)
+
+    def __enter__(self) -> "Live":
+        self._thread.start()
+        self._loop, self._controller = self._made.result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _ in range(2):  # the second time, at once
+            if not self._ended.done():
+                with suppress(RuntimeError):  # it has just been closed
+                    self._loop.call_soon_threadsafe(self._controller.interrupt, signal.SIGTERM)
+        self._thread.join()
+
+    @property
+    def lines(self) -> list[str]:
+        return [each.text for each in self.heard if not each.said]
+
+    @property
+    def over(self) -> bool:
+        return self._ended.done()
+
+    def do(self, act: Callable[[Controller], None]) -> None:
+        """Do something to the job; it is done on return."""
+
+        async def acted() -> None:
+            act(self._controller)
+
+        acting = acted()
+        try:
+            asyncio.run_coroutine_threadsafe(acting, self._loop).result(LIMIT)
+        except (RuntimeError, CancelledError) as error:  # the loop is closed, or about to be
+            acting.close()
+            raise Over("ended before something was done to it") from error
+
+    def process(self, pod: str, part: Part) -> psutil.Process:
+        """Waits for it: a pod may be between two lives."""
+        ends = time.monotonic() + LIMIT
+        while True:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):  # of one that has ended meanwhile
+                    if part(process) and process.environ().get("HOSTNAME") == pod:
+                        return process
+            if self.over:
+                raise Over(f"ended without {part.__name__} in {pod}")
+            assert time.monotonic() < ends, f"no {part.__name__} in {pod}"
+
+    def until(self, *texts: str) -> float:
+        """Read on until each of these texts was in a line; when the last of them came."""
+        missing, ends = set(texts), time.monotonic() + LIMIT
+        with self._more:
+            while True:
+                while self._read < len(self.heard):
+                    last = self.heard[self._read]
+                    self._read += 1
+                    missing -= {text for text in missing if text in last.text}
+                    if not missing:
+                        return last.when
+                if self._ended.done():
+                    raise Over(f"ended without {missing}: {self._all()}")
+                assert self._more.wait(ends - time.monotonic()), f"{LIMIT} s without {missing}: {self._all()}"
+
+    def skip(self) -> None:
+        """Read on behind all that was heard so far."""
+        with self._more:
+            self._read = len(self.heard)
+
+    def end(self) -> Run:
+        return self._ended.result(LIMIT)
+
+    def say(self, text: str) -> None:
+        self._add([text], said=True)
+
+    def _write(self, name: str, lines: Sequence[bytearray]) -> None:
+        self._add([f"[{name}] {bytes(line).decode(errors='replace')}" for line in lines], said=False)
+
+    def _add(self, texts: Sequence[str], said: bool) -> None:
+        with self._more:
+            self.heard += [Heard(time.monotonic(), text, said) for text in texts]
+            self._more.notify_all()
+
+    def _run(self, job: Job, engine: Callable[[Job], Engine]) -> None:
+        try:
+            self._ended.set_result(asyncio.run(self._to_the_end(job, engine(job))))
+        except BaseException as error:
+            self._ended.set_exception(error)
+            if not self._made.done():
+                self._made.set_exception(error)
+        finally:
+            with self._more:
+                self._more.notify_all()
+
+    async def _to_the_end(self, job: Job, engine: Engine) -> Run:
+        start = engine.start
+
+        async def counted(pod: Pod, new: bool) -> asyncio.subprocess.Process:
+            self.starts[pod.name] += 1
+            return await start(pod, new)
+
+        engine.start = counted  # type: ignore[method-assign]
+        async with engine:
+            controller = Controller(job, engine, self)
+            self._made.set_result((asyncio.get_running_loop(), controller))
+            verdict = await controller.run()
+        return Run(verdict, controller.status, self.lines, [each.text for each in self.heard if each.said])
+
+    def _all(self) -> str:
+        return "\n".join(each.text for each in self.heard)

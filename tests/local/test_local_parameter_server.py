@@ -1,0 +1,49 @@
+"""The parameter server's job as its manifest says: it dies, all pods start again, and the new run is a whole one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from livejobs import Live, rank
+from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
+
+from local.controller import Outcome
+
+pytestmark = pytest.mark.timeout(600)
+
+SERVER = "demo-worker-0"
+
+
+def document(output: Path) -> Object:
+    run_policy = {"backoffLimit": 30, "cleanPodPolicy": "Running"}
+    job = pytorchjob("", "", workers=3, policy="OnFailure", nprocPerNode="1", runPolicy=run_policy)
+    options = ["--epochs", "100", "--output", str(output)]
+    variables = {"TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    for kind in ("Master", "Worker"):
+        container(job, kind)["command"] = [sys.executable, "-m", "torchtally.cli", "run", "parameter-server", *options]
+        container(job, kind)["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    return job
+
+
+def test_a_server_that_dies_starts_again_with_all_others_from_the_beginning(tmp_path: Path) -> None:
+    with Live(load(tmp_path, document(tmp_path / "output"))) as live:
+        server = live.process(SERVER, rank)
+        live.until("epoch 2/100: ")
+        server.kill()
+        live.until(f"rank 1 ({SERVER}) was ended by signal 9")
+        live.until("epoch 1/100: ")
+        ended = live.end()
+    assert ended.verdict.outcome is Outcome.SUCCEEDED
+    assert set(live.starts.values()) == {2}
+
+    proof = json.loads((tmp_path / "output" / "proof.json").read_text())
+    assert proof["holds"]
+    (last,) = (line for line in proof["lines"] if line["phase"] == "all")
+    log = tmp_path / "job.log"
+    log.write_text("\n".join(live.lines))
+    script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), "--run", last["run"]]
+    verified = subprocess.run(script, capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stdout
+    assert "2 ranks, train 100 epochs, test 100 epochs" in verified.stdout

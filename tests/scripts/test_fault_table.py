@@ -1,0 +1,48 @@
+"""The recorder of the tables of faults."""
+
+import dataclasses
+from pathlib import Path
+
+from fault_table import NEXT_STEP, Row, lost_and_doubled, record
+
+KILLED = Row("kill -9", "OnFailure", restarts=3, lost=0, doubled=0, same_weights=True, seconds=4.26)
+
+
+def table(folder: Path) -> list[list[str]]:
+    lines = (folder / "local.md").read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_row_of_each_fault_and_policy_as_it_was_last_seen(tmp_path: Path) -> None:
+    record("local", KILLED, tmp_path)
+    record("local", dataclasses.replace(KILLED, policy="ExitCode", restarts=0, seconds=None), tmp_path)
+    record("local", dataclasses.replace(KILLED, lost=1, doubled=2, same_weights=False), tmp_path)
+    head, _, *rows = table(tmp_path)
+    assert head == [
+        "fault",
+        "restartPolicy",
+        "restarts",
+        "lost",
+        "doubled",
+        "same weights",
+        "seconds to the next step",
+    ]
+    assert rows == [
+        ["kill -9", "OnFailure", "3", "1", "2", "no", "4.3"],
+        ["kill -9", "ExitCode", "0", "0", "0", "yes", "–"],
+    ]
+    assert len((tmp_path / "local.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_rows_of_all_ranks_together_are_summed() -> None:
+    rows = [{"rank": 0, "n": 90, "lost": 5, "doubled": 5}]
+    rows += [{"rank": "all", "n": 90, "lost": 1, "doubled": 0}, {"rank": "all", "n": 90, "lost": 2, "doubled": 3}]
+    assert lost_and_doubled({"tallies": rows}) == (3, 3)
+    rows += [{"rank": "all", "n": 90, "lost": None, "doubled": None}]
+    assert lost_and_doubled({"tallies": rows}) == (93, 93)
+
+
+def test_the_next_step_is_known_by_what_rank_0_says_before_it() -> None:
+    assert NEXT_STEP.search("[demo-master-0] torchtally: run 0123456789ab begins: 60000 samples an epoch, 4 ranks")
+    assert NEXT_STEP.search("torchtally: run 0123456789ab goes on at epoch 2, position 30000 of 60000")
+    assert not NEXT_STEP.search("torchtally: run 0123456789ab is complete")

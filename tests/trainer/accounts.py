@@ -1,0 +1,49 @@
+"""Loops with an Account on real ranks: what each returned, printed and ended with."""
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any
+
+import ranks
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from torchtally.tally import PREFIX
+
+
+def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """`body(*arguments)` in a process group and torchtally's environment: what it returned, printed and ended with."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), HOSTNAME=f"pod-{rank}")
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update(TORCHTALLY_RUN=f"drawn by {rank}", TORCHELASTIC_RESTART_COUNT="0")
+    multiprocessing.set_start_method("fork", force=True)  # Linux's own; a rank has inherited a slow one
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    out, err, code, result = io.StringIO(), io.StringIO(), 0, None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            result = body(*arguments)
+        except SystemExit as end:
+            code = end.code
+    return {"result": result, "lines": tallies(out.getvalue())[0], "code": code, "err": err.getvalue()}
+
+
+def tallies(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lines of phases, and those of the whole run."""
+    found = [json.loads(line.removeprefix(PREFIX)) for line in text.splitlines() if line.startswith(PREFIX)]
+    return [line for line in found if line["phase"] != "all"], [line for line in found if line["phase"] == "all"]
+
+
+def run(world: int, body: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
+    found = ranks.run(world, as_rank, body, *arguments)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found
+
+
+def alone(body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    return run(1, body, *arguments)[0]

@@ -1,0 +1,26 @@
+"""What test_prefork.py has ranks do: main() tells what it sees, as a line of JSON, and then what its argument says."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+
+def main() -> int:
+    forked = "torchtally.launch" in sys.modules
+    told = {"rank": os.environ["RANK"], "restart": os.environ["TORCHELASTIC_RESTART_COUNT"], "forked": forked}
+    told |= {"argv": sys.argv[1:], "threads": torch.get_num_threads(), "pid": os.getpid(), "group": os.getpgrp()}
+    print(json.dumps(told | {"name": Path("/proc/self/comm").read_text().strip()}))
+    match sys.argv[1]:
+        case "pause":
+            signal.pause()
+        case "fail once" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            return 7
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

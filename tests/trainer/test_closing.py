@@ -1,0 +1,181 @@
+"""The last line of a run, against epochs whose samples are dealt and counted one by one."""
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchtally import closing, digest, shards
+from torchtally.closing import World
+from torchtally.contract import CONTRACTS, Contract
+from torchtally.digest import Digest, P
+from torchtally.shards import Order
+
+RUN = "3f9c2a7b10de"
+G, H = digest.base(RUN), digest.base(RUN + " epochs")
+
+
+def seen(phase: str, epoch: int, n: int, contract: Contract, worlds: list[World]) -> list[int]:
+    """The positions that an epoch consumes: by each number of ranks up to where the next one took over."""
+    own = [world for world in worlds if world[0] == epoch and world[1] > 0]
+    before = [world for world in worlds if world <= (epoch, 0, 1 << 30)]
+    start, ranks = (own[-1][1], own[-1][2]) if own and phase == "train" else (0, (own or before)[-1][2])
+    dealt = [shards.positions(n, rank, ranks, contract, start=start).tolist() for rank in range(ranks)]
+    return [*range(start), *(position for hand in dealt for position in hand)]
+
+
+def of(positions: list[int], n: int, order: Order, seed: int, epoch: int) -> Digest:
+    at = np.array(positions, dtype=np.int64)
+    return digest.of(at, at if order == "sequential" else shards.permute(at, n, seed, epoch), G)
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> tuple[int, int, list[World]]:
+    """n, epochs and the numbers of ranks that a training went on with."""
+    n, epochs = draw(st.integers(1, 50)), draw(st.integers(1, 6))
+    places = draw(st.lists(st.tuples(st.integers(1, epochs), st.integers(0, n - 1)), unique=True, max_size=5))
+    worlds = [(*place, draw(st.integers(1, 9))) for place in sorted({(1, 0), *places})]
+    return n, epochs, worlds
+
+
+phases = st.sampled_from(["train", "test"])
+orders = st.sampled_from(["feistel-1", "sequential"])
+contracts = st.sampled_from(CONTRACTS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(courses(), phases, contracts, orders, st.integers(0, 9))
+def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
+    course: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int
+) -> None:
+    n, epochs, worlds = course
+    consumed, together = 0, [0] * digest.WORDS
+    for epoch in range(1, epochs + 1):
+        positions = seen(phase, epoch, n, contract, worlds)
+        consumed += len(positions)
+        words = of(positions, n, order, seed, epoch).words
+        together = [(sum_ + word * H**epoch) % P for sum_, word in zip(together, words, strict=True)]
+    facts = {"n": n, "contract": contract, "order": order, "seed": seed, "worlds": worlds}
+    assert closing.expected(RUN, phase, epochs, **facts) == (consumed, Digest(tuple(together)))
+
+
+def test_a_million_epochs_of_a_billion_samples() -> None:
+    """Each thousand epochs of an undisturbed course are the ones before, times h to the power of a thousand."""
+    facts = {"n": 10**9, "contract": "exact", "order": "feistel-1", "seed": 0, "worlds": [(1, 0, 8), (777, 12345, 3)]}
+    consumed, thousand = closing.expected(RUN, "train", 1000, **facts)
+    assert consumed == 10**12
+    together, power = Digest(), 1
+    for _ in range(1000):
+        together += thousand * power
+        power = power * pow(H, 1000, P) % P
+    assert closing.expected(RUN, "train", 10**6, **facts) == (10**15, together)
+
+
+def everything(plan: dict[str, int], n: int = 20) -> list[dict[str, object]]:
+    """Lines of all ranks together; digests need not be right, for nothing here compares them."""
+    chance = random.Random(n)
+    return [
+        {
+            "v": 2,
+            "run": RUN,
+            "attempt": epoch // 2,
+            "pod": "demo-master-0",
+            "task": "mine",
+            "phase": phase,
+            "epoch": epoch,
+            "plan": plan,
+            "rank": "all",
+            "seed": 7,
+            "n": n,
+            "contract": "exact",
+            "order": "sequential" if phase == "test" else "feistel-1",
+            "data": f"sha256:{phase}",
+            "consumed": n + epoch,
+            "digest": str(Digest(tuple(chance.randrange(P) for _ in range(digest.WORDS)))),
+        }
+        for epoch in range(1, max(plan.values()) + 1)
+        for phase in plan
+        if epoch <= plan[phase]
+    ]
+
+
+def test_the_line_has_the_sums_of_each_phase_and_what_the_others_have_in_common() -> None:
+    lines = everything({"train": 3, "test": 1, "never": 0})
+    made = closing.line(lines, [(1, 0, 4), (2, 9, 3)], "sha256:0", 31)
+    folded = {
+        phase: digest.fold(
+            [(each["epoch"], digest.parse(each["digest"])) for each in lines if each["phase"] == phase], RUN
+        )
+        for phase in ("train", "test")
+    }
+    assert made == {
+        "v": 2,
+        "run": RUN,
+        "attempt": 1,
+        "pod": "demo-master-0",
+        "task": "mine",
+        "phase": "all",
+        "plan": {"train": 3, "test": 1, "never": 0},
+        "seed": 7,
+        "worlds": [[1, 0, 4], [2, 9, 3]],
+        "phases": {
+            "train": {
+                "n": 20,
+                "contract": "exact",
+                "order": "feistel-1",
+                "data": "sha256:train",
+                "consumed": 66,
+                "digest": str(folded["train"]),
+            },
+            "test": {
+                "n": 20,
+                "contract": "exact",
+                "order": "sequential",
+                "data": "sha256:test",
+                "consumed": 21,
+                "digest": str(folded["test"]),
+            },
+        },
+        "model": "sha256:0",
+        "discarded": 31,
+    }
+
+
+def test_ranks_that_trained_nothing_are_not_in_it() -> None:
+    lines = everything({"train": 2})
+    assert closing.line(lines, [(1, 0, 4), (3, 0, 2)], None, 0)["worlds"] == [[1, 0, 4]]
+    assert closing.line(lines, [(1, 0, 4), (2, 19, 2)], None, 0)["worlds"] == [[1, 0, 4], [2, 19, 2]]
+
+
+def test_a_fold_tells_epochs_apart() -> None:
+    one, other = Digest((1,) * digest.WORDS), Digest((5,) * digest.WORDS)
+    assert digest.fold([(1, one), (2, other)], RUN) != digest.fold([(1, other), (2, one)], RUN)
+    assert digest.fold([(2, other), (1, one)], RUN) == one * H + other * (H * H)
+    assert digest.fold([(1, one)], "another") != digest.fold([(1, one)], RUN)
+
+
+@pytest.mark.parametrize(
+    ("phase", "epoch", "dealt"),
+    [
+        ("train", 1, (0, 4)),
+        ("train", 2, (7, 1)),
+        ("train", 3, (0, 1)),
+        ("train", 4, (0, 6)),
+        ("train", 9, (0, 6)),
+        ("test", 1, (0, 4)),
+        ("test", 2, (0, 1)),
+        ("test", 4, (0, 6)),
+    ],
+)
+def test_where_an_epoch_was_dealt_for_the_last_time(phase: str, epoch: int, dealt: tuple[int, int]) -> None:
+    worlds = [(1, 0, 4), (2, 3, 2), (2, 7, 1), (4, 0, 6)]
+    assert closing.dealt(phase, epoch, worlds) == dealt
+
+
+def test_it_needs_no_torch() -> None:
+    script = "import sys; from torchtally import closing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

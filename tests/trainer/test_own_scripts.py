@@ -1,0 +1,111 @@
+"""Scripts of users' own under the entry point: unchanged, and with three other lines that prove their training."""
+
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+ORDINARY, OWN = (ROOT / "examples" / f"{name}_script.py" for name in ("ordinary", "own"))
+LIMIT = 240  # seconds
+
+
+def started(script: Path, *arguments: str, world: int = 2) -> subprocess.CompletedProcess[str]:
+    """`torchtally run -- python script` on `world` ranks of one pod."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    return subprocess.run(
+        [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, str(script), *arguments],
+        env={**kept, "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+def verified(output: str) -> str:
+    """What scripts/verify_shards.py says of this log, which it must accept."""
+    judged = subprocess.run(
+        [sys.executable, ROOT / "scripts/verify_shards.py", "-"], input=output, capture_output=True, text=True
+    )
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    return judged.stdout
+
+
+def tallied(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line.partition("TORCHTALLY ")[2]) for line in output.splitlines() if "TORCHTALLY {" in line]
+
+
+def test_three_lines_and_an_import_are_all_that_is_other() -> None:
+    ordinary, own = (path.read_text().splitlines() for path in (ORDINARY, OWN))
+    changed = [line for line in difflib.ndiff(ordinary, own) if line[0] in "+-" and line[2:].strip()]
+    assert [line for line in changed if "import" not in line] == [
+        "-     sampler = DistributedSampler(dataset)",
+        "+     sampler = TalliedSampler(dataset, epochs=EPOCHS)",
+        "-         for points, labels in loader:",
+        "+         for points, labels in sampler.tally(loader):",
+        "+     sampler.done()",
+    ]
+    assert [line for line in changed if "import" in line] == [
+        "- from torch.utils.data.distributed import DistributedSampler",
+        "+ from torchtally.tallied import TalliedSampler",
+    ]
+
+
+def test_the_ordinary_script_runs_and_with_the_three_lines_is_proved() -> None:
+    losses = []
+    for script in (ORDINARY, OWN):
+        ended = started(script)
+        assert ended.returncode == 0, ended.stderr
+        losses.append([float(loss) for loss in re.findall(r"epoch \d: loss (\d+\.\d+)", ended.stdout)])
+    for first, *_, last in losses:
+        assert last < first / 2
+    assert "✓ the proof holds: run" in (judged := verified(ended.stdout))
+    assert "2 ranks, train 3 epochs" in judged
+    assert ended.stdout.count("✓ every sample exactly once") == 3
+    last_line = tallied(ended.stdout)[-1]
+    assert (last_line["phase"], last_line["task"], last_line["phases"]["train"]["consumed"]) == (
+        "all",
+        "own_script",
+        6000,
+    )
+
+
+def test_a_script_with_distributed_sampler_runs_as_it_is(mnist: Path) -> None:
+    ended = started(SCRIPTS / "mnist_script.py", str(mnist))
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        (loss,) = re.findall(rf"rank {rank} of 2: 1000 samples, loss (\d+\.\d+)", ended.stdout)
+        assert float(loss) < 1.5  # from 2.3
+    assert not tallied(ended.stdout)
+
+
+LIBRARIES = {"lightning": 200, "accelerate": 200, "trainer": 64}  # samples that each rank's script counts in two epochs
+
+
+@pytest.mark.parametrize(("library", "seen"), LIBRARIES.items())
+def test_a_librarys_script_runs_as_it_is(library: str, seen: int) -> None:
+    ended = started(SCRIPTS / f"{library}_script.py")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(re.findall(r"rank \d of \d: \d+ samples", ended.stdout)) == [
+        f"rank {rank} of 2: {seen} samples" for rank in range(2)
+    ]
+    assert not tallied(ended.stdout)
+
+
+@pytest.mark.parametrize(("library", "seen"), LIBRARIES.items())
+def test_a_librarys_loader_is_tallied(library: str, seen: int) -> None:
+    ended = started(SCRIPTS / f"{library}_tallied.py")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(re.findall(r"rank \d of \d: \d+ samples", ended.stdout)) == [
+        f"rank {rank} of 2: {seen} samples" for rank in range(2)
+    ]
+    assert "2 ranks, train 2 epochs" in verified(ended.stdout)
+    *_, last = tallied(ended.stdout)
+    assert last["phases"]["train"]["consumed"] == 2 * seen

@@ -1,0 +1,171 @@
+"""A TalliedSampler does what DistributedSampler does, and proves it; whoever drives the loop."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import alone, run
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from torchtally.account import Account
+from torchtally.loader import Epochs
+from torchtally.tallied import TalliedSampler
+
+N, SIZE, EPOCHS = 49, 8, 2
+DATA = [(torch.tensor([float(index)]), index) for index in range(N)]
+
+
+def tripled(samples: list[tuple[torch.Tensor, int]]) -> list[int]:
+    return [3 * index for _, index in samples]
+
+
+def plain(epochs: Epochs) -> Iterator[Any]:
+    """A loop, which asks for one more batch than there is."""
+    yield from epochs
+
+
+def counting(epochs: Epochs) -> Iterator[Any]:
+    """A library that knows how many there are, and asks twice for an iterator."""
+    iter(epochs)
+    batches = iter(epochs)
+    for _ in range(len(epochs)):
+        yield next(batches)
+
+
+def hasty(epochs: Epochs) -> Iterator[Any]:
+    """One that stops a batch too early."""
+    batches = iter(epochs)
+    for _ in range(len(epochs) - 1):
+        yield next(batches)
+
+
+def trains(drive: Callable[[Epochs], Iterator[Any]], drop_last: bool, options: dict[str, Any]) -> list[list[int]]:
+    """The samples that this rank has seen in each epoch."""
+    sampler = TalliedSampler(DATA, epochs=EPOCHS, drop_last=drop_last)
+    loader = DataLoader(DATA, batch_size=SIZE, sampler=sampler, collate_fn=tripled, **options)
+    seen = []
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        batches = list(drive(sampler.tally(loader)))
+        assert all(len(batch) <= SIZE for batch in batches)
+        seen.append([number // 3 for batch in batches for number in batch])
+    sampler.done()
+    return seen
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("drive", "options"), [(plain, {}), (counting, {"num_workers": 2, "persistent_workers": True})]
+)
+def test_every_rank_sees_as_many_as_with_distributed_sampler(
+    drive: Callable[[Epochs], Iterator[Any]], options: dict[str, Any], drop_last: bool
+) -> None:
+    found = run(3, trains, drive, drop_last, options)
+    for rank, each in enumerate(found):
+        known = DistributedSampler(DATA, 3, rank, drop_last=drop_last)
+        assert [len(epoch) for epoch in each["result"]] == [len(known)] * EPOCHS
+        assert each["result"][0] != each["result"][1]
+        (line,) = [line for line in each["lines"] if (line["rank"], line["epoch"]) == (rank, 2)]
+        assert (line["contract"], line["expected"], line["consumed"], line["lost"], line["doubled"]) == (
+            "drop_last" if drop_last else "padded",
+            len(known),
+            len(known),
+            0,
+            0,
+        )
+    for epoch in range(EPOCHS):
+        together = [index for each in found for index in each["result"][epoch]]
+        assert len(set(together)) == (48 if drop_last else 49)
+
+
+def test_a_library_that_leaves_an_epoch_early_has_lost_what_it_did_not_take() -> None:
+    for each in run(2, trains, hasty, False, {}):
+        assert each["code"] == 3
+        assert "train epoch 1 is not proved: of 50 samples that the contract padded names" in each["err"]
+        # The batch in hand, too, has not been used for certain.
+        assert "18 were lost" in each["err"]
+        assert each["err"].endswith(": the loop left it in step 3 of 4\n")
+
+
+def misused(how: str) -> None:
+    sampler = TalliedSampler(DATA, epochs=2)
+    loader = DataLoader(DATA, batch_size=SIZE, sampler=sampler)
+    match how:
+        case "another sampler":
+            sampler.tally(DataLoader(DATA, batch_size=SIZE))
+        case "drop_last":
+            sampler.tally(DataLoader(DATA, batch_size=SIZE, sampler=sampler, drop_last=True))
+        case "no batches":
+            sampler.tally(DataLoader(DATA, batch_size=None, sampler=sampler))
+        case "another loader":
+            sampler.tally(loader)
+            sampler.tally(DataLoader(DATA, batch_size=SIZE, sampler=sampler))
+        case "an epoch more":
+            for _ in range(3):
+                list(sampler.tally(loader))
+        case "an epoch less":
+            list(sampler.tally(loader))
+        case "no tally":
+            list(loader)
+    sampler.done()
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        ("another sampler", 2, "the DataLoader's sampler must be the TalliedSampler, not a SequentialSampler"),
+        ("drop_last", 2, "the DataLoader must make whole batches itself and drop none"),
+        ("no batches", 2, "the DataLoader must make whole batches itself and drop none"),
+        ("another loader", 2, "tally() must be given the same DataLoader in every epoch"),
+        ("an epoch more", 2, "train epoch 3 must be one of the plan's, 1 to 2"),
+        ("an epoch less", 3, "the plan has 2 epochs of train, and 1 were made"),
+        ("no tally", 3, "the plan has 2 epochs of train, and 0 were made"),
+    ],
+)
+def test_what_cannot_be_proved_ends_with_a_sentence(how: str, code: int, sentence: str) -> None:
+    found = alone(misused, how)
+    assert found["code"] == code
+    assert sentence in found["err"]
+
+
+def two_accounts() -> None:
+    with Account(task="first", plan={"train": 0}):
+        pass
+    with Account(task="second", plan={"train": 0}, seed=dist.get_rank()):
+        pass
+
+
+def test_a_second_account_does_not_read_what_was_agreed_on_for_the_first() -> None:
+    for each in run(2, two_accounts):
+        assert each["code"] == 2
+        assert "rank 1 (pod-1) has seed 1 and rank 0 (pod-0) has 0" in each["err"]
+
+
+A_SCRIPTS_END = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import torchtally.tallied
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+DistributedDataParallel(nn.Linear(2, 2))
+def gloos():
+    return sum(path.read_text().startswith("pt_gloo") for path in Path("/proc/self/task").glob("*/comm"))
+print(gloos())
+dist.destroy_process_group()
+print(gloos())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads' names are read from /proc")
+def test_no_thread_of_a_destroyed_group_lives_on_to_abort_pythons_end() -> None:
+    ended = subprocess.run([sys.executable, "-c", A_SCRIPTS_END], capture_output=True, text=True)
+    before, after = map(int, ended.stdout.split())
+    assert (before > 0, after) == (True, 0), ended.stderr

@@ -1,0 +1,197 @@
+"""What MLflow is told of a run: by a real server, one that is away, one that never answers, and none at all."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from launched import LIMIT, until
+
+from torchtally import loop, options
+from torchtally.tally import Run
+from torchtally.tracking import Tracker
+
+mlflow = pytest.importorskip("mlflow")
+
+
+class Server:
+    """A real tracking server on a port of its own, which can be started later, and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.uri = folder, f"http://127.0.0.1:{ranks.free_port()}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        port = self.uri.rpartition(":")[2]
+        where = ["--backend-store-uri", f"sqlite:///{self._folder}/server.db", "--port", port, "--workers", "1"]
+        places = ["--artifacts-destination", str(self._folder / "artifacts"), "--host", "127.0.0.1"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *where, *places],
+            stdout=(self._folder / "server.log").open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        until("the tracking server answers", self._answers)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, 15)
+            self._process.wait(LIMIT)
+
+    def _answers(self) -> bool:
+        with socket.socket() as knock:
+            return knock.connect_ex(("127.0.0.1", int(self.uri.rpartition(":")[2]))) == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("mlflow"))
+    server.start()
+    yield server
+    server.stop()
+
+
+CHOSEN = options.FashionMnist(hidden=4)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """What a run leaves behind."""
+    torch.save(loop.task("fashion-mnist").model(CHOSEN).state_dict(), tmp_path / "model.pt")
+    (tmp_path / "proof.json").write_text(json.dumps({"holds": True}))
+    return tmp_path
+
+
+def tracker(output: Path, run: str) -> Tracker:
+    place = {"attempt": 0, "pod": "demo-master-0", "plan": {"train": 3}, "rank": 0, "world": 4, "seed": 0}
+    return Tracker("tests", Run(run=run, task="fashion-mnist", data="", **place), {"hidden": 4, "epochs": 3}, output)
+
+
+def found(uri: str, run: str) -> Any:
+    """MLflow's run with this run's id."""
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tests")
+    runs = client.search_runs([experiment.experiment_id], f"tags.`torchtally.run` = '{run}'") if experiment else []
+    assert len(runs) <= 1
+    return runs[0] if runs else None
+
+
+def test_a_run_is_recorded_with_its_model_and_its_proof(
+    server: Server, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    record = tracker(output, "aaa")
+    record.metrics(100, train_loss=2.5)
+    record.metrics(200, train_loss=1.5, test_loss=1.25)
+    record.end("FINISHED", torch.zeros(2, 28, 28).tolist())
+
+    run = found(server.uri, "aaa")
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"hidden": "4", "epochs": "3"}
+    assert run.data.tags["torchtally.proof"] == "every sample as the contract says"
+    assert run.data.tags["world"] == "4"
+    assert run.data.metrics["test_loss"] == 1.25
+    assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
+    client = mlflow.MlflowClient(server.uri)
+    losses = client.get_metric_history(run.info.run_id, "train_loss")
+    assert [(each.step, each.value) for each in losses] == [(100, 2.5), (200, 1.5)]
+    assert "proof.json" in {each.path for each in client.list_artifacts(run.info.run_id)}
+
+    mlflow.set_tracking_uri(server.uri)
+    uri = f"runs:/{run.info.run_id}/model"
+    inputs = torch.rand(3, 28, 28)
+    model = loop.task("fashion-mnist").model(CHOSEN)
+    model.load_state_dict(torch.load(output / "model.pt"))
+    assert torch.equal(mlflow.pytorch.load_model(uri)(inputs), model(inputs))
+    signature = mlflow.models.get_model_info(uri).signature
+    assert "(-1, 28, 28)" in str(signature.inputs) and "(-1, 10)" in str(signature.outputs)
+
+
+def test_a_run_that_starts_again_goes_on_with_its_record(
+    server: Server, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    record = tracker(output, "bbb")
+    record.metrics(100, train_loss=2.5)
+    until("the first value is recorded", lambda: (run := found(server.uri, "bbb")) and run.data.metrics)
+    first = found(server.uri, "bbb").info.run_id
+    record._process.kill()  # with its pod
+    record = tracker(output, "bbb")
+    record.metrics(200, train_loss=1.5)
+    until("the second is, too", lambda: found(server.uri, "bbb").data.metrics["train_loss"] == 1.5)
+    record.end("FAILED")
+    run = found(server.uri, "bbb")
+    assert (run.info.run_id, run.info.status) == (first, "FAILED")
+    history = mlflow.MlflowClient(server.uri).get_metric_history(first, "train_loss")
+    assert [each.step for each in history] == [100, 200]
+
+
+def test_a_server_that_is_away_is_said_once_and_told_later(
+    output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(output)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri.replace("//", "//name:secret@"))
+    record = tracker(output, "ccc")
+    for step in range(1, 1500):
+        record.metrics(step, train_loss=1 / step)
+    said = ""
+
+    def has_said(sentence: str) -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return sentence in said
+
+    until("it is said", lambda: has_said("MLflow does not take the record"))
+    server.start()
+    try:
+        until("it is all told", lambda: has_said("MLflow answers again"))
+        record.end("FAILED")
+        run = found(server.uri, "ccc")
+        assert run.info.status == "FAILED"
+        history = mlflow.MlflowClient(server.uri).get_metric_history(run.info.run_id, "train_loss")
+        assert [each.step for each in history] == list(range(1, 1500))
+    finally:
+        server.stop()
+    assert said.count("does not take") == 1
+    assert "secret" not in said
+
+
+def test_a_server_that_never_answers_keeps_nobody(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        record = tracker(output, "ddd")
+        for step in range(100_000):  # far more than a pipe holds
+            record.metrics(step, train_loss=1.0)
+        record.end("KILLED")
+    assert record._process.poll() is not None
+
+
+def test_without_a_server_the_record_is_in_the_output_folder(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    record = tracker(output, "eee")
+    record.metrics(100, train_loss=2.5)
+    record.end("FINISHED", torch.zeros(2, 28, 28).tolist())
+    run = found(f"sqlite:///{output}/mlflow.db", "eee")
+    assert (run.info.status, run.data.metrics["train_loss"]) == ("FINISHED", 2.5)
+    assert run.info.artifact_uri.startswith(f"file://{output}")
+
+
+def test_the_training_goes_on_when_the_recording_process_is_gone(
+    output: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = tracker(output, "fff")
+    record._process.kill()
+    record._process.wait(LIMIT)
+    for step in range(10):
+        record.metrics(step, train_loss=1.0)
+    record.end("FINISHED")
+    assert capfd.readouterr().err.count("the training goes on without") == 1
