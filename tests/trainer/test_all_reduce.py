@@ -1,6 +1,7 @@
 """Gradients summed in shared memory are gloo's, to the bit; and a rank that goes away is missed at once."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import ranks
 import torch
 import torch.distributed as dist
 import toy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from torchtally import loop
@@ -18,7 +19,7 @@ from torchtally.options import Training
 from torchtally.tally import Phase, Run
 
 # Less than a rank each, more than a segment of gloo's for each, and back again.
-LENGTHS = [1, 3, 97, 100_001, 2_100_001, 1000, *[50_001, 20_001] * 20]
+LENGTHS = [1, 3, 97, 100_001, 2_100_001, 1000]
 
 
 def _meet(rank: int, world: int, store: Store) -> Shared:
@@ -28,16 +29,33 @@ def _meet(rank: int, world: int, store: Store) -> Shared:
     return memory
 
 
-def _differences(rank: int, world: int, store: Store) -> list[tuple[int, torch.dtype]]:
+def _parameters(length: int, dtype: torch.dtype) -> list[nn.Parameter]:
+    """So many numbers, in two if they can be: gloo sees one buffer."""
+    sizes = [length // 3, length - length // 3] if length > 1 else [length]
+    return [nn.Parameter(torch.empty(size, dtype=dtype)) for size in sizes]
+
+
+def _differences(rank: int, world: int, store: Store) -> list[tuple[int, int, torch.dtype]]:
     memory = _meet(rank, world, store)
     torch.manual_seed(rank)
-    here = [torch.randn(length, dtype=dtype) for length in LENGTHS for dtype in (torch.float32, torch.float64)]
-    there = [each * (1 / world) for each in here]
-    for each in here:  # in a row: nothing but the sums themselves keeps the ranks together
-        memory.mean(each)
-    for each in there:
-        dist.all_reduce(each)
-    return [(len(a), a.dtype) for a, b in zip(here, there, strict=True) if not torch.equal(a, b)]
+    buckets = [_parameters(length, dtype) for length in LENGTHS for dtype in (torch.float32, torch.float64)]
+    memory.lay_out(buckets)
+    parameters = [each for bucket in buckets for each in bucket]
+    put_in, came_out = [], []
+    for _ in range(20):  # in a row: nothing but the sums themselves keeps the ranks together
+        for each in parameters:
+            each.grad = torch.randn_like(each)
+        put_in.append([torch.cat([each.grad.clone() for each in bucket]) for bucket in buckets])
+        memory.mean()
+        came_out.append([torch.cat([each.grad.clone() for each in bucket]) for bucket in buckets])
+    found = []
+    for step, (here, there) in enumerate(zip(came_out, put_in, strict=True)):
+        for mean, buffer in zip(here, there, strict=True):
+            buffer *= 1 / world
+            dist.all_reduce(buffer)
+            if not torch.equal(mean, buffer):
+                found.append((step, len(mean), mean.dtype))
+    return found
 
 
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
@@ -45,23 +63,27 @@ def test_the_mean_is_the_one_that_gloo_makes_to_the_bit(world: int) -> None:
     assert ranks.run(world, _differences) == [[]] * world
 
 
-def _weights(rank: int, world: int, store: Store, together: bool) -> Any:
+def _weights(rank: int, world: int, store: Store, together: bool, buffers: bool) -> Any:
     memory = _meet(rank, world, store)
     options = Training(epochs=2, batch_size=8, lr=0.3, seed=5)
-    return toy.fit(rank, world, store, options, 203, 31, memory=memory if together else None)["weights"]
+    norm = [nn.BatchNorm1d(8)] if buffers else []
+    task = replace(toy.task(), model=lambda _: nn.Sequential(nn.Linear(4, 8), *norm, nn.ReLU(), nn.Linear(8, 2)))
+    return toy.fit(rank, world, store, options, 203, 31, toy=task, memory=memory if together else None)["weights"]
 
 
-def test_a_training_ends_with_the_same_weights_as_by_gloo() -> None:
-    here, there = (ranks.run(3, _weights, together)[0] for together in (True, False))
+@pytest.mark.parametrize("buffers", [False, True], ids=["no buffers", "BatchNorm's buffers"])
+def test_a_training_ends_with_the_same_weights_as_by_gloo(buffers: bool) -> None:
+    here, there = (ranks.run(3, _weights, together, buffers) for together in (True, False))
     assert here == there
 
 
 def _left(rank: int, world: int, store: Store, leaves: int) -> str | None:
     memory = _meet(rank, world, store)
-    memory.mean(torch.ones(10))
+    memory.lay_out([[nn.Parameter(torch.ones(10))]])
+    memory.mean()
     if rank != leaves:
         with pytest.raises(Lost) as lost:
-            memory.mean(torch.ones(10))
+            memory.mean()
         return str(lost.value)
     return None  # and with this its end of the connection is closed
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
@@ -119,6 +120,8 @@ def fit(
     """
     torch.manual_seed(options.seed)
     model = task.model(options).to(device)
+    if any(True for _ in model.buffers()):
+        memory = None  # DDP hands out rank 0's before each step
     # alone, DDP takes a quarter of a step
     parallel = _parallel(task, model, train, device, memory) if run.world > 1 else model
     optimizer = task.optimizer(model.parameters(), options)
@@ -141,7 +144,7 @@ def fit(
         tally = course.begin(phase(course.epoch))
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        consumed = _train(task, course, parallel, train, tally, batches, keeper, watcher)
+        consumed = _train(task, course, parallel, train, tally, batches, keeper, watcher, memory)
         speed = consumed / (time.perf_counter() - began)
         loss = torch.tensor(course.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
@@ -193,24 +196,36 @@ def _parallel(task: Task, model: nn.Module, samples: Samples, device: torch.devi
     """The model under DDP, its buckets laid out for good, which a first step alone would do.
 
     gloo adds up in the order of the layout: after this a resumed training makes the same sums, bit for bit, as one that
-    went on. Nothing else is changed.
+    went on. Nothing else is changed. With `memory` it is the bare model, and DDP gave its layout alone.
     """
     kept = [*model.buffers(), *(each for each in model.parameters() if not each.requires_grad)]
     before = [each.detach().clone() for each in kept]
     parallel = DistributedDataParallel(
         model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=True
     )
+    buckets: dict[int, list[nn.Parameter]] = {}
     if memory:
-        parallel.register_comm_hook(None, memory.hook)
+        parallel.register_comm_hook(buckets, _noted)
     parallel.train()
-    for _ in range(2):  # a static graph is known after the first, and its buckets are rebuilt in the second
+    for _ in range(3):  # a static graph is known after the first, the order of its gradients after the second
         rows = torch.zeros(2, dtype=torch.int64, device=samples.labels.device)
         functional.cross_entropy(parallel(task.inputs(samples.inputs[rows])), samples.labels[rows]).backward()
         parallel.zero_grad()
     with torch.no_grad():
         for each, value in zip(kept, before, strict=True):
             each.copy_(value)
-    return parallel
+    if memory is None:
+        return parallel
+    memory.lay_out([buckets[index] for index in sorted(buckets)])
+    return model
+
+
+def _noted(buckets: dict[int, list[nn.Parameter]], bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    """A hook of DDP that notes what is in a bucket, and sums nothing up."""
+    buckets[bucket.index()] = bucket.parameters()
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _train(
@@ -222,6 +237,7 @@ def _train(
     batches: Batches,
     keeper: Keeper,
     watcher: Watcher | None,
+    memory: Shared | None,
 ) -> int:
     """The rest of an epoch; returns how many samples all ranks consumed in it."""
     model.train()
@@ -239,6 +255,8 @@ def _train(
         # DDP takes the mean over ranks. Scaled like this it is the mean over the samples of the step, also where the
         # last batch is uneven or, on some ranks, empty.
         (loss * (run.world / max(rows, 1))).backward()
+        if memory:
+            memory.mean()
         for group in course.optimizer.param_groups:  # nothing to save: it follows from the position
             group["lr"] = course.optimizer.defaults["lr"] * task.rate(course.done)
         course.optimizer.step()
