@@ -27,9 +27,12 @@ _PATIENCE = agreement.COLLECTIVE.total_seconds()
 
 
 def shared(local_world: int) -> "Shared | None":
-    """One for the ranks of the process group, if this pod has all of them and its system can. A collective call."""
+    """One for the ranks of the process group, if they are several, all in this pod, and its system can.
+
+    A collective call.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
-    if local_world < world or sys.platform != "linux":
+    if world == 1 or local_world < world or sys.platform != "linux":
         return None
     addresses: list[Any] = [None] * world
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
