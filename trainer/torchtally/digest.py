@@ -275,6 +275,8 @@ def _stirling(k: int, s: int) -> int:
 
 def _power_sums(x: Words, highest: int) -> list[int]:
     """Σ xᵏ mod p for k = 1 ... highest."""
+    if x.max(initial=0) > P:
+        x = (x & np.uint64(P)) + (x >> np.uint64(61))  # mod p, up to 4 above it
     sums, power = [], x
     for k in range(1, highest + 1):
         power = x if k == 1 else _multiply(power, x)
@@ -289,7 +291,7 @@ def _sum(values: Words) -> int:
 
 
 def _multiply(a: Words, b: Words) -> Words:
-    """a · b mod p, up to 2 above p, of factors up to 2 above p: 2⁶¹ is 1, in 32-bit halves."""
+    """a · b mod p, up to 4 above p, of factors up to 4 above p: 2⁶¹ is 1, in 32-bit halves."""
     half, low32, low29 = np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64((1 << 29) - 1)
     a0, a1, b0, b1 = a & low32, a >> half, b & low32, b >> half
     middle, low = a1 * b0 + a0 * b1, a0 * b0

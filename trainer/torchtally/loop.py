@@ -12,24 +12,26 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.futures import Future
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from torchtally import batch_norm, moving, shards
+from torchtally import batch_norm, moving, on_device, shards
 from torchtally.all_reduce import Shared
 from torchtally.checkpoint import State
 from torchtally.course import Course, Epoch
 from torchtally.evaluate import Evaluation, evaluate
 from torchtally.keeper import Keeper
 from torchtally.options import Training
+from torchtally.parallel import parallel
+from torchtally.step import Captured, CudaGraph, Step
 from torchtally.tally import Phase, Run, Tally, enforce, prove
 from torchtally.watcher import EVERY, Watcher
 
 _EVALUATION_BATCH = 1000
 _LOG_SECONDS = 10
-_CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
+# Indices computed at a time: many steps' worth, little memory.
+_CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Task:
     model: Callable[[Training], nn.Module]
     inputs: Callable[[Tensor], Tensor]
     optimizer: Callable[[Iterator[nn.Parameter], Training], torch.optim.Optimizer]
-    rate: Callable[[float], float] = lambda done: 1.0  # what the learning rate is multiplied by, from done = 0 to 1
+    rate: Callable[[float], float] | None = None  # what the learning rate is multiplied by, from done = 0 to 1
     files: Callable[[nn.Module], Mapping[str, bytes]] = lambda model: {}  # of other forms of the model, by name
 
 
@@ -68,8 +70,8 @@ def task(name: str) -> Task:
 Batches = Callable[[Run, Phase], Iterator[Tensor]]
 
 
-def batches(run: Run, phase: Phase) -> Iterator[Tensor]:
-    """This rank's sample indices of each step: as many steps on every rank, the last one uneven or empty.
+def batches(run: Run, phase: Phase, device: torch.device = _CPU) -> Iterator[Tensor]:
+    """This rank's sample indices of each step, on `device`: as many steps on every rank, the last uneven or empty.
 
     Step s is the positions [start + s · batch, start + (s + 1) · batch) of the order, whatever the number of ranks.
     """
@@ -78,24 +80,13 @@ def batches(run: Run, phase: Phase) -> Iterator[Tensor]:
         """The number in this rank's shard of its first sample at or after the step's first position."""
         return max(0, -(-(step * phase.batch - run.rank) // run.world))
 
+    shard = (phase.n, run.rank, run.world, phase.contract, phase.order, run.seed, phase.epoch)
     steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
-    chunk = max(1, _CHUNK * run.world // phase.batch)
+    chunk = max(1, _CHUNK[device.type] * run.world // phase.batch)
     for first in range(0, steps, chunk):
         bounds = [begin(step) for step in range(first, min(first + chunk, steps) + 1)]
-        some = torch.from_numpy(
-            shards.indices(
-                phase.n,
-                run.rank,
-                run.world,
-                phase.contract,
-                phase.order,
-                run.seed,
-                phase.epoch,
-                bounds[0],
-                bounds[-1],
-                phase.start,
-            )
-        )
+        part = (*shard, bounds[0], bounds[-1], phase.start)
+        some = on_device.indices(*part, device) if device.type == "cuda" else torch.from_numpy(shards.indices(*part))
         for low, high in pairwise(bounds):
             yield some[low - bounds[0] : high - bounds[0]]
 
@@ -109,24 +100,32 @@ def fit(
     device: torch.device,
     keeper: Keeper,
     state: State | None = None,
-    batches: Batches = batches,
+    batches: Batches | None = None,
     watcher: Watcher | None = None,
     memory: Shared | None = None,
 ) -> Course:
     """Train up to `options.epochs`, evaluate after each; from `state` on, if there is one.
 
-    Ranks that have `memory` in common sum their gradients in it. Raises Unproven on every rank at the first phase whose
-    proof fails, if the tally is enforced, Stopped and Lost.
+    `batches`: in place of those above, on the CPU. Ranks that have `memory` in common sum their gradients in it. Raises
+    Unproven on every rank at the first phase whose proof fails, if the tally is enforced, Stopped and Lost.
     """
     torch.manual_seed(options.seed)
     model = task.model(options).to(device)
     if any(True for _ in model.buffers()):
         memory = None  # DDP hands out rank 0's before each step
+    two = torch.zeros(2, dtype=torch.int64, device=device)
+
+    def loss_of_two(model: nn.Module) -> Tensor:
+        return functional.cross_entropy(model(task.inputs(train.inputs[two])), train.labels[two])
+
     # alone, DDP takes a quarter of a step
-    parallel = _parallel(task, model, train, device, memory) if run.world > 1 else model
+    trained = parallel(model, loss_of_two, device, memory) if run.world > 1 else model
     optimizer = task.optimizer(model.parameters(), options)
     batch = options.global_batch_size or options.batch_size * run.world
     contract = batch_norm.contract(options, model, len(train), run)
+    step = _step(task, trained, optimizer, train, memory)
+    if device.type == "cuda" and run.world == 1 and task.rate is None:  # neither collectives nor a rate can be replayed
+        step = Captured(step, batch, CudaGraph(device), device)
 
     def phase(epoch: int) -> Phase:
         return Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract=contract, order="feistel-1")
@@ -144,7 +143,7 @@ def fit(
         tally = course.begin(phase(course.epoch))
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        consumed = _train(task, course, parallel, train, tally, batches, keeper, watcher, memory)
+        consumed = _train(task, course, step, device, tally, batches, keeper, watcher)
         speed = consumed / (time.perf_counter() - began)
         loss = torch.tensor(course.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
@@ -192,85 +191,59 @@ def _say_where(course: Course, options: Training, n: int, resumed: bool) -> None
     print(f"torchtally: run {course.run.run} {how}", flush=True)
 
 
-def _parallel(task: Task, model: nn.Module, samples: Samples, device: torch.device, memory: Shared | None) -> nn.Module:
-    """The model under DDP, its buckets laid out for good, which a first step alone would do.
+def _step(
+    task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples, memory: Shared | None
+) -> Step:
+    def step(chosen: Tensor, scale: float) -> Tensor:
+        optimizer.zero_grad()
+        output = model(task.inputs(samples.inputs[chosen]))
+        loss = functional.cross_entropy(output, samples.labels[chosen], reduction="sum")
+        (loss * scale).backward()
+        if memory:
+            memory.mean()
+        optimizer.step()
+        return loss.detach()
 
-    gloo adds up in the order of the layout: after this a resumed training makes the same sums, bit for bit, as one that
-    went on. Nothing else is changed. With `memory` it is the bare model, and DDP gave its layout alone.
-    """
-    kept = [*model.buffers(), *(each for each in model.parameters() if not each.requires_grad)]
-    before = [each.detach().clone() for each in kept]
-    parallel = DistributedDataParallel(
-        model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=True
-    )
-    buckets: dict[int, list[nn.Parameter]] = {}
-    if memory:
-        parallel.register_comm_hook(buckets, _noted)
-    parallel.train()
-    for _ in range(3):  # a static graph is known after the first, the order of its gradients after the second
-        rows = torch.zeros(2, dtype=torch.int64, device=samples.labels.device)
-        functional.cross_entropy(parallel(task.inputs(samples.inputs[rows])), samples.labels[rows]).backward()
-        parallel.zero_grad()
-    with torch.no_grad():
-        for each, value in zip(kept, before, strict=True):
-            each.copy_(value)
-    if memory is None:
-        return parallel
-    memory.lay_out([buckets[index] for index in sorted(buckets)])
-    return model
-
-
-def _noted(buckets: dict[int, list[nn.Parameter]], bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-    """A hook of DDP that notes what is in a bucket, and sums nothing up."""
-    buckets[bucket.index()] = bucket.parameters()
-    done: Future[Tensor] = Future()
-    done.set_result(bucket.buffer())
-    return done
+    return step
 
 
 def _train(
     task: Task,
     course: Course,
-    model: nn.Module,
-    samples: Samples,
+    step: Step,
+    device: torch.device,
     tally: Tally,
-    batches: Batches,
+    given: Batches | None,
     keeper: Keeper,
     watcher: Watcher | None,
-    memory: Shared | None,
 ) -> int:
     """The rest of an epoch; returns how many samples all ranks consumed in it."""
-    model.train()
-    run, phase, device = tally.run, tally.phase, samples.labels.device
-    statistics = moving.statistics(model)
+    course.model.train()
+    run, phase = tally.run, tally.phase
+    statistics = moving.statistics(course.model)
     everything = shards.total(phase.n, run.world, phase.contract, phase.start)
     steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
     first = course.steps
-    for step, indices in enumerate(_progress(islice(batches(run, phase), first, None), run, phase, first), first):
-        rows = min(phase.batch, everything - step * phase.batch)
-        chosen = indices.to(device, non_blocking=True)
-        _reseed(run, phase, step, device)
-        output = model(task.inputs(samples.inputs[chosen]))
-        loss = functional.cross_entropy(output, samples.labels[chosen], reduction="sum")
-        # DDP takes the mean over ranks. Scaled like this it is the mean over the samples of the step, also where the
-        # last batch is uneven or, on some ranks, empty.
-        (loss * (run.world / max(rows, 1))).backward()
-        if memory:
-            memory.mean()
-        for group in course.optimizer.param_groups:  # nothing to save: it follows from the position
-            group["lr"] = course.optimizer.defaults["lr"] * task.rate(course.done)
-        course.optimizer.step()
-        course.optimizer.zero_grad()
+    taken = given(run, phase) if given else batches(run, phase, device)
+    for number, indices in enumerate(_progress(islice(taken, first, None), run, phase, first), first):
+        rows = min(phase.batch, everything - number * phase.batch)
+        _reseed(run, phase, number, device)
+        if task.rate:
+            for group in course.optimizer.param_groups:  # nothing to save: it follows from the position
+                group["lr"] = course.optimizer.defaults["lr"] * task.rate(course.done)
+        # The sum over ranks is divided by their number. Scaled like this it is the mean over the samples of the step,
+        # also where the last batch is uneven or, on some ranks, empty.
+        loss = step(indices.to(device, non_blocking=True), run.world / max(rows, 1))
         moving.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
         tally.record(indices)
-        course.loss += loss.detach()
-        course.steps = step + 1
+        course.loss += loss
+        course.steps = number + 1
         if watcher:
             watcher.step(phase, rows, course.done)
             if course.steps % EVERY == 0 and len(indices):
                 watcher.metrics(_steps_so_far(phase, course.position), train_loss=loss.item() / len(indices))
         # The epoch's end saves by itself; and from among samples that pad it no other number of ranks could go on.
-        if step + 1 < steps and course.position < phase.n:
+        if number + 1 < steps and course.position < phase.n:
             keeper.after_step(course)
     return everything - min(everything, first * phase.batch)
 

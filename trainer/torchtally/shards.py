@@ -138,7 +138,7 @@ def _feistel(x: Indices, n: int, seed: int, epoch: int, *, inverse: bool) -> Ind
     a &= mask
     # All is done in place: to allocate an array for each operation would take longer than they do.
     hashed, other, product = np.empty_like(a), np.empty_like(a), np.empty(len(x), np.uint64)
-    keys = list(enumerate(_round_keys(n, seed, epoch)))
+    keys = list(enumerate(round_keys(n, seed, epoch)))
     for number, (key, odd) in reversed(keys) if inverse else keys:
         if number % 2 == 0:
             _scramble(b, key, odd, hashed, other)
@@ -171,7 +171,7 @@ def _scramble(x: _Words, key: np.uint32, odd: np.uint32, out: _Words, other: _Wo
     out *= np.uint32(0x9E3779B1)
 
 
-def _round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.uint32]]:
+def round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.uint32]]:
     """A word to xor and an odd multiplier a round, from a splitmix64 stream that starts at (seed, epoch)."""
     rounds = 24 if n < 4096 else 8 if n <= 1 << 32 else 6  # small domains need more to pass chi-square on neighbours
     start = splitmix64(np.array([seed & _MASK], dtype=np.uint64)) ^ np.uint64(epoch)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torchtally import digest, shards, table
+from torchtally import digest, on_device, shards, table
 from torchtally.contract import Contract
 from torchtally.digest import Digest
 from torchtally.errors import Unproven
@@ -23,7 +23,8 @@ from torchtally.shards import Indices, Order, Progression
 PREFIX = "TORCHTALLY "
 VERSION = 2
 _NAMED = 8  # lost and doubled samples that a line names: enough to look one up, and it stays under 1 KB
-_FLUSH = 1 << 14  # indices that enter the digest at a time
+# Indices that enter the digest at a time; where a GPU has them it is waited for then.
+_FLUSH = {"cpu": 1 << 14, "cuda": 1 << 20}
 _COUNTABLE = 1 << 24  # samples; of so many all consumed indices are kept, to count what is wrong and cannot be named
 
 
@@ -63,6 +64,9 @@ class Phase:
         return indices if self.order == "sequential" else shards.locate(indices, self.n, seed, self.epoch)
 
 
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
 class Tally:
     """The record of what one rank consumed in one phase."""
 
@@ -74,13 +78,13 @@ class Tally:
         self._digest = Digest()
         self._pending: list[torch.Tensor] = []
         self._pending_count = 0
-        self._kept: list[Indices] | None = [] if phase.n <= _COUNTABLE else None
+        self._kept: list[torch.Tensor] | None = [] if phase.n <= _COUNTABLE else None
 
     def record(self, indices: torch.Tensor) -> None:
-        """Note `indices` (int64, on the CPU) as consumed: call it after the step that used them."""
+        """Note `indices` (int64) as consumed: call it after the step that used them."""
         self._pending.append(indices)
         self._pending_count += len(indices)
-        if self._pending_count >= _FLUSH:
+        if self._pending_count >= _FLUSH[indices.device.type]:
             self._flush()
 
     @property
@@ -93,7 +97,7 @@ class Tally:
     def kept(self) -> Indices | None:
         """All recorded indices, in the order of the steps; None where they are too many to keep."""
         self._flush()
-        return None if self._kept is None else np.concatenate([np.empty(0, np.int64), *self._kept])
+        return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
 
     def restore(self, carried: Digest, consumed: Digest, count: int, outside: list[int]) -> None:
         """Go on from what all ranks had consumed before phase.start, and this rank from there on."""
@@ -101,16 +105,25 @@ class Tally:
         self._kept = None  # not all of it was seen here
 
     def _flush(self) -> None:
-        consumed = torch.cat([torch.empty(0, dtype=torch.int64), *self._pending]).numpy()
+        if not self._pending:
+            return
+        consumed = torch.cat(self._pending)
         self._pending, self._pending_count = [], 0
         samples = (consumed >= 0) & (consumed < self.phase.n)
         self.outside = sorted([*self.outside, *consumed[~samples].tolist()])[:_NAMED]
-        inside = consumed[samples]
-        positions = self.phase.of(inside, self.run.seed)
-        self._digest += digest.of(positions, inside, digest.base(self.run.run))
+        self._digest += self._digest_of(consumed[samples])
         self.count += len(consumed)
         if self._kept is not None:
             self._kept.append(consumed)
+
+    def _digest_of(self, indices: torch.Tensor) -> Digest:
+        phase, seed, g = self.phase, self.run.seed, digest.base(self.run.run)
+        if indices.is_cuda:
+            ordered = phase.order == "feistel-1"
+            positions = on_device.locate(indices, phase.n, seed, phase.epoch) if ordered else indices
+            return on_device.digest_of(positions, indices, g)
+        words = indices.numpy()
+        return digest.of(phase.of(words, seed), words, g)
 
 
 @dataclass(frozen=True)
