@@ -64,6 +64,7 @@ def programs(number: int) -> Iterator[list[str]]:
     for tool, n in sampler.CASES:
         yield ["sampler", tool, str(n)]
     yield ["verifier"]
+    yield ["gpu"]
     if number % 2:
         for world in (1, 2):
             for tool in TOOLS:

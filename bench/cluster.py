@@ -130,7 +130,8 @@ def forget_the_image() -> None:
     image, registry = os.environ["E2E_IMAGE"], os.environ.get("E2E_REGISTRY")
     if registry and image.startswith(f"{registry}/"):
         for node in nodes.workers():
-            nodes.on(node, f"! crictl inspecti --quiet {image} >/dev/null 2>&1 || crictl --timeout=60s rmi {image}")
+            there = f'found=$(crictl --timeout=60s images --quiet "{image}")'
+            nodes.on(node, f'{there} && {{ [ -z "$found" ] || crictl --timeout=60s rmi "{image}"; }}')
 
 
 def _versions() -> dict[str, str]:

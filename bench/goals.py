@@ -15,7 +15,8 @@ _LARGE = (10**9, 10**12)
 def text(results: Results) -> str:
     """All of them, as a Markdown table."""
     header = ["goal", "asked for", "ours", "beside", "limit", "reached"]
-    rows = [*_throughput(results), *_overhead(results), *_sampler(results), *_verifier(results), *_start(results)]
+    parts = (_throughput, _gpu, _overhead, _sampler, _verifier, _start)
+    rows = [row for part in parts for row in part(results)]
     return "\n".join(markdown(header, rows, left=(0, 1)))
 
 
@@ -37,6 +38,26 @@ def _throughput(results: Results) -> Iterator[list[str]]:
                 f"{number(most)} ({100 * spread(ours.values).median / most:.0f}%)" if most else "–",
                 _mark(blogs.median >= over_blog and bests.median >= over_best),
             ]
+
+
+def _gpu(results: Results) -> Iterator[list[str]]:
+    found = {tool: results.one("throughput on a GPU", tool=tool) for tool in ("torchtally", "blog", "by hand")}
+    goals = {"blog": ("20× the blog's loop", 20.0), "by hand": ("a loop by hand without a tally, less 1%", 0.99)}
+    for tool, (asked, least) in goals.items():
+        ours, other = found["torchtally"], found[tool]
+        goal = ["fashion-mnist, one GPU, samples/s", asked]
+        if not (ours and other):
+            yield [*goal, "not measured: no GPU", "–", "–", "–"]
+            continue
+        times = spread(ratios(ours.by_round, other.by_round))
+        beside = f"{tool} {_median(other)}"
+        yield [
+            *goal,
+            f"{shown(spread(ours.values))}: {number(times.median)}×",
+            beside,
+            "–",
+            _mark(times.median >= least),
+        ]
 
 
 def _overhead(results: Results) -> Iterator[list[str]]:

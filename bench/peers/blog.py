@@ -14,16 +14,18 @@ from bench.peers import common
 
 def main() -> None:
     task, dataset, clock = common.asked()
-    dist.init_process_group("gloo")
+    device = common.device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
     sampler = DistributedSampler[Any](dataset)
     loader = DataLoader(dataset, batch_size=common.BATCH, sampler=sampler)
-    model = DistributedDataParallel(common.model(task))
+    model = DistributedDataParallel(common.model(task).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=common.LEARNING_RATE, momentum=common.MOMENTUM[task])
 
     model.train()
     sampler.set_epoch(0)
     for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
         optimizer.zero_grad()
         loss = cross_entropy(model(images), labels)
         loss.backward()

@@ -44,6 +44,11 @@ class Images(Dataset[tuple[Tensor, int]]):
         self._labels = _read(folder, "train-labels-idx1-ubyte", 8)
         self._normalize = normalize
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All pixels as they are in the file, and all labels."""
+        return self._images, self._labels.long()
+
     def __len__(self) -> int:
         return len(self._labels)
 
@@ -59,6 +64,11 @@ def to_tensor(image: "Image.Image | np.ndarray") -> Tensor:
     """As torchvision's ToTensor, whose wheel needs CUDA's libraries: grey pixels (1, height, width) in [0, 1]."""
     pixels = torch.from_numpy(np.array(image, np.uint8, copy=True))
     return pixels.view(*pixels.shape, 1).permute(2, 0, 1).contiguous().float().div(255)
+
+
+def device() -> torch.device:
+    """The GPU, if one is asked for."""
+    return torch.device(os.environ.get("BENCH_DEVICE", "cpu"))
 
 
 def model(task: str) -> nn.Module:

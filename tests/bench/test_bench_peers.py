@@ -1,6 +1,9 @@
 """The peers train the same model on the same numbers as torchtally's tasks do."""
 
 import gzip
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,3 +35,13 @@ def test_model_optimizer_and_pixels_are_the_tasks_own(
     ours = task.inputs(torch.from_numpy(pixels))
     torch.testing.assert_close(batch.view_as(ours), ours)
     assert [images[index][1] for index in range(3)] == [7, 8, 9]
+
+
+def test_the_loop_by_hand_takes_an_epoch_of_the_same_samples(tmp_path: Path) -> None:
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    (folder / "train-images-idx3-ubyte").write_bytes(bytes(16) + bytes(96 * 28 * 28))
+    (folder / "train-labels-idx1-ubyte").write_bytes(bytes(8) + bytes(96))
+    command = [sys.executable, "-m", "bench.peers.by_hand", str(tmp_path)]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert told["samples"] == 96 and told["seconds"] > 0

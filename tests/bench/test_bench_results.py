@@ -121,13 +121,32 @@ def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
             case: dict[str, str | int] = {"task": "fashion-mnist", "world": 1, "tool": tool}
             taken = Sample(measure="throughput", case=case, unit="samples/s", better="higher", value=value)
             found.add(taken, number, 0.1)
-    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist")]
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 1 rank")]
     assert "400 [40.0–4,000]: 4.44×, 3.08×" in row
     assert "best peer Lightning 130" in row
     assert row.endswith("| ✓ |")
     found.one("throughput", tool="lightning").values[:] = [140, 1400, 14]  # type: ignore[union-attr]
-    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist")]
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 1 rank")]
     assert row.endswith("| – |")
+
+
+def test_what_was_not_measured_on_a_gpu_says_so() -> None:
+    found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
+
+    def rows() -> list[str]:
+        return [line for line in goals.text(found).splitlines() if "one GPU" in line]
+
+    assert [row.split(" | ")[2] for row in rows()] == ["not measured: no GPU"] * 2
+    for tool, value in {"torchtally": 985.0, "blog": 50.0, "by hand": 1000.0}.items():
+        taken = Sample(
+            measure="throughput on a GPU", case={"tool": tool}, unit="samples/s", better="higher", value=value
+        )
+        found.add(taken, 1, 0.1)
+    over_blogs, over_by_hand = rows()
+    assert "| 985: 19.7× | blog 50.0 |" in over_blogs and over_blogs.endswith("| – |")
+    assert "| 985: 0.98× | by hand 1,000 |" in over_by_hand and over_by_hand.endswith("| – |")
+    found.one("throughput on a GPU", tool="torchtally").values[:] = [1000.0]  # type: ignore[union-attr]
+    assert [row.endswith("| ✓ |") for row in rows()] == [True, True]
 
 
 def test_a_readme_without_a_place_for_the_goals_is_left_as_it_is() -> None:
