@@ -95,7 +95,7 @@ def test_both_are_started_in_turn_and_one_that_fails_loses_itself_alone(
     assert [each for each in commands if each.startswith("create")] == [f"create {name}" for name in names]
     gone = [f"kubectl wait --for=delete namespace/{name} --timeout={cluster.LIMIT}s" for name in names]
     assert [each for each in commands if each.startswith("kubectl wait")] == gone
-    removals = [each for each in commands if 'crictl --timeout=60s rmi "localhost:5000/torchtally:cpu"' in each]
+    removals = [each for each in commands if "crictl --timeout=60s rmi localhost:5000/torchtally:cpu" in each]
     assert len(removals) == 4  # before each start
 
 
