@@ -131,6 +131,8 @@ def forget_the_image() -> None:
     if registry and image.startswith(f"{registry}/"):
         for node in nodes.workers():
             crictl = "crictl --timeout=60s"  # its own 2 s are few on a node that has just had four pods
+            # Containers that have ended keep the layers, and a pull would find them.
+            nodes.on(node, f"{crictl} ps --all --state=exited --quiet | xargs --no-run-if-empty {crictl} rm")
             nodes.on(node, f"! {crictl} inspecti --quiet {image} >/dev/null 2>&1 || {crictl} rmi {image}")
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from .read import Job, Line, Object, Pod, moment
 from .waits import NotYet, why_none
 
-# In the order in which a pod goes through them. Nothing tells the end of `rendezvous` or `data`: they are never alone.
+# In the order in which a pod goes through them.
 PHASES = (
     "controller",
     "scheduling",
@@ -25,6 +25,7 @@ PHASES = (
 )
 _NOTHING = float("-inf")  # the end of a phase that a pod does not have: it takes 0 s
 _ENTRY = re.compile(r"torchtally: \S+ is (pod|one of|alone)\b")
+_DATA = re.compile(r"torchtally: rank \d+ has \d+ samples .* after ([0-9.]+) s$")
 _BEGINS = re.compile(r"torchtally: run \w+ begins\b")
 _PULLED_IN = re.compile(r" in (\S+)(?: \((\S+) including waiting\))?")
 _DURATION = re.compile(r"([0-9.]+)(h|ms|m|µs|ns|s)")  # as Go writes it: 1m2.5s
@@ -114,6 +115,7 @@ def _ends(pod: Pod, container: str, first_step: float) -> dict[str, float | None
     all_known = bool(seen) or all(each["restartCount"] <= len(list(_starts(each))) - 1 for each in main)
     restarted = max(before) > min(before) or not all_known
     images = [_when(event) for event in pod.events if event["reason"] in ("Pulling", "Pulled")]
+    data = _data(pod.log, max(before), first_step)
     entries = [line.moment for line in pod.log if _ENTRY.match(line.text) and max(before) <= line.moment <= first_step]
     return {
         "controller": moment(pod.found["metadata"]["creationTimestamp"]),
@@ -124,10 +126,18 @@ def _ends(pod: Pod, container: str, first_step: float) -> dict[str, float | None
         "start": min(before) if all_known else None,
         "restarts": max(before) if restarted else _NOTHING,
         "import": min(entries, default=None),
-        "rendezvous": None,
-        "data": None,
+        "rendezvous": data and data[0],
+        "data": data and data[1],
         "first step": first_step,
     }
+
+
+def _data(log: list[Line], started: float, first_step: float) -> tuple[float, float] | None:
+    """When a pod's data began to be loaded, by its own word, and when it was."""
+    for line in log:
+        if started <= line.moment <= first_step and (said := _DATA.match(line.text)):
+            return line.moment - float(said[1]), line.moment
+    return None
 
 
 def _starts(status: Object) -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,7 +66,14 @@ def meet(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Callab
         where = device.choose(places.device, process.local_rank)
         if process.rank == 0:
             prepare()
+        began = time.monotonic()
         train, test = task.load(data or places.data, places.cache)
+        if process.local_rank == 0:
+            print(
+                f"torchtally: rank {process.rank} has {len(train)} samples to train with and {len(test)} to test with, "
+                f"after {time.monotonic() - began:.1f} s",
+                flush=True,
+            )
     except Refused as sentence:
         problem = str(sentence)
     facts = {
