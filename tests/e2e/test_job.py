@@ -55,7 +55,8 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
 
     startup = [sys.executable, str(ROOT / "scripts/startup.py"), "demo", "-n", namespace.name, "--json"]
     told = json.loads(run(*startup).stdout)
-    assert told["pods"].keys() == set(PODS) and {"scheduling", "init", "pull", "import"} <= told["phases"].keys()
+    apart = {"scheduling", "init", "pull", "import", "rendezvous", "data", "first step"}
+    assert told["pods"].keys() == set(PODS) and apart <= told["phases"].keys()
 
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 
