@@ -258,6 +258,13 @@ def test_a_users_own_script_finds_its_place_in_the_environment(environment: dict
     assert [pod.stdout.split() for pod in ended] == [["0", "0", "2"], ["1", "0", "2"]]
 
 
+def test_ranks_connect_to_the_address_that_has_answered_and_ask_no_dns(environment: dict[str, str]) -> None:
+    name = dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.1")  # which is 127.0.0.1, written otherwise
+    script = "import os; print(os.environ['MASTER_ADDR'])"
+    ended = pods(2, environment, ["run", "--", sys.executable, "-c", script], [name, name])
+    assert [pod.stdout for pod in ended] == ["127.1\n", "127.0.0.1\n"]
+
+
 def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(environment: dict[str, str]) -> None:
     script = (
         "import os, signal, sys; from torchtally import loop, worker\n"

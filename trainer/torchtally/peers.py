@@ -53,6 +53,7 @@ class Peers(RendezvousHandler):
 
     def __init__(self, address: str, port: int, rank: int, count: int, pod: str) -> None:
         self._address, self._port, self._rank, self._count, self._pod = address, port, rank, count, pod
+        self._reached = address
         self._patience, self._run_id = float(PATIENCE), ""
         # A pod that starts again has the same rank and name: this tells the two apart.
         self._life = uuid.uuid4().hex
@@ -104,7 +105,7 @@ class Peers(RendezvousHandler):
             self._listener.start()
             threading.Thread(target=self._watch, daemon=True).start()
             stopping.handle()
-        where = RendezvousStoreInfo(self._address, self._port)
+        where = RendezvousStoreInfo(self._reached, self._port)
         return RendezvousInfo(_AgentStore(self._run_id, self._store), self._rank, self._count, where)
 
     def tell_complete(self) -> None:
@@ -141,8 +142,12 @@ class Peers(RendezvousHandler):
         while True:
             try:
                 # TCPStore would wait by itself, but in silence, and deaf to signals.
-                socket.create_connection((self._address, self._port), timeout=5).close()
-                return TCPStore(self._address, self._port, None, False, timeout, wait_for_workers=False)
+                with socket.create_connection((self._address, self._port), timeout=5) as answered:
+                    # By name TCPStore asks for IPv6 first, in all search domains and in none: seconds for each
+                    # connection where a cluster has nobody to ask about names that are not its own.
+                    if answered.family == socket.AF_INET:
+                        self._reached = answered.getpeername()[0]
+                return TCPStore(self._reached, self._port, None, False, timeout, wait_for_workers=False)
             except (OSError, DistError) as error:
                 why = str(error).splitlines()[0]
             if time.monotonic() > until:
