@@ -138,7 +138,8 @@ def forget_the_image() -> None:
 
 def _versions() -> dict[str, str]:
     server = json.loads(run("kubectl", "version", "--output=json").stdout)["serverVersion"]["gitVersion"]
-    return {"kubernetes": server, "nodes for pods": str(len(nodes.workers())), "image": os.environ["E2E_IMAGE"]}
+    image = os.environ["E2E_IMAGE"].rpartition("/")[2]
+    return {"kubernetes": server, "nodes for pods": str(len(nodes.workers())), "image": image}
 
 
 def _say(said: str) -> None:
