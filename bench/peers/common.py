@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed.nn  # before there is a group, which it would keep, and abort at the end (pytorch#190489)
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 

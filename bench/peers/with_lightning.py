@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -45,6 +46,8 @@ def main() -> None:
     module = Classifier(common.model(task), common.MOMENTUM[task], clock)
     trainer.fit(module, DataLoader(dataset, batch_size=common.BATCH, shuffle=True))
     clock.report()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ PREFIX = "TORCHTALLY "
 VERSION = 2
 _NAMED = 8  # lost and doubled samples that a line names: enough to look one up, and it stays under 1 KB
 # Indices that enter the digest at a time; where a GPU has them it is waited for then.
-_FLUSH = {"cpu": 1 << 14, "cuda": 1 << 20}
+_FLUSH, _FLUSH_ON_GPU = 1 << 14, 1 << 20
 _COUNTABLE = 1 << 24  # samples; of so many all consumed indices are kept, to count what is wrong and cannot be named
 
 
@@ -83,8 +83,8 @@ class Tally:
     def record(self, indices: torch.Tensor) -> None:
         """Note `indices` (int64) as consumed: call it after the step that used them."""
         self._pending.append(indices)
-        self._pending_count += len(indices)
-        if self._pending_count >= _FLUSH[indices.device.type]:
+        self._pending_count += indices.numel()
+        if self._pending_count >= (_FLUSH_ON_GPU if indices.is_cuda else _FLUSH):
             self._flush()
 
     @property
