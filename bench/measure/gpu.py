@@ -3,10 +3,7 @@
 gpu    where PyTorch finds no GPU it measures nothing
 """
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -14,8 +11,6 @@ import torch
 from bench.measure import throughput
 from bench.sample import emit
 from torchtally.job import Places
-
-_STEPS = 600  # of the blog's loop
 
 
 def main() -> None:
@@ -26,25 +21,14 @@ def main() -> None:
 
 def measured(device: str) -> Iterator[tuple[str, float]]:
     """Each tool's samples a second on `device`: batch 32, one rank."""
-    data = str(Places.from_env(os.environ).cache)
     speed, _ = throughput.ours("fashion-mnist", 1, device=device, epochs=3)
     yield "torchtally", speed
-    yield "by hand", _peers(device, "-m", "bench.peers.by_hand", data)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
-    yield "blog", _peers(device, *torchrun, "-m", "bench.peers.blog", "fashion-mnist", data, str(_STEPS))
-
-
-def _peers(device: str, *arguments: str) -> float:
-    ended = subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | {"BENCH_DEVICE": device},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    told = json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{")))
-    speed: float = told["samples"] / told["seconds"]
-    return speed
+    data = str(Places.from_env(os.environ).cache)
+    for tool, said in (
+        ("by hand", throughput.told(["-m", "bench.peers.by_hand", data], device)),
+        ("blog", throughput.torchrun("blog", "fashion-mnist", 1, device)),
+    ):
+        yield tool, said["samples"] / said["seconds"]
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def ours(
 ) -> tuple[float, float]:
     """Samples a second of the last epoch, and the first step's seconds, by the real entry point.
 
-    It says itself how fast it was. It begins after two steps that only lay out buckets, so `begins` is as late as
+    It says itself how fast it was. It begins after three steps that only lay out buckets, so `begins` is as late as
     others' first step.
     """
     speed = first_step = 0.0
@@ -46,7 +46,7 @@ def ours(
         command = [str(Path(sys.executable).with_name("torchtally")), "run", task, "--epochs", str(epochs)]
         with subprocess.Popen(
             [*command, *batch, "--output", output],
-            env=_environment() | {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": device},
+            env=_environment(device) | {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": device},
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
@@ -63,27 +63,28 @@ def ours(
 
 def _peers(tool: str, task: str, world: int) -> tuple[float, float]:
     began = time.time()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    result = subprocess.run(
-        [
-            *torchrun,
-            "-m",
-            f"bench.peers.{PEERS[tool]}",
-            task,
-            str(Places.from_env(os.environ).cache),
-            str(_STEPS // world),
-        ],
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    told = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    told = torchrun(tool, task, world)
     return told["samples"] / told["seconds"], told["first_step"] - began
 
 
-def _environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+def torchrun(tool: str, task: str, world: int, device: str = "cpu") -> dict[str, float]:
+    """What a peer's script says of its ranks on `device`."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
+    data = str(Places.from_env(os.environ).cache)
+    return told([*launch, f"bench.peers.{PEERS[tool]}", task, data, str(_STEPS // world)], device)
+
+
+def told(arguments: Sequence[str], device: str) -> dict[str, float]:
+    """The line of JSON that Python prints with these arguments."""
+    command = [sys.executable, *arguments]
+    result = subprocess.run(command, env=_environment(device), stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    return found
+
+
+def _environment(device: str) -> dict[str, str]:
+    hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    return os.environ | {"OMP_NUM_THREADS": "1", "BENCH_DEVICE": device, **hidden}
 
 
 if __name__ == "__main__":

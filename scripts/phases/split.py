@@ -89,7 +89,7 @@ def _names(ends: Collection[Mapping[str, float | None]]) -> dict[str, str]:
 
 
 def _first_steps(log: list[Line]) -> Iterator[float]:
-    """When rank 0 of ours begins, which is after two steps that only lay out buckets; or a peer's own word for it."""
+    """When rank 0 of ours begins, which is after three steps that only lay out buckets; or a peer's own word for it."""
     for line in log:
         if _BEGINS.match(line.text):
             yield line.moment
