@@ -66,6 +66,9 @@ def _of_pod(pod: Pod, honoured: Honoured) -> Iterator[str]:
     if not honoured.image:
         yield f"image {pod.container['image']}"
     yield from (f"annotation {name}" for name in pod.annotations)
+    # One that does nothing is there to have its image pulled.
+    if all(each.get("command") == ["true"] for each in pod.spec.get("initContainers", [])):
+        known.add("initContainers")
     yield from (field for field in pod.spec if field not in known)
     yield from (f"container {other['name']}" for other in pod.spec["containers"] if other["name"] != CONTAINER)
     yield from (field for field in pod.container if field not in container_known)

@@ -82,6 +82,13 @@ def test_what_else_is_left_out(tmp_path: Path) -> None:
     ) in ended.stderr
 
 
+def test_a_container_that_only_pulls_its_image_is_not_missed(tmp_path: Path) -> None:
+    job = pytorchjob("true", "true")
+    pod_spec(job, "Worker")["initContainers"] = [{"name": "pull", "image": "debian:trixie-slim", "command": ["true"]}]
+    ended = run_script(write(tmp_path, job))
+    assert "run_local: left out here: image debian:trixie-slim\n" in ended.stderr
+
+
 def test_a_container_without_a_command_runs_the_entrypoint(tmp_path: Path) -> None:
     job = pytorchjob("true")
     del container(job)["command"]

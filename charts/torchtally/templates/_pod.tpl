@@ -40,12 +40,29 @@
 {{- toYaml (concat $env .Values.env) }}
 {{- end }}
 
-{{- /* Init containers, then the sidecars as such that go on; the training's security where they name none. */}}
+{{- /* A container that does nothing but have the node pull the training's image. It asks for as much as the training
+but for devices: so the pod asks for no more than without it, and is Guaranteed where it was. */}}
+{{- define "torchtally.pull" -}}
+name: pull
+image: {{ include "torchtally.image" .root }}
+imagePullPolicy: {{ .own.Values.image.pullPolicy }}
+command: ["true"]
+{{- $resources := include "torchtally.resources" .own | fromYaml }}
+resources:
+  {{- range $kind := list "requests" "limits" }}
+  {{ $kind }}:
+    {{- pick (index $resources $kind) "cpu" "memory" "ephemeral-storage" | toYaml | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{- /* Init containers, then the sidecars as such that go on; the training's security where they name none. Workers first
+pull the image: they wait for the master in an init container of the operator's, which comes last. */}}
 {{- define "torchtally.initContainers" -}}
+{{- $values := .own.Values }}
+{{- $security := dict "securityContext" $values.securityContext }}
 {{- $containers := list }}
-{{- $security := dict "securityContext" .securityContext }}
-{{- range .initContainers }}{{ $containers = append $containers (merge (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
-{{- range .sidecars }}{{ $containers = append $containers (merge (dict "restartPolicy" "Always") (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
+{{- range concat (ternary (list (include "torchtally.pull" . | fromYaml)) list .pulls) $values.initContainers }}{{ $containers = append $containers (merge (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
+{{- range $values.sidecars }}{{ $containers = append $containers (merge (dict "restartPolicy" "Always") (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
 {{- with $containers }}{{ toYaml . }}{{ end }}
 {{- end }}
 
@@ -63,7 +80,8 @@
 {{- $own := set (omit .root "Values") "Values" $values }}
 {{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
 {{- $keeps := and $values.model.enabled $mayBeRank0 }}
-{{- $metrics := and $values.metrics.enabled $mayBeRank0 -}}
+{{- $metrics := and $values.metrics.enabled $mayBeRank0 }}
+{{- $init := include "torchtally.initContainers" (dict "root" .root "own" $own "pulls" (not $mayBeRank0)) -}}
 metadata:
   labels:
     {{- include "torchtally.podLabels" $own | nindent 4 }}
@@ -111,7 +129,7 @@ spec:
   hostAliases:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with include "torchtally.initContainers" $values }}
+  {{- with $init }}
   initContainers:
     {{- . | nindent 4 }}
   {{- end }}

@@ -153,10 +153,10 @@
 {{- end }}
 {{- end }}
 
-{{- $own := (include "torchtally.api" .root | fromYaml).container }}
+{{- $own := dict (include "torchtally.api" .root | fromYaml).container "the training's" "pull" "the chart's own" }}
 {{- range concat $values.initContainers $values.sidecars }}
-{{- if eq .name $own }}
-{{- $errors = append $errors (printf "%sinitContainers or sidecars has %s, which is the training's container: take another name" $prefix $own) }}
+{{- if hasKey $own .name }}
+{{- $errors = append $errors (printf "%sinitContainers or sidecars has %s, which is %s container: take another name" $prefix .name (get $own .name)) }}
 {{- end }}
 {{- end }}
 {{- toYaml $errors }}
