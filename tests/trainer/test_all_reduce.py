@@ -1,6 +1,6 @@
 """Gradients summed in shared memory are gloo's, to the bit; and a rank that goes away is missed at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -78,17 +78,31 @@ class _Centred(nn.Module):
         return rows - self.mean
 
 
-def _weights(rank: int, world: int, store: Store, together: bool, buffers: bool) -> Any:
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def _with_buffers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), _Centred(), nn.ReLU(), nn.Linear(8, 2))
+
+
+def _channels_last() -> nn.Module:
+    """Its weights are not in memory in the order of their dimensions; nor are they in DDP's buckets."""
+    convolutions = nn.Conv2d(2, 100, kernel_size=1), nn.Conv2d(100, 2, kernel_size=(2, 1))
+    model = nn.Sequential(nn.Unflatten(1, (2, 2, 1)), *convolutions, nn.Flatten())
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _weights(rank: int, world: int, store: Store, together: bool, model: Callable[[], nn.Module]) -> Any:
     memory = _meet(rank, world, store)
     options = Training(epochs=2, batch_size=8, lr=0.3, seed=5)
-    between = _Centred() if buffers else nn.Identity()
-    task = replace(toy.task(), model=lambda _: nn.Sequential(nn.Linear(4, 8), between, nn.ReLU(), nn.Linear(8, 2)))
+    task = replace(toy.task(), model=lambda _: model())
     return toy.fit(rank, world, store, options, 203, 31, toy=task, memory=memory if together else None)["weights"]
 
 
-@pytest.mark.parametrize("buffers", [False, True], ids=["no buffers", "buffers"])
-def test_a_training_ends_with_the_same_weights_as_by_gloo(buffers: bool) -> None:
-    here, there = (ranks.run(3, _weights, together, buffers) for together in (True, False))
+@pytest.mark.parametrize("model", [_linear, _with_buffers, _channels_last])
+def test_a_training_ends_with_the_same_weights_as_by_gloo(model: Callable[[], nn.Module]) -> None:
+    here, there = (ranks.run(3, _weights, together, model) for together in (True, False))
     assert here == there
 
 

@@ -147,9 +147,9 @@ def _distances(world: int) -> list[int]:
 
 
 def _like(buckets: Sequence[Sequence[nn.Parameter]], buffers: list[Tensor]) -> list[Tensor]:
-    """The buffers cut into views of the parameters' shapes."""
+    """The buffers cut into views of the parameters' shapes, whose numbers lie in memory as theirs do."""
     return [
-        view.view_as(each)
+        view.as_strided(each.size(), torch.empty_like(each, device="meta").stride(), view.storage_offset())
         for bucket, buffer in zip(buckets, buffers, strict=True)
         for each, view in zip(bucket, buffer.split([each.numel() for each in bucket]), strict=True)
     ]
