@@ -5,7 +5,7 @@ Whatever ran last stands in the table; what an earlier run of the same fault and
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,12 @@ from typing import Any, Literal
 from filelock import FileLock
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "faults"
-# What rank 0 says right before its first training step.
+# What a pod says first, and what rank 0 says right before its first training step.
+FIRST_LINE = re.compile(r"torchtally: \S+ is pod \d+ of \d+")
 NEXT_STEP = re.compile(r"torchtally: run \w+ (begins|goes on)")
 _HEAD = """\
-| fault | restartPolicy | restarts | lost | doubled | same weights | seconds to the next step |
-| --- | --- | ---: | ---: | ---: | --- | ---: |
+| fault | restartPolicy | restarts | lost | doubled | same weights | last start, s | entry point, s | next step, s |
+| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |
 """
 
 
@@ -31,7 +32,10 @@ class Row:
     lost: int  # samples, in what led to the final weights
     doubled: int
     same_weights: bool  # as in an undisturbed run
-    seconds: float | None  # from the fault to the next step; None where no step followed
+    # Seconds from the fault; None where nothing like it followed before the next step, or no step.
+    started: float | None  # to the last start of a container
+    entered: float | None  # to the last first word of an entry point: PyTorch is imported
+    stepped: float | None  # to the next step
 
     @property
     def key(self) -> tuple[str, str]:
@@ -52,6 +56,12 @@ def record(name: Literal["local", "cluster"], row: Row, folder: Path = FOLDER) -
         (folder / f"{name}.md").write_text(_HEAD + "".join(map(_markdown, rows.values())))
 
 
+def last(moments: Iterable[float], fault: float, step: float | None) -> float | None:
+    """Seconds from the fault to the last of `moments` that lies between it and the next step, which is as late."""
+    between = [each - fault for each in moments if step is not None and 0 < each - fault <= step]
+    return max(between, default=None)
+
+
 def lost_and_doubled(report: Mapping[str, Any]) -> tuple[int, int]:
     """Over all phases and epochs of what `verify_shards.py --json` prints; where it could not count, all samples."""
 
@@ -64,6 +74,6 @@ def lost_and_doubled(report: Mapping[str, Any]) -> tuple[int, int]:
 
 def _markdown(row: Row) -> str:
     same = "yes" if row.same_weights else "no"
-    seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
-    cells = (row.fault, row.policy, row.restarts, row.lost, row.doubled, same, seconds)
+    seconds = ("–" if each is None else f"{each:.1f}" for each in (row.started, row.entered, row.stepped))
+    cells = (row.fault, row.policy, row.restarts, row.lost, row.doubled, same, *seconds)
     return f"| {' | '.join(map(str, cells))} |\n"

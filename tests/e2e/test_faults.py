@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -16,7 +16,7 @@ import faults
 import nodes
 import pytest
 from cluster import CONTAINER, KIND_VALUES, ROOT, Namespace, data_values, run
-from fault_table import NEXT_STEP, Row, lost_and_doubled, record
+from fault_table import FIRST_LINE, NEXT_STEP, Row, last, lost_and_doubled, record
 from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
 
 WORKER = "demo-worker-1"
@@ -177,20 +177,24 @@ def weights(namespace: Namespace) -> str:
     return found
 
 
-def next_step(namespace: Namespace, when: float, restarted: bool) -> float | None:
-    """Seconds from `when` to the first training step of the master after it, or without restarts to the next line of
-    its progress; None if there is none."""
-    for previous in ([], ["--previous"]) if not restarted else (["--previous"], []):
-        log = namespace.kubectl("logs", MASTER, f"--container={CONTAINER}", "--timestamps", *previous, check=False)
+def said(namespace: Namespace, pod: str, what: re.Pattern[str]) -> list[float]:
+    """When the pod said it, in its container's life and in the one before; seconds since 1970."""
+    found = []
+    for previous in ([], ["--previous"]):
+        log = namespace.kubectl("logs", pod, f"--container={CONTAINER}", "--timestamps", *previous, check=False)
         for line in log.splitlines():
             stamp, _, text = line.partition(" ")
-            try:
-                then = datetime.fromisoformat(stamp).timestamp()
-            except ValueError:
-                continue  # of kubectl itself
-            if then > when and (NEXT_STEP if restarted else _PROGRESS).search(text):
-                return then - when
-    return None
+            if what.search(text):
+                with suppress(ValueError):  # of kubectl itself
+                    found.append(datetime.fromisoformat(stamp).timestamp())
+    return found
+
+
+def starts(namespace: Namespace) -> list[float]:
+    """When the containers started, of each pod the last two times; seconds since 1970, whole ones."""
+    statuses = [each for pod in namespace.list("pod").values() for each in pod["status"]["containerStatuses"]]
+    states = [state for each in statuses for kind in ("state", "lastState") for state in each[kind].values()]
+    return [datetime.fromisoformat(state["startedAt"]).timestamp() for state in states if "startedAt" in state]
 
 
 @pytest.fixture(scope="session")
@@ -217,10 +221,13 @@ def test_fault(undisturbed: str, namespace: Namespace, request: pytest.FixtureRe
         verified = run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, check=False)
         report = json.loads(verified.stdout)
         restarts = namespace.starts() - len(PODS)
-        seconds = next_step(namespace, when, restarted=case.restarts is not False)
+        steps = said(namespace, MASTER, _PROGRESS if case.restarts is False else NEXT_STEP)
+        stepped = min((each - when for each in steps if each > when), default=None)
+        started = last(starts(namespace), when, stepped)
+        entered = last((each for pod in PODS for each in said(namespace, pod, FIRST_LINE)), when, stepped)
     lost, doubled = lost_and_doubled(report)
-    row = Row(case.fault, case.policy, restarts, lost, doubled, model == undisturbed, seconds)
-    record("cluster", row)
+    same = model == undisturbed
+    record("cluster", Row(case.fault, case.policy, restarts, lost, doubled, same, started, entered, stepped))
     assert report["holds"], report["problems"]
     assert (lost, doubled, model) == (0, 0, undisturbed)
     assert case.restarts is None or case.restarts == (restarts > 0), restarts

@@ -53,6 +53,7 @@ class Live(output.Output):
     def __init__(self, job: Job, engine: Callable[[Job], Engine] = lambda job: processes.Processes(job, "torchtally")):
         self.heard: list[Heard] = []
         self.starts: dict[str, int] = {pod.name: 0 for pod in job.pods}  # of containers, those of new pods included
+        self.started: list[float] = []  # when each of them was, time.monotonic()
         self._more = threading.Condition()
         self._read = 0
         self._made: Future[tuple[asyncio.AbstractEventLoop, Controller]] = Future()
@@ -157,6 +158,7 @@ class Live(output.Output):
 
         async def counted(pod: Pod, new: bool) -> asyncio.subprocess.Process:
             self.starts[pod.name] += 1
+            self.started.append(time.monotonic())
             return await start(pod, new)
 
         engine.start = counted  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fault_table import NEXT_STEP, Row, lost_and_doubled, record
+from fault_table import FIRST_LINE, NEXT_STEP, Row, last, lost_and_doubled, record
 from livejobs import ENTRY, LIMIT, Live, Over, Part, agent, rank
 from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
 
@@ -134,22 +134,22 @@ def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[s
     report = json.loads(verified.stdout)
     lost, doubled = lost_and_doubled(report)
     same = weights(training) == undisturbed
-    took = seconds(training, fault.next_step)
-    record("local", Row(fault.name, fault.policy, restarts, lost, doubled, same, took))
+    at = training.struck
+    assert at is not None
+    stepped = next((each - at for each in moments(training, fault.next_step) if each > at), None)
+    started, entered = (last(some, at, stepped) for some in (training.started, moments(training, FIRST_LINE)))
+    record("local", Row(fault.name, fault.policy, restarts, lost, doubled, same, started, entered, stepped))
     assert ended.verdict.outcome is Outcome.SUCCEEDED
     assert verified.returncode == 0, report["problems"]
     assert same
     assert (lost, doubled) == (0, 0)
     assert bool(restarts) is fault.restarts
-    assert (took is None) is (fault.next_step is None)
+    assert (stepped is None) is (fault.next_step is None)
 
 
-def seconds(training: Training, next_step: re.Pattern[str] | None) -> float | None:
-    """From the last fault to the next step."""
-    at = training.struck
-    assert at is not None
-    after = (each.when - at for each in training.heard if each.when > at and next_step and next_step.search(each.text))
-    return next(after, None)
+def moments(training: Training, said: re.Pattern[str] | None) -> list[float]:
+    """When it was said."""
+    return [each.when for each in training.heard if said and said.search(each.text)]
 
 
 def kill_the_trainer(pod: str, training: Training) -> None:

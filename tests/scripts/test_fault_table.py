@@ -3,9 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from fault_table import NEXT_STEP, Row, lost_and_doubled, record
+from fault_table import FIRST_LINE, NEXT_STEP, Row, last, lost_and_doubled, record
 
-KILLED = Row("kill -9", "OnFailure", restarts=3, lost=0, doubled=0, same_weights=True, seconds=4.26)
+KILLED = Row("kill -9", "OnFailure", 3, 0, 0, same_weights=True, started=1.0, entered=2.94, stepped=4.26)
+NOTHING = {"started": None, "entered": None, "stepped": None}
 
 
 def table(folder: Path) -> list[list[str]]:
@@ -15,7 +16,7 @@ def table(folder: Path) -> list[list[str]]:
 
 def test_a_row_of_each_fault_and_policy_as_it_was_last_seen(tmp_path: Path) -> None:
     record("local", KILLED, tmp_path)
-    record("local", dataclasses.replace(KILLED, policy="ExitCode", restarts=0, seconds=None), tmp_path)
+    record("local", dataclasses.replace(KILLED, policy="ExitCode", restarts=0, **NOTHING), tmp_path)
     record("local", dataclasses.replace(KILLED, lost=1, doubled=2, same_weights=False), tmp_path)
     head, _, *rows = table(tmp_path)
     assert head == [
@@ -25,11 +26,13 @@ def test_a_row_of_each_fault_and_policy_as_it_was_last_seen(tmp_path: Path) -> N
         "lost",
         "doubled",
         "same weights",
-        "seconds to the next step",
+        "last start, s",
+        "entry point, s",
+        "next step, s",
     ]
     assert rows == [
-        ["kill -9", "OnFailure", "3", "1", "2", "no", "4.3"],
-        ["kill -9", "ExitCode", "0", "0", "0", "yes", "–"],
+        ["kill -9", "OnFailure", "3", "1", "2", "no", "1.0", "2.9", "4.3"],
+        ["kill -9", "ExitCode", "0", "0", "0", "yes", "–", "–", "–"],
     ]
     assert len((tmp_path / "local.jsonl").read_text().splitlines()) == 3
 
@@ -46,3 +49,10 @@ def test_the_next_step_is_known_by_what_rank_0_says_before_it() -> None:
     assert NEXT_STEP.search("[demo-master-0] torchtally: run 0123456789ab begins: 60000 samples an epoch, 4 ranks")
     assert NEXT_STEP.search("torchtally: run 0123456789ab goes on at epoch 2, position 30000 of 60000")
     assert not NEXT_STEP.search("torchtally: run 0123456789ab is complete")
+
+
+def test_the_last_start_is_one_between_the_fault_and_the_next_step() -> None:
+    assert last([9.0, 11.0, 14.5, 16.0], fault=10.0, step=5.0) == 4.5
+    assert last([9.0, 16.0], fault=10.0, step=5.0) is None
+    assert last([11.0], fault=10.0, step=None) is None
+    assert FIRST_LINE.search("[demo-worker-0] torchtally: demo-worker-0 is pod 1 of 3; processes: 1")
