@@ -90,7 +90,7 @@ def _channels_last() -> nn.Module:
     """Its weights are not in memory in the order of their dimensions; nor are they in DDP's buckets."""
     convolutions = nn.Conv2d(2, 100, kernel_size=1), nn.Conv2d(100, 2, kernel_size=(2, 1))
     model = nn.Sequential(nn.Unflatten(1, (2, 2, 1)), *convolutions, nn.Flatten())
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=torch.channels_last)
 
 
 def _weights(rank: int, world: int, store: Store, together: bool, model: Callable[[], nn.Module]) -> Any:

@@ -22,7 +22,7 @@ from torchtally.contract import Contract
 from torchtally.course import Course
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.keeper import Keeper, resume
-from torchtally.options import Training
+from torchtally.options import AllReduce, Training
 
 N = 105  # the last step has 9 samples: uneven, and two or more for each of four ranks
 OPTIONS = Training(epochs=3, global_batch_size=12, lr=0.1, contract="exact", seed=3)
@@ -70,9 +70,9 @@ TASK = dataclasses.replace(
 )
 
 
-def fit(rank: int, world: int, keeper: Keeper, state: State | None = None) -> Course:
+def fit(rank: int, world: int, keeper: Keeper, state: State | None = None, options: Training = OPTIONS) -> Course:
     run = dataclasses.replace(toy.run(rank, world, OPTIONS), attempt=state["attempt"] + 1 if state else 0)
-    return loop.fit(TASK, OPTIONS, run, toy.samples(N, 1), toy.samples(31, 2), toy.CPU, keeper, state)
+    return loop.fit(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), toy.CPU, keeper, state)
 
 
 def outcome(course: Course) -> dict[str, Any]:
@@ -85,47 +85,52 @@ def outcome(course: Course) -> dict[str, Any]:
     return {"hash": hashlib.sha256(buffer.getvalue()).hexdigest(), "lines": lines, "epochs": epochs}
 
 
-def undisturbed(rank: int, world: int, store: Store) -> dict[str, Any]:
+def undisturbed(rank: int, world: int, store: Store, options: Training = OPTIONS) -> dict[str, Any]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return outcome(fit(rank, world, Keeper(None, {}, toy.CPU, 2, 300)))
+    return outcome(fit(rank, world, Keeper(None, {}, toy.CPU, 2, 300), options=options))
 
 
-def interrupted(rank: int, world: int, store: Store, folder: Path, save_after: int, more: int) -> None:
+def interrupted(
+    rank: int, world: int, store: Store, folder: Path, save_after: int, more: int, options: Training = OPTIONS
+) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with pytest.raises(Interrupted):
-        fit(rank, world, Interrupting(folder, save_after, more), resume(folder, FACTS, toy.CPU))
+        fit(rank, world, Interrupting(folder, save_after, more), resume(folder, FACTS, toy.CPU), options)
 
 
-def taken_up(rank: int, world: int, store: Store, folder: Path) -> Course:
+def taken_up(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> Course:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     state = resume(folder, FACTS, toy.CPU)
     assert state is not None
-    return fit(rank, world, Keeper(folder, FACTS, toy.CPU, 2, 300), state)
+    return fit(rank, world, Keeper(folder, FACTS, toy.CPU, 2, 300), state, options)
 
 
-def resumed(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
-    return outcome(taken_up(rank, world, store, folder))
+def resumed(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> dict[str, Any]:
+    return outcome(taken_up(rank, world, store, folder, options))
 
 
-def everywhere(rank: int, world: int, store: Store, folder: Path) -> list[dict[str, Any]]:
+def everywhere(rank: int, world: int, store: Store, folder: Path, options: Training) -> list[dict[str, Any]]:
     """Interrupted at each step of the first two epochs."""
     found = []
     for step in range(1, 2 * (STEPS - 1) + 1):
-        interrupted(rank, world, store, folder, step, step % 3)
-        found.append(resumed(rank, world, store, folder))
+        interrupted(rank, world, store, folder, step, step % 3, options)
+        found.append(resumed(rank, world, store, folder, options))
         dist.barrier()
         if rank == 0:
             shutil.rmtree(folder)
     return found
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_interrupted_anywhere_it_ends_with_the_same_bits(world: int, tmp_path: Path) -> None:
-    expected = ranks.run(world, undisturbed)
+@pytest.mark.parametrize(
+    ("world", "all_reduce"), [(1, "float32"), (2, "float32"), (3, "float32"), (4, "float32"), (3, "bfloat16")]
+)
+def test_interrupted_anywhere_it_ends_with_the_same_bits(world: int, all_reduce: AllReduce, tmp_path: Path) -> None:
+    options = dataclasses.replace(OPTIONS, all_reduce=all_reduce)
+    expected = ranks.run(world, undisturbed, options)
     assert all(line["lost"] == line["doubled"] == 0 for line in expected[0]["lines"])
-    for rank, found in enumerate(ranks.run(world, everywhere, tmp_path / "checkpoints")):
+    for rank, found in enumerate(ranks.run(world, everywhere, tmp_path / "checkpoints", options)):
         assert not isinstance(found, Exception), found
         assert found == [expected[rank]] * len(found)
 

@@ -175,7 +175,9 @@ def test_trainers_with_different_devices_are_refused_on_all_ranks(tmp_path: Path
     assert "has device cuda and rank 2" in said[0]
 
 
-@pytest.mark.parametrize("option", [["--data", "."], ["--contract", "exact"], ["--save-seconds", "1"]])
+@pytest.mark.parametrize(
+    "option", [["--data", "."], ["--contract", "exact"], ["--all-reduce", "bfloat16"], ["--save-seconds", "1"]]
+)
 def test_options_that_make_no_sense_here_are_not_offered(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "parameter-server", *option])

@@ -2,7 +2,7 @@
 
 gloo's ring (gloo/allreduce.cc) cuts a buffer into a chunk for each rank, and adds chunk c up from rank c - 1 downwards,
 round the ring, to rank c. Here rank c adds it up in one go. The buffers are DDP's buckets. So a training's weights do
-not tell where its ranks ran.
+not tell where its ranks ran, unless they were to sum in bfloat16 between pods.
 """
 
 import mmap

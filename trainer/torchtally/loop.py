@@ -119,7 +119,7 @@ def fit(
         return functional.cross_entropy(model(task.inputs(train.inputs[two])), train.labels[two])
 
     # alone, DDP takes a quarter of a step
-    trained = parallel(model, loss_of_two, device, memory) if run.world > 1 else model
+    trained = parallel(model, loss_of_two, device, memory, options.all_reduce) if run.world > 1 else model
     optimizer = task.optimizer(model.parameters(), options)
     batch = options.global_batch_size or options.batch_size * run.world
     contract = batch_norm.contract(options, model, len(train), run)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from torchtally.contract import CONTRACTS, Contract
 
+AllReduce = Literal["float32", "bfloat16"]
+
 
 def whole(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
     """A parser of whole numbers from `low` to `high`."""
@@ -57,6 +59,12 @@ class Training:
         None,
         "how samples divide over ranks in training (default: exact; drop_last for a model with BatchNorm)",
         choices=CONTRACTS,
+    )
+    all_reduce: AllReduce = _option(
+        "float32",
+        "type in which gradients are summed over the ranks: bfloat16 halves what goes over the network and loses "
+        "precision of the sum; ranks of one pod that sum in memory, on CPUs, do so in float32 in any case",
+        choices=("float32", "bfloat16"),
     )
     tally: Literal["enforce", "report"] = _option(
         "enforce", "what a failed proof does: end the run, or only say so", choices=("enforce", "report")
@@ -125,6 +133,7 @@ class ParameterServer(Training):
     lr: float = _instead("lr", 0.05)
     global_batch_size: int | None = _without("global_batch_size")
     contract: Contract | None = _without("contract")
+    all_reduce: AllReduce = _without("all_reduce")
     save_seconds: float = _without("save_seconds")
     keep: int = _without("keep")
     data: Path | None = _without("data")

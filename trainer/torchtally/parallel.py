@@ -5,20 +5,26 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally.all_reduce import Shared
+from torchtally.options import AllReduce
 
 
 def parallel(
-    model: nn.Module, loss: Callable[[nn.Module], Tensor], device: torch.device, memory: Shared | None
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    device: torch.device,
+    memory: Shared | None,
+    all_reduce: AllReduce = "float32",
 ) -> nn.Module:
     """The model under DDP, its buckets laid out for good, which a first step alone would do; `loss` is any of a batch.
 
     gloo adds up in the order of the layout: after this a resumed training makes the same sums, bit for bit, as one that
     went on. Nothing else is changed. With `memory` it is the bare model, and DDP gave its layout alone: its hooks and
-    copies are a fifth of a step.
+    copies are a fifth of a step; its gradients go nowhere, and `all_reduce` has no say.
     """
     kept = [*model.buffers(), *(each for each in model.parameters() if not each.requires_grad)]
     before = [each.detach().clone() for each in kept]
@@ -28,6 +34,8 @@ def parallel(
     buckets: dict[int, list[nn.Parameter]] = {}
     if memory:
         wrapped.register_comm_hook(buckets, _noted)
+    elif all_reduce == "bfloat16":
+        wrapped.register_comm_hook(None, bf16_compress_hook)
     wrapped.train()
     for _ in range(3):  # a static graph is known after the first, the order of its gradients after the second
         loss(wrapped).backward()
