@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 
+from bench.limit import PARTS, limit
 from bench.markdown import markdown, number, shown
 from bench.results import Results, Series
 from bench.spread import ratios, spread
-from bench.table import TOOLS, best, limit, peers
+from bench.table import TOOLS, best, peers
 
 # Samples a second over the blog's loop's, and over the best peer's, by the number of ranks.
 _FASTER = {1: (4.0, 3.0), 2: (2.5, 2.0), 4: (2.5, 2.0)}
 _LARGE = (10**9, 10**12)
+_SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 
 def text(results: Results) -> str:
@@ -21,15 +23,15 @@ def text(results: Results) -> str:
 
 
 def _throughput(results: Results) -> Iterator[list[str]]:
-    for task, worlds in {"fashion-mnist": _FASTER, "mnist-cnn": {1: _FASTER[1], 2: _FASTER[2]}}.items():
-        for world, (over_blog, over_best) in worlds.items():
+    for task in PARTS:
+        for world, (over_blog, over_best) in _FASTER.items():
             ours = results.one("throughput", task=task, world=world, tool="torchtally")
             known = peers(results, {"task": task, "world": world})
             if not ours or "blog" not in known:
                 continue
             fastest = best(known)
             blogs, bests = (spread(ratios(ours.by_round, known[tool].by_round)) for tool in ("blog", fastest))
-            most = limit(results, world) if task == "fashion-mnist" else None
+            most = limit(results, task, world)
             yield [
                 f"{task}, {world} rank{'s' * (world > 1)}, samples/s",
                 f"{over_blog:g}× the blog's loop, {over_best:g}× the best peer",
@@ -67,8 +69,8 @@ def _overhead(results: Results) -> Iterator[list[str]]:
 
 
 def _sampler(results: Results) -> Iterator[list[str]]:
-    torchs = results.one("sampler, indices", tool="torch", n=10**7)
-    beside = f"DistributedSampler at 10⁷: {_median(torchs)}" if torchs else "–"
+    others = {name: results.one("sampler, indices", tool=tool, n=10**7) for tool, name in _SAMPLERS.items()}
+    beside = ", ".join(f"{name} at 10⁷: {_median(series)}" for name, series in others.items() if series) or "–"
     for n in _LARGE:
         if series := results.one("sampler, first index", tool="torchtally", n=n):
             yield _at_most(f"first index of {_power(n)}, ms", series, 1.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-_PACKAGES = ("torch", "numpy", "lightning", "accelerate", "torchdata", "pillow")
+_PACKAGES = ("torch", "numpy", "keras", "lightning", "accelerate", "torchdata", "mosaicml-streaming", "pillow")
 
 
 def describe() -> dict[str, str | int | float]:

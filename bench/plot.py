@@ -5,9 +5,10 @@ from pathlib import Path
 import matplotlib
 from matplotlib import pyplot
 
+from bench.limit import limit
 from bench.results import Results
 from bench.spread import spread
-from bench.table import TOOLS, limit
+from bench.table import TOOLS
 
 _TASK = "fashion-mnist"
 
@@ -28,7 +29,7 @@ def draw(results: Results, path: Path) -> None:
         places = [place + (at - (len(TOOLS) - 1) / 2) * width for place, _ in known]
         axes.bar(places, heights, width, yerr=reach, label=name, error_kw={"elinewidth": 0.8, "capsize": 2})
     for place, world in enumerate(worlds):
-        if most := limit(results, world):
+        if most := limit(results, _TASK, world):
             axes.hlines(most, place - 0.4, place + 0.4, "grey", "dotted", label="" if place else "limit")
     axes.set_xticks(range(len(worlds)), [f"{world} rank{'s' * (world > 1)}" for world in worlds])
     axes.set_ylabel("samples a second")

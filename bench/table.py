@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from bench import scaling_table
+from bench.limit import limit
 from bench.markdown import markdown, number, shown
-from bench.model import BATCH, GRADIENT
 from bench.results import Results, Series
 from bench.spread import ratios, spread
 
@@ -73,22 +73,8 @@ def _ratio(ours: Series, other: Series | None) -> str:
     return shown(spread(ratios(ours.by_round, other.by_round)), "×") if other else "–"
 
 
-def limit(results: Results, world: int) -> float | None:
-    """Samples a second that the matrix products and the gradient's bytes alone would allow.
-
-    The ranks share the cores. Each gives the others their chunks of its gradient and takes theirs of the sum: an
-    all-reduce moves no less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009), here by copying.
-    """
-    alone = results.one("limit", what="samples by these products alone, one core")
-    copied = results.one("limit", what="the gradient's bytes copied, one core")
-    if not (alone and copied):
-        return None
-    seconds = BATCH / max(alone.values) + 2 * (world - 1) / world * GRADIENT / (max(copied.values) * 1e9)
-    return world * BATCH / (seconds * max(1.0, world / int(results.machine["cores"])))
-
-
 def _of_limit(results: Results, ours: Series) -> str:
-    most = limit(results, int(ours.case["world"])) if ours.case["task"] == "fashion-mnist" else None
+    most = limit(results, str(ours.case["task"]), int(ours.case["world"]))
     return f"{100 * spread(ours.values).median / most:.0f}% of {number(most)}" if most else "–"
 
 

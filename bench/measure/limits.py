@@ -1,4 +1,4 @@
-"""What no training of the perceptron on this machine can beat: its bare matrix products, and the bytes of its gradient.
+"""What no training of a model on this machine can beat: its bare products, and the bytes of its gradient.
 
 limits    starts itself a second time, as the other end of a connection over loopback
 """
@@ -8,18 +8,22 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is in C++
 
-from bench.peers.common import BATCH, model
+from bench.limit import PARTS
+from bench.measure.products import operations, step_of
+from bench.peers.common import BATCH
 from bench.sample import emit
 
 _ROUND_TRIPS = 2000
 _LARGE = 1 << 24  # bytes of a message whose latency is nothing beside its bytes
-_SECONDS = 1.0
+_SECONDS = 0.5
+_LAYOUTS = (torch.contiguous_format, torch.channels_last)  # a training may choose
 
 
 def main() -> None:
@@ -27,40 +31,17 @@ def main() -> None:
     if sys.argv[1:]:
         _other_end(int(sys.argv[1]))
         return
-    net = model("fashion-mnist")
-    shapes = [tuple(each.shape) for each in net.parameters() if each.dim() == 2]
-    step = _step_of(shapes)
-    operations = 2 * BATCH * (3 * sum(a * b for a, b in shapes) - shapes[0][0] * shapes[0][1])
-    seconds = _mean_seconds(step)
-    emit("limit", operations / seconds / 1e9, "Gflop/s", "higher", what="matrix products of a step, one core")
-    emit("limit", BATCH / seconds, "samples/s", "higher", what="samples by these products alone, one core")
-    there, here = (torch.zeros(sum(each.numel() for each in net.parameters())) for _ in range(2))
-    seconds = _mean_seconds(lambda: there.copy_(here))
-    emit("limit", there.nbytes / seconds / 1e9, "GB/s", "higher", what="the gradient's bytes copied, one core")
+    for task, parts in PARTS.items():
+        seconds = min(_mean_seconds(step_of(task, layout)) for layout in _LAYOUTS)
+        speed = operations(task) / seconds / 1e9
+        emit("limit", speed, "Gflop/s", "higher", what=parts.operations)
+        emit("limit", BATCH / seconds, "samples/s", "higher", what=parts.products)
+        there, here = (torch.zeros(parts.gradient, dtype=torch.uint8) for _ in range(2))
+        seconds = _mean_seconds(partial(there.copy_, here))
+        emit("limit", parts.gradient / seconds / 1e9, "GB/s", "higher", what=parts.copied)
     latency, bandwidth = _loopback()
     emit("limit", latency * 1e6, "µs", "lower", what="gloo, one byte one way")
     emit("limit", bandwidth / 1e9, "GB/s", "higher", what="gloo, 16 MB one way")
-
-
-def _step_of(shapes: list[tuple[int, ...]]) -> Callable[[], None]:
-    """Forward, gradient of the weights, and gradient of the input, which the first layer needs none of."""
-    layers = [
-        (torch.randn(BATCH, inside), torch.randn(outside, inside), torch.randn(BATCH, outside))
-        for outside, inside in shapes
-    ]
-    results = [
-        (torch.empty(BATCH, outside), torch.empty(outside, inside), torch.empty(BATCH, inside))
-        for outside, inside in shapes
-    ]
-
-    def step() -> None:
-        for number, ((x, w, dy), (y, dw, dx)) in enumerate(zip(layers, results, strict=True)):
-            torch.mm(x, w.t(), out=y)
-            torch.mm(dy.t(), x, out=dw)
-            if number:
-                torch.mm(dy, w, out=dx)
-
-    return step
 
 
 def _mean_seconds(step: Callable[[], object]) -> float:

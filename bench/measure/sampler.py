@@ -6,8 +6,10 @@ sampler TOOL N    e.g. torchtally 1000000000
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bench.sample import emit
@@ -16,10 +18,13 @@ CASES = [
     ("torchtally", 10**7),
     ("torch", 10**7),  # it holds all indices in a list: of 10⁹ that would be 40 GB
     ("torchdata", 10**7),
+    ("streaming", 10**7),  # it holds some arrays of all indices: of 10⁸ they were 3.3 GB, of 10⁹ they would be 33 GB
     ("torchtally", 10**9),
     ("torchtally", 10**12),
 ]
 _WORLD = 4
+_SHARD = 1 << 16  # samples of a file of mosaicml-streaming: 1 KiB each, as its files have 64 MiB by default
+_BATCH = 32
 _CHUNK = 1 << 18  # indices taken at a time
 _MOST = 40 * _CHUNK
 
@@ -67,6 +72,31 @@ def _torchdata(n: int) -> Iterator[int]:
     return _counted(StatefulDistributedSampler(samples, _WORLD, 0))
 
 
+def _streaming(n: int) -> Iterator[int]:
+    """As StreamingDataset orders an epoch by default, on four nodes of one rank each: all indices on each of them.
+
+    Without its resampling of streams, of which it makes another such array, and without what shares it among ranks.
+    """
+    for name in ("streaming", "streaming.base"):  # what they import of themselves is all of it, and needs 30 packages
+        package = sys.modules.setdefault(name, ModuleType(name))
+        package.__path__ = [str(metadata.distribution("mosaicml-streaming").locate_file(name.replace(".", "/")))]
+    import numpy as np
+    from streaming.base import partition, shuffle
+
+    whole, rest = divmod(n, _SHARD)
+    shards = np.array([_SHARD] * whole + [rest] * bool(rest))
+
+    def made() -> Iterator[int]:
+        places = partition.get_partitions("relaxed", n, _WORLD, _WORLD, 1, 1, _BATCH)
+        order = shuffle.get_shuffle("py1e", shards, _WORLD, 9176, 1, max(4_000_000 // _WORLD, 1 << 18))
+        indices = np.where(places != -1, order[places], -1)
+        own = int(np.count_nonzero(indices[0] != -1))  # it fills the last batch up
+        yield 1
+        yield own - 1
+
+    return made()
+
+
 def _counted(sampler: Iterable[int]) -> Iterator[int]:
     """One for each index. Not an expression: that would let the sampler begin before it is asked."""
     for _ in sampler:
@@ -83,6 +113,7 @@ TOOLS: dict[str, Callable[[int], Iterator[int]]] = {
     "torchtally": _torchtally,
     "torch": _torch,
     "torchdata": _torchdata,
+    "streaming": _streaming,
 }
 
 if __name__ == "__main__":

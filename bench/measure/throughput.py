@@ -20,7 +20,8 @@ from torchtally.job import Places
 PEERS = {"blog": "blog", "accelerate": "with_accelerate", "lightning": "with_lightning"}
 TOOLS = ("torchtally", *PEERS)
 WORLDS = (1, 2, 4)
-_STEPS = 600  # of a peer's loop, over all worlds the same number of samples: some seconds of it
+# Of a peer's loop, over all worlds the same number of samples: some seconds of it.
+_STEPS = {"fashion-mnist": 600, "mnist-cnn": 600, "keras-mnist": 300}
 _BEGINS = re.compile(r"^torchtally: run \w+ begins")
 _SPEED = re.compile(r"^epoch \d+/\d+: .* ([\d,]+) samples/s$")
 
@@ -71,7 +72,7 @@ def torchrun(tool: str, task: str, world: int, device: str = "cpu") -> dict[str,
     """What a peer's script says of its ranks on `device`."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
     data = str(Places.from_env(os.environ).cache)
-    return told([*launch, f"bench.peers.{PEERS[tool]}", task, data, str(_STEPS // world)], device)
+    return told([*launch, f"bench.peers.{PEERS[tool]}", task, data, str(_STEPS[task] // world)], device)
 
 
 def told(arguments: Sequence[str], device: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The loop of PyTorch's tutorials and of most blogs: DataLoader, DistributedSampler, DistributedDataParallel, SGD."""
+"""The loop of PyTorch's tutorials and of most blogs: DataLoader, DistributedSampler, DistributedDataParallel."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def main() -> None:
     sampler = DistributedSampler[Any](dataset)
     loader = DataLoader(dataset, batch_size=common.BATCH, sampler=sampler)
     model = DistributedDataParallel(common.model(task).to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=common.LEARNING_RATE, momentum=common.MOMENTUM[task])
+    optimizer = common.optimizer(task, model.parameters())
 
     model.train()
     sampler.set_epoch(0)

@@ -5,14 +5,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed.nn  # before there is a group, which it would keep, and abort at the end (pytorch#190489)
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 try:
     from PIL import Image
@@ -32,9 +34,9 @@ class Normalize:
     deviation: float
 
 
-MOMENTUM = {"fashion-mnist": 0.0, "mnist-cnn": 0.5}
-_FOLDERS = {"fashion-mnist": "fashion-mnist", "mnist-cnn": "mnist"}
-NORMALIZE = {"fashion-mnist": None, "mnist-cnn": Normalize(0.1307, 0.3081)}
+_FOLDERS = {"fashion-mnist": "fashion-mnist", "mnist-cnn": "mnist", "keras-mnist": "mnist"}
+_MOMENTUM = {"fashion-mnist": 0.0, "mnist-cnn": 0.5}
+_NORMALIZE = {"mnist-cnn": Normalize(0.1307, 0.3081)}
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -61,6 +63,15 @@ class Images(Dataset[tuple[Tensor, int]]):
         return pixels, int(self._labels[index])
 
 
+def dataset(task: str, folder: Path) -> Dataset[Any]:
+    """As it is had where the model is from: torchvision's, or all in one tensor, as Keras' guide has it."""
+    images = Images(folder / _FOLDERS[task], _NORMALIZE.get(task))
+    if task != "keras-mnist":
+        return images
+    pixels, labels = images.tensors
+    return TensorDataset(pixels.float().unsqueeze(-1), labels)
+
+
 def to_tensor(image: "Image.Image | np.ndarray") -> Tensor:
     """As torchvision's ToTensor, whose wheel needs CUDA's libraries: grey pixels (1, height, width) in [0, 1]."""
     pixels = torch.from_numpy(np.array(image, np.uint8, copy=True))
@@ -78,6 +89,10 @@ def model(task: str) -> nn.Module:
         return nn.Sequential(
             nn.Flatten(), nn.Linear(28 * 28, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
         )
+    if task == "keras-mnist":
+        from bench.peers.keras_model import AsModule  # Keras takes seconds
+
+        return AsModule()
     return nn.Sequential(
         nn.Conv2d(1, 10, kernel_size=5),
         nn.MaxPool2d(2),
@@ -93,6 +108,13 @@ def model(task: str) -> nn.Module:
         nn.Linear(50, 10),
         nn.LogSoftmax(dim=1),
     )
+
+
+def optimizer(task: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """That of torchtally's task of this name, with all else as it is by default."""
+    if task == "keras-mnist":
+        return torch.optim.Adam(parameters, lr=6e-3)
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=_MOMENTUM[task])
 
 
 class Clock:
@@ -122,10 +144,10 @@ class Clock:
             print(json.dumps({"samples": samples, "seconds": seconds, "first_step": self._first}), flush=True)
 
 
-def asked() -> tuple[str, Images, Clock]:
+def asked() -> tuple[str, Dataset[Any], Clock]:
     """The task, its data and the clock, from the command line: TASK FOLDER STEPS."""
     task, folder, steps = sys.argv[1:]
-    return task, Images(Path(folder, _FOLDERS[task]), NORMALIZE[task]), Clock(int(steps))
+    return task, dataset(task, Path(folder)), Clock(int(steps))
 
 
 def _read(folder: Path, name: str, header: int) -> Tensor:

@@ -13,9 +13,8 @@ def main() -> None:
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     net = common.model(task)
-    sgd = torch.optim.SGD(net.parameters(), lr=common.LEARNING_RATE, momentum=common.MOMENTUM[task])
     data = DataLoader(dataset, batch_size=common.BATCH, shuffle=True)
-    model, optimizer, loader = accelerator.prepare(net, sgd, data)
+    model, optimizer, loader = accelerator.prepare(net, common.optimizer(task, net.parameters()), data)
 
     model.train()
     for images, labels in loader:

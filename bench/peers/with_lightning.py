@@ -6,7 +6,7 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -14,16 +14,16 @@ from bench.peers import common
 
 
 class Classifier(lightning.LightningModule):
-    def __init__(self, model: nn.Module, momentum: float, clock: common.Clock) -> None:
+    def __init__(self, task: str, clock: common.Clock) -> None:
         super().__init__()
-        self.model, self.momentum, self.clock = model, momentum, clock
+        self.task, self.model, self.clock = task, common.model(task), clock
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         images, labels = batch
         return cross_entropy(self.model(images), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=common.LEARNING_RATE, momentum=self.momentum)
+        return common.optimizer(self.task, self.parameters())
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.clock.step()
@@ -43,8 +43,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    module = Classifier(common.model(task), common.MOMENTUM[task], clock)
-    trainer.fit(module, DataLoader(dataset, batch_size=common.BATCH, shuffle=True))
+    trainer.fit(Classifier(task, clock), DataLoader(dataset, batch_size=common.BATCH, shuffle=True))
     clock.report()
     if dist.is_initialized():
         dist.destroy_process_group()

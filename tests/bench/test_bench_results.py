@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import goals, plot, report, results, sample, table
+from bench import goals, limit, plot, report, results, sample, table
 from bench.results import Results
 from bench.sample import Sample
 
@@ -84,17 +84,14 @@ def test_the_table_has_medians_and_the_ratios_of_rounds() -> None:
     ]
 
 
-def test_the_limit_is_what_its_parts_allow() -> None:
-    found = some()
-    for what, value in {
-        "samples by these products alone, one core": 32 / 1e-3,
-        "the gradient's bytes copied, one core": 2.0,
-    }.items():
+@pytest.mark.parametrize("task", limit.PARTS)
+def test_the_limit_is_what_its_parts_allow(task: str) -> None:
+    found, parts = some(), limit.PARTS[task]
+    for what, value in {parts.products: 32 / 1e-3, parts.copied: 2.0}.items():
         found.add(Sample(measure="limit", case={"what": what}, unit="", better="higher", value=value), 0, 0.5)
-    gradient = 4 * 669_706
-    assert table.limit(found, 1) == pytest.approx(32_000)
-    assert table.limit(found, 2) == pytest.approx(64 / (1e-3 + gradient / 2e9))
-    assert table.limit(found, 4) == pytest.approx(128 / (2 * (1e-3 + 1.5 * gradient / 2e9)))
+    assert limit.limit(found, task, 1) == pytest.approx(32_000)
+    assert limit.limit(found, task, 2) == pytest.approx(64 / (1e-3 + parts.gradient / 2e9))
+    assert limit.limit(found, task, 4) == pytest.approx(128 / (2 * (1e-3 + 1.5 * parts.gradient / 2e9)))
 
 
 def test_the_plot_is_the_same_from_the_same_results(tmp_path: Path) -> None:
