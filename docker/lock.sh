@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Exports trainer/uv.lock as the image's hashed requirements, one file for each device and one for what each extra adds,
-# and locks what builds wheels.
+# and locks what builds wheels. Triton, which torch.compile alone calls, has a file of its own.
 #   docker/lock.sh           write them
 #   docker/lock.sh --check   fail where the exported ones are stale
 set -euo pipefail
@@ -34,7 +34,7 @@ beside() {
 for_cpu() {
     awk '
         FILENAME == "torch-cpu.sha256" { hashes = hashes " \\\n    --hash=sha256:" $1; next }
-        /^[^ ]/ { dropped = /^(cuda|nvidia|triton)[-=]/ }
+        /^[^ ]/ { dropped = /^(cuda|nvidia)[-=]/ }
         dropped { next }
         /^torch==/ { sub(/ \\$/, hashes "&") }
         { print }
@@ -46,16 +46,20 @@ if [ "${1:-}" = --check ]; then
     out=$(mktemp -d)
     trap 'rm -r "$out"' EXIT
 fi
-export_lock >"$out/requirements-cuda.txt"
+all=$(mktemp)
+export_lock >"$all"
+awk '/^[^ ]/ { triton = /^triton=/ } triton' "$all" >"$out/requirements-triton.txt"
+beside "$out/requirements-triton.txt" <"$all" >"$out/requirements-cuda.txt"
 for_cpu <"$out/requirements-cuda.txt" >"$out/requirements-cpu.txt"
 for extra in "${extras[@]}"; do
-    export_lock --extra "$extra" | beside "$out/requirements-cuda.txt" >"$out/requirements-$extra.txt"
+    export_lock --extra "$extra" | beside "$all" >"$out/requirements-$extra.txt"
 done
+rm "$all"
 if [ "$out" = . ]; then
     printf '%s\n' hatchling setuptools | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \
         --no-annotate --no-header --quiet --output-file requirements-build.txt -
 else
-    for each in cuda cpu "${extras[@]}"; do
+    for each in cuda cpu triton "${extras[@]}"; do
         diff -u "requirements-$each.txt" "$out/requirements-$each.txt" ||
             { echo "docker/requirements-$each.txt is stale: run docker/lock.sh" >&2; exit 1; }
     done

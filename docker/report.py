@@ -65,6 +65,7 @@ class Report:
         """What is above its limit, as sentences."""
         sizes = {
             "unpacked": self.unpacked,
+            "compressed": self.compressed,
             "packages but torch": sum(size for name, size in self.packages.items() if name != "torch"),
             "trainer's layer": self.layers[-1].unpacked,
         }

@@ -54,6 +54,13 @@ def test_what_nccl_opens_for_rdma_is_there_with_nccl_alone(start: Start) -> None
     assert (pod.wait() == 0) == CUDA, pod.stderr
 
 
+def test_torch_finds_all_libraries_but_the_drivers(start: Start) -> None:
+    pod = start("-c", "ldd /opt/torchtally/venv/lib/python3*/site-packages/torch/lib/*.so", entrypoint="sh")
+    assert pod.wait() == 0
+    assert "libtorch_cpu.so => /opt/torchtally" in pod.stdout
+    assert set(re.findall(r"(\S+) => not found", pod.stdout)) <= {"libcuda.so.1"}
+
+
 def test_only_the_cuda_image_speaks_to_nvidias_runtime(image: dict[str, Any]) -> None:
     environment = dict(line.split("=", 1) for line in image["Env"])
     nvidia = {key: value for key, value in environment.items() if key.startswith("NVIDIA_")}
