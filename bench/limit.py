@@ -1,4 +1,4 @@
-"""What no training on this machine can beat, from what was measured of its parts: bench.measure.limits."""
+"""What no training by these products can beat on this machine, from its parts as bench.measure.limits has them."""
 
 from dataclasses import dataclass
 

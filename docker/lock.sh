@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Exports trainer/uv.lock as the image's hashed requirements, one file for each device and one for what each extra adds,
-# and locks what builds wheels. Triton, which torch.compile alone calls, has a file of its own.
+# and locks what builds wheels. Triton, which calls a compiler at run time, has a file of its own.
 #   docker/lock.sh           write them
 #   docker/lock.sh --check   fail where the exported ones are stale
 set -euo pipefail
@@ -41,20 +41,20 @@ for_cpu() {
     ' torch-cpu.sha256 -
 }
 
-out=.
+scratch=$(mktemp -d)
+trap 'rm -r "$scratch"' EXIT
+all=$scratch/all out=.
 if [ "${1:-}" = --check ]; then
-    out=$(mktemp -d)
-    trap 'rm -r "$out"' EXIT
+    out=$scratch
 fi
-all=$(mktemp)
 export_lock >"$all"
 awk '/^[^ ]/ { triton = /^triton=/ } triton' "$all" >"$out/requirements-triton.txt"
+[ -s "$out/requirements-triton.txt" ] || { echo "trainer/uv.lock has no triton, which EXTRAS=compile installs" >&2; exit 1; }
 beside "$out/requirements-triton.txt" <"$all" >"$out/requirements-cuda.txt"
 for_cpu <"$out/requirements-cuda.txt" >"$out/requirements-cpu.txt"
 for extra in "${extras[@]}"; do
     export_lock --extra "$extra" | beside "$all" >"$out/requirements-$extra.txt"
 done
-rm "$all"
 if [ "$out" = . ]; then
     printf '%s\n' hatchling setuptools | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \
         --no-annotate --no-header --quiet --output-file requirements-build.txt -

@@ -1,4 +1,4 @@
-"""What no training of a model on this machine can beat: its bare products, and the bytes of its gradient.
+"""What no training by PyTorch's own products can beat on this machine: these alone, and the bytes of its gradient.
 
 limits    starts itself a second time, as the other end of a connection over loopback
 """
@@ -23,7 +23,7 @@ from bench.sample import emit
 _ROUND_TRIPS = 2000
 _LARGE = 1 << 24  # bytes of a message whose latency is nothing beside its bytes
 _SECONDS = 0.5
-_LAYOUTS = (torch.contiguous_format, torch.channels_last)  # a training may choose
+_LAYOUTS = (torch.contiguous_format, torch.channels_last)  # of convolutions, a training may choose
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def _of_pod(pod: Pod, honoured: Honoured) -> Iterator[str]:
         yield f"image {pod.container['image']}"
     yield from (f"annotation {name}" for name in pod.annotations)
     # One that does nothing is there to have its image pulled.
-    if all(each.get("command") == ["true"] for each in pod.spec.get("initContainers", [])):
+    if all(each.get("command") == ["true"] for each in pod.spec.get("initContainers") or []):
         known.add("initContainers")
     yield from (field for field in pod.spec if field not in known)
     yield from (f"container {other['name']}" for other in pod.spec["containers"] if other["name"] != CONTAINER)

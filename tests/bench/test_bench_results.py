@@ -127,6 +127,14 @@ def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
     assert row.endswith("| – |")
 
 
+def test_one_peer_alone_is_not_the_best_of_them() -> None:
+    found = some()
+    found.series = [series for series in found.series if series.case["tool"] != "lightning"]
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 2 ranks")]
+    assert row.split(" | ")[1:4] == ["2.5× the blog's loop", "6,000 [3,000–9,000]: 3.00×", "the blog's loop 1,000"]
+    assert row.endswith("✓ |")
+
+
 def test_what_was_not_measured_on_a_gpu_says_so() -> None:
     found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
 

@@ -192,9 +192,9 @@ def said(namespace: Namespace, pod: str, what: re.Pattern[str]) -> list[float]:
 
 def starts(namespace: Namespace) -> list[float]:
     """When the containers started, of each pod the last two times; seconds since 1970, whole ones."""
-    statuses = [each for pod in namespace.list("pod").values() for each in pod["status"]["containerStatuses"]]
+    statuses = [each for pod in namespace.list("pod").values() for each in pod["status"].get("containerStatuses", [])]
     states = [state for each in statuses for kind in ("state", "lastState") for state in each[kind].values()]
-    return [datetime.fromisoformat(state["startedAt"]).timestamp() for state in states if "startedAt" in state]
+    return [datetime.fromisoformat(state["startedAt"]).timestamp() for state in states if state.get("startedAt")]
 
 
 @pytest.fixture(scope="session")

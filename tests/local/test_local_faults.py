@@ -145,6 +145,8 @@ def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[s
     assert (lost, doubled) == (0, 0)
     assert bool(restarts) is fault.restarts
     assert (stepped is None) is (fault.next_step is None)
+    starts_again = fault.restarts and stepped is not None
+    assert (started is not None) is (entered is not None) is starts_again
 
 
 def moments(training: Training, said: re.Pattern[str] | None) -> list[float]:

@@ -18,7 +18,7 @@ def parallel(
     loss: Callable[[nn.Module], Tensor],
     device: torch.device,
     memory: Shared | None,
-    all_reduce: AllReduce = "float32",
+    all_reduce: AllReduce,
 ) -> nn.Module:
     """The model under DDP, its buckets laid out for good, which a first step alone would do; `loss` is any of a batch.
 

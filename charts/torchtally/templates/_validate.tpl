@@ -153,7 +153,8 @@
 {{- end }}
 {{- end }}
 
-{{- $own := dict (include "torchtally.api" .root | fromYaml).container "the training's" "pull" "the chart's own" }}
+{{- $own := dict (include "torchtally.api" .root | fromYaml).container "the training's" }}
+{{- if and (eq .root.Values.api "pytorchjob") (not .root.Values.elasticPolicy) }}{{ $_ := set $own "pull" "the chart's own" }}{{ end }}
 {{- range concat $values.initContainers $values.sidecars }}
 {{- if hasKey $own .name }}
 {{- $errors = append $errors (printf "%sinitContainers or sidecars has %s, which is %s container: take another name" $prefix .name (get $own .name)) }}

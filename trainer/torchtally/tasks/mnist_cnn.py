@@ -37,7 +37,7 @@ def model(options: Training) -> nn.Module:
         nn.Linear(50, 10),
         nn.LogSoftmax(dim=1),
     )
-    # Channels last, pooling takes a quarter of the time on a CPU, and the whole step three.
+    # Faster on a CPU, its pooling above all; on a GPU it was not measured.
     return network.to(memory_format=torch.channels_last)
 
 
