@@ -22,13 +22,13 @@ find "${VIRTUAL_ENV}"/lib/python3*/site-packages/torch/bin -type f ! -name torch
 # or to open them. If a later one does, it would fail at run time, so the build fails here.
 packages=$(echo "${VIRTUAL_ENV}"/lib/python3*/site-packages)
 if [ -d "$packages/nvidia" ]; then
-    for name in libcusolverMg.so libnvrtc.alt.so libnvrtc-builtins.alt.so; do
-        find "$packages/nvidia" -name "$name*" -delete
-        status=0
-        grep --recursive --files-with-matches --text --fixed-strings --include='*.so*' "$name" "$packages" || status=$?
-        if [ "$status" -ne 1 ]; then # 0: found; 2: not all could be read
-            echo "install: this library needs $name, which is left out of the image" >&2
-            exit 1
-        fi
-    done
+    find "$packages/nvidia" \
+        \( -name 'libcusolverMg.so*' -o -name 'libnvrtc.alt.so*' -o -name 'libnvrtc-builtins.alt.so*' \) -delete
+    status=0
+    grep --recursive --only-matching --text --fixed-strings --include='*.so*' \
+        --regexp=libcusolverMg.so --regexp=libnvrtc.alt.so --regexp=libnvrtc-builtins.alt.so "$packages" || status=$?
+    if [ "$status" -ne 1 ]; then # 0: found; 2: not all could be read
+        echo "install: a library above needs one that is left out of the image, or cannot be read" >&2
+        exit 1
+    fi
 fi

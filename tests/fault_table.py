@@ -53,7 +53,8 @@ def record(name: Literal["local", "cluster"], row: Row, folder: Path = FOLDER) -
         for line in measured.read_text().splitlines():
             found = json.loads(line)
             if found.keys() == asdict(row).keys():  # another version may have been here before
-                rows[Row(**found).key] = Row(**found)
+                known = Row(**found)
+                rows[known.key] = known
         (folder / f"{name}.md").write_text(_HEAD + "".join(map(_markdown, rows.values())))
 
 
