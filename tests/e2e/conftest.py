@@ -16,11 +16,11 @@ SAVED = ROOT / "build/e2e"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for a cluster without the operator comes first; each may wait for several things."""
+    """What asks for a cluster without the operator comes first, and Kueue, whose webhooks all pods go through, last."""
     for item in items:
         if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(3 * LIMIT))
-    items.sort(key=lambda item: "operator" in getattr(item, "fixturenames", ()))
+            item.add_marker(pytest.mark.timeout(3 * LIMIT))  # each may wait for several things
+    items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("kueue", "operator")])
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +76,10 @@ def trainer(own_cluster: None) -> None:
 @pytest.fixture(scope="session")
 def kueue(operator: None, trainer: None) -> None:
     controllers.apply(controllers.KUEUE)
+    # Its webhooks are asked about every deployment, too, and answer, and are trusted, some time after it is ready.
+    deployment = ("--namespace=kubeflow", "deployment/training-operator")
+    change = ("kubectl", "annotate", *deployment, "asked=yes", "--dry-run=server")
+    wait_for("Kueue's webhooks", lambda: run(*change, check=False).returncode == 0)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import partial
 
 import nodes
 import pytest
@@ -34,10 +33,7 @@ def queue(kueue: None, namespace: Namespace) -> Iterator[None]:
         ("WorkloadPriorityClass", "high", {"value": 1000}),
     ):
         manifest = json.dumps({"apiVersion": GROUP, "kind": kind, "metadata": {"name": of}, **more})
-        command = ("kubectl", "--namespace", name, "apply", "--filename=-")
-        # Its webhooks answer, and are trusted, some time after it is ready.
-        taken = partial(run, *command, check=False, text=manifest)
-        wait_for(f"Kueue to take the {kind}", lambda taken=taken: taken().returncode == 0)
+        run("kubectl", "--namespace", name, "apply", "--filename=-", text=manifest)
     yield
     for kind in ("pytorchjob", "trainjob", "localqueue"):
         namespace.kubectl("delete", kind, "--all")
