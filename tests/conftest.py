@@ -25,12 +25,12 @@ def no_engine() -> str:
     """Why no engine can be used; empty if one answers."""
     try:
         result = subprocess.run(
-            ["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True, timeout=30
+            ["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True, timeout=300
         )
     except FileNotFoundError:
         return "no docker on PATH"
     except subprocess.TimeoutExpired:
-        return "the Docker engine does not answer within 30 s"
+        return "the Docker engine does not answer within 300 s"
     return "" if result.returncode == 0 else "no Docker engine answers"
 
 

@@ -75,7 +75,7 @@ class Namespace:
         """Make it, with what every namespace gets, a moment later."""
         run("kubectl", "create", "namespace", self.name)
         run("kubectl", "label", "namespace", self.name, LABEL)
-        self.kubectl("wait", "--for=create", "--timeout=60s", "serviceaccount/default", "configmap/kube-root-ca.crt")
+        self.kubectl("wait", "--for=create", "--timeout=300s", "serviceaccount/default", "configmap/kube-root-ca.crt")
 
     def delete(self) -> None:
         """Without waiting: that all are gone is awaited once, at the end."""

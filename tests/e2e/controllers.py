@@ -10,8 +10,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import ROOT, run, wait_for
+from cluster import LIMIT, ROOT, run, wait_for
 
+PATIENCE = f"--timeout={LIMIT - 60}s"
 OPERATOR = "v1.9.4"
 OPERATOR_MANIFESTS = f"https://github.com/kubeflow/training-operator//manifests/overlays/standalone?ref={OPERATOR}"
 
@@ -55,7 +56,10 @@ def apply_operator() -> None:
 
 
 def wait_for_operator() -> None:
-    run("kubectl", "--namespace=kubeflow", "rollout", "status", "deployment/training-operator", "--timeout=300s")
+    run("kubectl", "--namespace=kubeflow", "rollout", "status", "deployment/training-operator", PATIENCE)
+    pods = ("get", "pods", "--selector=control-plane=kubeflow-training-operator", "--output=name")
+    # One that is on its way out answers for a while.
+    wait_for("a single operator", lambda: len(run("kubectl", "--namespace=kubeflow", *pods).stdout.split()) == 1)
     # Its webhook answers some time after it is ready.
     job = ("kubectl", "apply", "--dry-run=server", "--filename", str(ROOT / "examples/fashion-mnist.yaml"))
     wait_for("the operator's webhook", lambda: run(*job, check=False).returncode == 0)
@@ -80,7 +84,7 @@ def apply(*releases: Release) -> None:
         run("kubectl", "apply", "--server-side", "--filename=-", text=manifests)
     for each in releases:
         if each.namespace:
-            run("kubectl", "--namespace", each.namespace, "rollout", "status", "deployment", "--timeout=300s")
+            run("kubectl", "--namespace", each.namespace, "rollout", "status", "deployment", PATIENCE)
 
 
 def apply_trainer() -> None:

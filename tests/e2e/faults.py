@@ -72,8 +72,8 @@ def _part(moment: str) -> str:
     return "agent" if moment == RENDEZVOUS else "ranks"
 
 
-def _kill(namespace: Namespace, pod: str, part: str) -> float:
-    when, complaint = inside(namespace, pod, "kill", part, "any")
+def _kill(namespace: Namespace, pod: str, part: str, moment: str = "any") -> float:
+    when, complaint = inside(namespace, pod, "kill", part, moment)
     assert when, complaint
     return when
 
@@ -96,7 +96,7 @@ def kill_the_master_alone(namespace: Namespace) -> float:
         return {name for name, pod in pods.items() if pod["status"]["phase"] == "Succeeded"} >= workers
 
     wait_for("the workers to have ended", ended)
-    return _kill(namespace, MASTER, "agent")
+    return _kill(namespace, MASTER, "agent", "lingering")
 
 
 @contextmanager

@@ -111,6 +111,7 @@ def moment(name: str) -> Callable[[], bool]:
         "save": saving,
         "mid-epoch": lambda: saved(int(epoch), within=True),
         "last-step": lambda: saved(int(epoch) + 1, within=False),
+        "lingering": lambda: Path("/output/lingered").exists(),  # linger.py
     }[kind]
 
 

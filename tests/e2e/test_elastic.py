@@ -6,7 +6,7 @@ import nodes
 from cluster import KIND_VALUES, Namespace, data_values, run, verify, wait_for
 from faults import act
 
-POLICY = {"minReplicas": 1, "maxReplicas": 3, "maxRestarts": 10}
+POLICY = {"minReplicas": 2, "maxReplicas": 3, "maxRestarts": 10}
 TRAINING = ["--epochs", "4", "--batch-size", "100", "--save-seconds", "1"]
 
 
@@ -22,7 +22,7 @@ def test_a_pod_that_comes_later_takes_its_part(operator: None, own_cluster: None
         wait_for("two pods to train", lambda: "begins: 60000 samples an epoch, 2 ranks" in said(namespace))
         act(namespace, "demo-worker-0", "stop", "ranks", "mid-epoch:1")
         run("kubectl", "-n", namespace.name, "scale", "pytorchjob", "demo", "--replicas=3")
-        wait_for("the third to come", lambda: "is one of 1 to 3 pods" in namespace.log("demo-worker-2"))
+        wait_for("the third to come", lambda: "is one of 2 to 3 pods" in namespace.log("demo-worker-2"))
         act(namespace, "demo-worker-0", "go", "ranks")
         wait_for("three to go on", lambda: "of 60000, with 3 ranks" in said(namespace))
         namespace.wait_for_job("demo", "Succeeded")

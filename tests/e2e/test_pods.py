@@ -4,7 +4,7 @@ import json
 import os
 import re
 
-from cluster import CHART, KIND_VALUES, Namespace, data_values, image_values, run, verify, wait_for
+from cluster import CHART, KIND_VALUES, Namespace, Object, data_values, image_values, run, verify, wait_for
 
 SECURE = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}, "allowPrivilegeEscalation": False}
 SCRATCH = [{"name": "scratch", "mountPath": "/scratch"}]
@@ -16,6 +16,12 @@ def metrics(namespace: Namespace) -> str:
     """What the master serves to Prometheus, by way of the API server; nothing where it serves nothing."""
     pod = f"/api/v1/namespaces/{namespace.name}/pods/demo-master-0:9090"
     return run("kubectl", "get", "--raw", f"{pod}/proxy/metrics", check=False).stdout
+
+
+def succeeded(namespace: Namespace) -> dict[str, Object] | None:
+    """The pods, once they all are."""
+    pods = namespace.list("pod")
+    return pods if all(pod["status"]["phase"] == "Succeeded" for pod in pods.values()) else None
 
 
 def test_a_job_ends_with_its_training_whatever_stands_beside_it(operator: None, namespace: Namespace) -> None:
@@ -64,9 +70,8 @@ def test_a_job_ends_with_its_training_whatever_stands_beside_it(operator: None, 
         "demo-master-0": [30000, 30000],
         "demo-worker-0": [30000, 30000],
     }
-    pods = namespace.list("pod")
+    pods = wait_for("both pods to have ended", lambda: succeeded(namespace))  # the job has when its master has
     for pod in pods.values():
-        assert pod["status"]["phase"] == "Succeeded"
         assert pod["spec"]["serviceAccountName"] == "trainers"
         beside = namespace.kubectl("logs", pod["metadata"]["name"], "--container=beside")
         assert beside == "1000\n"

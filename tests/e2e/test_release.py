@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nodes
 import pytest
-from cluster import CHART, ROOT, Namespace, image_values, run, verify, wait_for
+from cluster import CHART, LIMIT, ROOT, Namespace, image_values, run, verify, wait_for
 
 VALUES = f"--values={CHART / 'ci/restricted-values.yaml'}"
 
@@ -29,7 +29,7 @@ def key_pair(folder: Path) -> dict[str, str]:
 
 def release(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(ROOT / "scripts/release.sh"), *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT)
 
 
 def test_signed_chart_and_image_by_digest_from_the_first_install_to_the_last_trace(

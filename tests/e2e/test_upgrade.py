@@ -43,6 +43,7 @@ def test_a_running_job_is_changed_or_it_is_said_why_not(operator: None, namespac
     wait_for("the pods to be gone", lambda: not namespace.list("pod"))
     changed = [*values("--epochs", "1"), "--set", "model.subPath=other"]
     upgrade(namespace, *changed)
+    wait_for("the pods of the new values", lambda: namespace.list("pod").keys() == PODS)
     refused = namespace.helm("rollback", "demo", "1", check=False)
     assert refused.returncode != 0 and "field is immutable" in refused.stderr
     upgrade(namespace, *changed)

@@ -17,8 +17,8 @@ def main() -> int:
     match sys.argv[1]:
         case "pause":
             signal.pause()
-        case "fail once" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            return 7
+        case "pause once" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            signal.pause()
     return 0
 
 

@@ -189,6 +189,7 @@ def test_mnist_is_the_real_one(mnist: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt-get on this machine")
+@pytest.mark.timeout(3000)  # three commands, of which each may take the minutes that sources.py gives it
 def test_debians_package_has_the_same_contents(tmp_path: Path) -> None:
     try:
         only_debian = replace(data.FASHION_MNIST, sources=data.FASHION_MNIST.sources[1:])

@@ -288,10 +288,17 @@ def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) ->
 # What a pod's end does to the others.
 
 
-def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: launched.Job) -> None:
+def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: launched.Job, tmp_path: Path) -> None:
     """Whatever the programs make of it: an exit code, or an error that torch records."""
-    script = f"if rank == 1: os.kill(os.getpid(), 9)\nraise RuntimeError({CLOSED!r})"
-    for command in (shell("[ $RANK = 1 ] && kill -KILL $$; exit 1"), recorded(script)):
+    gone = tmp_path / "gone"
+    ends = f"touch {gone}; kill -KILL $$"
+    in_shell = f"[ $RANK = 1 ] && {{ {ends}; }}; until [ -e {gone} ]; do sleep 0.1; done; exit 1"
+    script = (
+        f"if rank == 1: os.system({ends.replace('$$', '$PPID')!r})\n"
+        f"while not os.path.exists({str(gone)!r}): pass\nraise RuntimeError({CLOSED!r})"
+    )
+    for command in (shell(in_shell), recorded(script)):
+        gone.unlink(missing_ok=True)
         master, worker = two.all(command)
         assert [master.wait(), worker.wait()] == [203, 137]
         assert master.message.startswith("rank 1 (demo-worker-0) was ended by signal 9 (SIGKILL); rank 0 (demo-master")

@@ -31,10 +31,14 @@ os._exit(launch.launch(command, os.environ, lambda _: False, "rank_program"))
 
 # What befalls it right after it has forked its ranks.
 THEN = """
-import signal
+import signal, time
 from torchtally import prefork, stopping
 fork = prefork.fork
-def struck(*how): fork(*how); {}
+def struck(*how):
+    fork(*how)
+    while len(set(stopping.ranks())) < 2:  # each has to have a process group of its own
+        time.sleep(0.01)
+    {}
 prefork.fork = struck
 """
 
@@ -84,8 +88,10 @@ def test_the_users_number_of_threads_holds(pod: Any) -> None:
 
 
 def test_what_is_started_anew_is_an_ordinary_process(pod: Any) -> None:
-    started = pod("fail once", PET_MAX_RESTARTS="1")
-    first, second = told(started), told(started)
+    started = pod("pause once", PET_MAX_RESTARTS="1")
+    first = told(started)
+    os.kill(first["1"]["pid"], signal.SIGKILL)
+    second = told(started)
     assert all(each["forked"] and each["restart"] == "0" for each in first.values())
     assert not any(each["forked"] for each in second.values())
     assert {each["restart"] for each in second.values()} == {"1"}

@@ -13,8 +13,9 @@ import time
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -174,6 +175,13 @@ def test_each_executor_consumes_its_half_and_the_outputs_come_back(
     )
     assert ended.returncode == 0, ended.stderr
     run = last_line(ended.stdout)
+
+    def logged() -> bool:
+        """What executors print comes to their logs by another way, and later, than what they return."""
+        logs = [log.read_text() for log in cluster.logs(run["run"])]
+        return sum('"phase":"test"' in log for log in logs) == 2 and any('"phase":"all"' in log for log in logs)
+
+    sparkcluster.wait_for("the executors' logs", logged)
     executors = proven(*cluster.logs(run["run"]))
     assert consumed(executors, "train") == [30000, 30000]
     assert consumed(executors, "test") == [5000, 5000]
@@ -192,14 +200,14 @@ def test_each_executor_consumes_its_half_and_the_outputs_come_back(
 def test_a_dead_executor_is_named_and_the_next_start_goes_on(
     environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, cluster: sparkcluster.Cluster
 ) -> None:
-    arguments = ["--processes", "2", *SMALL, "--epochs", "15", "--data", str(fashion_mnist)]
+    arguments = ["--processes", "2", *SMALL, "--epochs", "40", "--data", str(fashion_mnist)]
     ended = disturbed(environment, tmp_path, cluster, lambda driver: cluster.executors()[1].kill(), *arguments)
     assert_one_sentence(ended, 203, "-exec-", " of rank ", " went away (Command exited with code 137)", "another start")
     sparkcluster.wait_for("its ranks to end", lambda: not ranks_of(cluster.folder))
 
     ended = spark(environment, tmp_path, cluster, *arguments)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert re.search(r"goes on at epoch [2-9]", ended.stdout)
+    assert re.search(r"goes on at epoch ([2-9]|[1-3]\d)\D", ended.stdout)
     (tmp_path / "again").write_text(ended.stdout)
     proven(tmp_path / "out", tmp_path / "again")
 
@@ -333,19 +341,24 @@ def test_rank_0_learns_what_ended_another_rank(tmp_path: Path) -> None:
 def test_rank_0_fails_before_those_that_it_takes_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     port = ranks.free_port()
     of_rank_0 = [TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)]
+
+    def end() -> None:
+        of_rank_0[0].wait(["ended/1"], timedelta(seconds=LIMIT))  # rank 1 has connected, then
+        of_rank_0.clear()
+
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "1", "WORLD_SIZE": "2"}
     for name, value in {**env, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "1.json")}.items():
         monkeypatch.setenv(name, value)
     failure.record(Lost("another rank went away"))
-    monkeypatch.setattr(executor, "_SEARCH", 1)
+    monkeypatch.setattr(executor, "_SEARCH", 5)
     monkeypatch.setattr(os, "_exit", sys.exit)
     began = time.monotonic()
-    Timer(1, of_rank_0.clear).start()
+    Thread(target=end).start()
     with pytest.raises(SystemExit, match=str(LOST)):
         executor.cause(
             Process(rank=1, local_rank=0, local_world=1, world=2, run="r", attempt=0, pod="host-exec-1"), LOST
         )
-    assert time.monotonic() - began >= 6
+    assert time.monotonic() - began >= 10
 
 
 def test_lines_that_did_not_come_are_made_up_for() -> None:
