@@ -1,0 +1,71 @@
+"""Data whose samples tell their index, and the steps in which the trainer's own loop takes them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from torchtally import loop, shards
+from torchtally.contract import Contract
+from torchtally.tally import Phase, Run
+
+N, SIZE = 49, 8  # over 2 and 3 ranks the last step has one sample, and the others none
+KEPT = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}  # of a loader
+
+
+class Squares(Dataset[dict[str, Any]]):
+    fingerprint = "squares"
+
+    def __init__(self, n: int = N):
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.tensor([float(index), 1.0]), "square": index**2}
+
+
+class SquareStream(IterableDataset[tuple[int, int]]):
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return self.select(iter(range(N)))
+
+    def __len__(self) -> int:
+        return N
+
+    def select(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
+        return ((index, index**2) for index in indices)
+
+
+class Lines(SquareStream):
+    """Read from its beginning to its end, as the recipe has it."""
+
+    def select(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
+        wanted = next(indices, None)
+        for index in range(N):
+            if index == wanted:
+                yield index, index**2
+                wanted = next(indices, None)
+
+
+class NoStream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(N))
+
+
+class Pairs(Squares):
+    def __getitem__(self, index: int) -> Any:
+        return index, index**2
+
+
+def expected(rank: int, world: int, phase: str, epoch: int, contract: Contract, order: shards.Order) -> Any:
+    """The indices of each step as the trainer's own loop takes them."""
+    place = Run(run="", attempt=0, pod="", task="", plan={}, rank=rank, world=world, seed=7, data="")
+    what = Phase(name=phase, epoch=epoch, n=N, batch=SIZE * world, contract=contract, order=order)
+    return [step.tolist() for step in loop.batches(place, what)]
+
+
+def detection(samples: list[Any]) -> Any:
+    """A collate_fn as detection has it: nothing is stacked."""
+    return tuple(zip(*samples, strict=True))

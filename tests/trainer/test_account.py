@@ -1,0 +1,270 @@
+"""A loop of one's own: what it takes is counted when it was used, and proved; what cannot be counted is refused."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from accounts import alone, as_rank, run
+from squares import KEPT, SIZE, N, NoStream, Pairs, Squares, detection, expected
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, default_collate
+
+from torchtally.account import Account
+from torchtally.contract import Contract
+from torchtally.loader import Batch
+
+
+def gradients(world_batch: int) -> Any:
+    """The weights after two epochs of DDP on batches weighted by their rows."""
+    model = nn.Linear(2, 1, dtype=torch.float64)
+    nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-5, momentum=0.9)
+    with Account(task="t", plan={"train": 2}, seed=3) as account:
+        source = account.loader("train", Squares(), batch_size=world_batch // account.world)
+        for epoch in (1, 2):
+            for batch in account.epoch("train", epoch, source):
+                output = parallel(batch.data["x"].double()).squeeze(1)
+                loss = mse_loss(output, batch.data["square"].double(), reduction="sum") * account.world / batch.rows
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    return [value.tolist() for value in model.state_dict().values()]
+
+
+def test_the_gradients_are_those_of_one_process() -> None:
+    """49 samples, 24 a step: one for the last, which two of three ranks make with nothing."""
+    (weight, bias), *others = [run(world, gradients, 24)[-1]["result"] for world in (1, 2, 3)]
+    assert weight != [[0.0, 0.0]]
+    for other in others:
+        np.testing.assert_allclose(other[0], weight, rtol=1e-12)
+        np.testing.assert_allclose(other[1], bias, rtol=1e-12)
+
+
+# A loop that does not take everything.
+
+
+def leaves(how: str) -> None:
+    with Account(task="t", plan={"train": 2, "test": 1}) as account:
+        source = account.loader("train", Squares(), batch_size=4, **KEPT)
+        test = account.loader("test", Squares(5), batch_size=4, shuffle=False)
+        for _ in account.epoch("test", 1, test):
+            pass
+        if how == "generator kept":
+            kept = account.epoch("train", 1, source)
+            next(kept), next(kept), next(kept)
+        else:
+            for step, _ in enumerate(account.epoch("train", 1, source), start=1):
+                if step == 3:
+                    break
+        if how == "goes on":
+            for _ in account.epoch("train", 2, source):
+                pass
+
+
+@pytest.mark.parametrize("how", ["ends", "goes on", "generator kept"])
+def test_a_loop_that_breaks_has_lost_the_rest_and_the_proof_says_so(how: str) -> None:
+    """Two batches were used; the third is in hand, and those that the workers have fetched count for nothing."""
+    for rank, each in enumerate(run(2, leaves, how)):
+        assert each["code"] == 3
+        assert "train epoch 1 is not proved: of 49 samples" in each["err"]
+        assert "33 were lost and 0 doubled" in each["err"]
+        assert each["err"].endswith(": the loop left it in step 3 of 7\n")
+        train = {line["rank"]: line for line in each["lines"] if line["phase"] == "train"}
+        assert (train[rank]["consumed"], train[rank]["lost"]) == (8, train[rank]["expected"] - 8)
+        assert {line["epoch"] for line in train.values()} == {1}
+
+
+def evaluates_in_between() -> None:
+    with Account(task="t", plan={"train": 1, "test": 2}) as account:
+        source = account.loader("train", Squares(), batch_size=4)
+        test = account.loader("test", Squares(5), batch_size=4)
+        for step, _ in enumerate(account.epoch("train", 1, source)):
+            if step in (2, 4):
+                assert len(list(account.epoch("test", step // 2, test))) == 1
+
+
+def test_another_phase_may_begin_before_one_has_ended() -> None:
+    for each in run(2, evaluates_in_between):
+        assert each["code"] == 0, each["err"]
+        assert not any(line["lost"] or line["doubled"] for line in each["lines"])
+
+
+def raises() -> None:
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", Squares(), batch_size=4, num_workers=1)):
+            raise ZeroDivisionError("the user's own")
+
+
+def test_an_error_of_the_loop_stays_what_it_is_and_proves_nothing() -> None:
+    found = ranks.run(1, as_rank, raises)
+    assert isinstance(found[0], ZeroDivisionError)
+
+
+def makes(epochs: list[int], planned: int) -> None:
+    with Account(task="t", plan={"train": planned}) as account:
+        source = account.loader("train", Squares(), batch_size=4)
+        for epoch in epochs:
+            for _ in account.epoch("train", epoch, source):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("epochs", "planned", "code", "sentence"),
+    [
+        ([1], 2, 3, "the plan has 2 epochs of train, and 1 were made"),
+        ([], 1, 3, "the plan has 1 epochs of train, and 0 were made"),
+        ([1, 2], 1, 2, "train epoch 2 must be one of the plan's, 1 to 1"),
+        ([0], 1, 2, "train epoch 0 must be one of the plan's, 1 to 1"),
+        ([1, 1], 2, 2, "train epoch 1 has been made already"),
+    ],
+)
+def test_the_plan_is_kept(epochs: list[int], planned: int, code: int, sentence: str) -> None:
+    found = alone(makes, epochs, planned)
+    assert found["code"] == code
+    assert sentence in found["err"]
+
+
+# A collate_fn may do what it likes, but not with the count.
+
+
+def drops(samples: list[Any]) -> Any:
+    return default_collate([sample for sample in samples if sample["square"] != 16])
+
+
+def repeats(samples: list[Any]) -> Any:
+    return default_collate([*samples, *[sample for sample in samples if sample["square"] == 16]])
+
+
+def drops_and_says_so(pairs: list[tuple[int, int]]) -> Batch:
+    return Batch(torch.tensor([index for index, _ in pairs if index != 4]), torch.zeros(100))
+
+
+def repeats_and_says_so(pairs: list[tuple[int, int]]) -> Batch:
+    return Batch(torch.tensor([index for index, _ in pairs for _ in range(1 + (index == 4))]), torch.zeros(100))
+
+
+def collates(dataset: Any, collate: Any, workers: int) -> None:
+    with Account(task="t", plan={"train": 1}) as account:
+        source = account.loader("train", dataset, batch_size=7, collate_fn=collate, num_workers=workers)
+        for _ in account.epoch("train", 1, source):
+            pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("collate", "rows"), [(drops, 6), (repeats, 8)])
+def test_a_collate_fn_that_drops_or_repeats_a_sample_is_found(collate: Any, rows: int, workers: int) -> None:
+    found = alone(collates, Squares(), collate, workers)
+    assert found["code"] == 3
+    assert "of 7 is not proved: of the 7 samples" in found["err"]
+    assert f"made a batch with parts of {rows} rows" in found["err"]
+    assert "4" in re.split("[ ,]+", found["err"].partition("7 samples ")[2])
+    assert "Traceback" not in found["err"]
+
+
+@pytest.mark.parametrize(("collate", "name"), [(drops_and_says_so, "lost"), (repeats_and_says_so, "doubled")])
+def test_a_collate_fn_that_says_what_it_did_has_it_named(collate: Any, name: str) -> None:
+    found = alone(collates, Pairs(), collate, 2)
+    assert found["code"] == 3
+    everything = found["lines"][-1]
+    assert (everything[name], everything[f"{name}_indices"]) == (1, [4])
+    assert everything["lost"] + everything["doubled"] == 1
+
+
+@pytest.mark.parametrize("collate", [list, detection])
+def test_batches_without_a_row_a_sample_count_as_well(collate: Any) -> None:
+    assert alone(collates, Pairs(), collate, 0)["code"] == 0
+
+
+# DataLoaders that are not ours.
+
+
+def own_loader(contract: Contract, dataset: Any, size: int, options: dict[str, Any]) -> list[list[int]]:
+    with Account(task="t", plan={"train": 1}, seed=7) as account:
+        sampler = account.sampler("train", len(dataset), batch_size=SIZE, contract=contract)
+        source = DataLoader(dataset, batch_size=size, sampler=sampler, **options)
+        return [batch.indices.tolist() for batch in account.epoch("train", 1, source)]
+
+
+@pytest.mark.parametrize("contract", ["padded", "drop_last"])
+def test_any_other_dataloader_counts_if_the_index_comes_with_the_sample(contract: Contract) -> None:
+    for rank, each in enumerate(run(3, own_loader, contract, Pairs(), SIZE, {"num_workers": 1})):
+        assert each["code"] == 0, each["err"]
+        assert each["result"] == expected(rank, 3, "train", 1, contract, "feistel-1")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "size", "options", "code", "sentence"),
+    [
+        (Pairs(), 4, {}, 2, "the loader has more batches than that"),
+        (Pairs(), 16, {}, 3, "the loader has ended after 4 of 7 steps"),
+        (Squares(), SIZE, {}, 2, "must be pairs of indices and data"),
+        (Pairs(), SIZE, {"num_workers": 1, "in_order": False}, 2, "in_order=False mixes up the steps"),
+        (Pairs(0), SIZE, {}, 2, "train has no sample: 0 for 1 ranks"),
+    ],
+)
+def test_a_loader_that_cannot_be_counted_is_refused(
+    dataset: Any, size: int, options: dict[str, Any], code: int, sentence: str
+) -> None:
+    found = alone(own_loader, "exact", dataset, size, options)
+    assert found["code"] == code
+    assert sentence in found["err"]
+
+
+def test_a_loader_that_would_leave_ddp_waiting_is_refused_on_every_rank() -> None:
+    for each in run(2, own_loader, "exact", Pairs(), SIZE, {}):
+        assert each["code"] == 2
+        assert "rank 1 (pod-1): train leaves this rank without a sample in the last step" in each["err"]
+
+
+def differs(facts: list[dict[str, Any]]) -> None:
+    mine = facts[dist.get_rank()]
+    dataset = Squares(mine.get("n", N))
+    dataset.fingerprint = mine.get("fingerprint", "squares")
+    with Account(task="t", plan={"train": 1}, seed=mine.get("seed", 0)) as account:
+        source = account.loader("train", dataset, batch_size=mine.get("batch", 4), shuffle=mine.get("shuffle", True))
+        for _ in account.epoch("train", mine.get("epoch", 1), source):
+            raise AssertionError("no step before all agree")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "sentence"),
+    [
+        ({"seed": 1}, {"seed": 2}, "has seed 2 and rank 0 (pod-0) has 1"),
+        ({"n": 10}, {"n": 11}, "has number of samples of train 11 and rank 0 (pod-0) has 10"),
+        ({"fingerprint": "a"}, {"fingerprint": "b"}, "has data of train b and rank 0 (pod-0) has a"),
+        ({"batch": 2}, {"batch": 3}, "has batch size of train 3 and rank 0 (pod-0) has 2"),
+        ({"shuffle": True}, {"shuffle": False}, "has order of train sequential and rank 0 (pod-0) has feistel-1"),
+    ],
+)
+def test_ranks_that_hold_different_things_end_before_the_first_step(ours: Any, theirs: Any, sentence: str) -> None:
+    for each in run(2, differs, [ours, theirs]):
+        assert each["code"] == 2
+        assert sentence in each["err"]
+
+
+def wrong(arguments: dict[str, Any]) -> None:
+    given = {"seed": 0, "phase": "train", "dataset": Squares(), "batch_size": 4, **arguments}
+    with Account(task="t", plan={"train": 1}, seed=given.pop("seed")) as account:
+        account.loader(given.pop("phase"), given.pop("dataset"), **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"seed": -1}, "rank 0 (pod-0): seed=-1 must be a whole number from 0"),
+        ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
+        ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
+        ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
+        ({"dataset": NoStream()}, "train: a NoStream needs __len__ and select(indices)"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    found = alone(wrong, arguments)
+    assert (found["code"], found["err"]) == (2, f"torchtally: {sentence}\n")
