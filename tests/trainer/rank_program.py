@@ -13,7 +13,8 @@ def main() -> int:
     forked = "torchtally.launch" in sys.modules
     told = {"rank": os.environ["RANK"], "restart": os.environ["TORCHELASTIC_RESTART_COUNT"], "forked": forked}
     told |= {"argv": sys.argv[1:], "threads": torch.get_num_threads(), "pid": os.getpid(), "group": os.getpgrp()}
-    print(json.dumps(told | {"name": Path("/proc/self/comm").read_text().strip()}))
+    told |= {"name": Path("/proc/self/comm").read_text().strip()}
+    print(f"{json.dumps(told)}\n", end="")  # in one go: unbuffered, it would mix with the other rank's
     match sys.argv[1]:
         case "pause":
             signal.pause()
