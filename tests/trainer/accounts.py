@@ -33,7 +33,7 @@ def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *argu
 
 def tallies(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The lines of phases, and those of the whole run."""
-    found = [json.loads(line.removeprefix(PREFIX)) for line in text.splitlines() if line.startswith(PREFIX)]
+    found = [json.loads(line.partition(PREFIX)[2]) for line in text.splitlines() if PREFIX in line]
     return [line for line in found if line["phase"] != "all"], [line for line in found if line["phase"] == "all"]
 
 
