@@ -31,9 +31,14 @@ def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *argu
     return {"result": result, "lines": tallies(out.getvalue())[0], "code": code, "err": err.getvalue()}
 
 
+def tallied(text: str) -> list[dict[str, Any]]:
+    """All tally lines of a log, wherever in a line they begin."""
+    return [json.loads(line.partition(PREFIX)[2]) for line in text.splitlines() if PREFIX in line]
+
+
 def tallies(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The lines of phases, and those of the whole run."""
-    found = [json.loads(line.partition(PREFIX)[2]) for line in text.splitlines() if PREFIX in line]
+    found = tallied(text)
     return [line for line in found if line["phase"] != "all"], [line for line in found if line["phase"] == "all"]
 
 

@@ -5,8 +5,8 @@ import sys
 
 import toy
 
-from torchtally import loop, worker
+from torchtally import failure, loop, worker
 
 fault = getattr(toy, sys.argv.pop(1))
 loop.fit = functools.partial(loop.fit, batches=fault)
-sys.exit(worker.main())
+failure.leave(worker.main())  # as a rank does it

@@ -291,11 +291,10 @@ def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) ->
 def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: launched.Job, tmp_path: Path) -> None:
     """Whatever the programs make of it: an exit code, or an error that torch records."""
     gone = tmp_path / "gone"
-    ends = f"touch {gone}; kill -KILL $$"
-    in_shell = f"[ $RANK = 1 ] && {{ {ends}; }}; until [ -e {gone} ]; do sleep 0.1; done; exit 1"
+    in_shell = f"[ $RANK = 1 ] && touch {gone} && kill -KILL $$; until [ -e {gone} ]; do sleep 0.1; done; exit 1"
     script = (
-        f"if rank == 1: os.system({ends.replace('$$', '$PPID')!r})\n"
-        f"while not os.path.exists({str(gone)!r}): pass\nraise RuntimeError({CLOSED!r})"
+        f"if rank == 1: os.system('touch {gone}; kill -KILL $PPID')\n"
+        f"os.system('until [ -e {gone} ]; do sleep 0.1; done')\nraise RuntimeError({CLOSED!r})"
     )
     for command in (shell(in_shell), recorded(script)):
         gone.unlink(missing_ok=True)

@@ -1,19 +1,19 @@
 """Scripts of users' own under the entry point: unchanged, and with three other lines that prove their training."""
 
 import difflib
-import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from accounts import tallied, tallies
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 ORDINARY, OWN = (ROOT / "examples" / f"{name}_script.py" for name in ("ordinary", "own"))
+LOOP = ROOT / "examples/own_loop.py"
 LIMIT = 240  # seconds
 
 
@@ -36,10 +36,6 @@ def verified(output: str) -> str:
     )
     assert judged.returncode == 0, judged.stdout + judged.stderr
     return judged.stdout
-
-
-def tallied(output: str) -> list[dict[str, Any]]:
-    return [json.loads(line.partition("TORCHTALLY ")[2]) for line in output.splitlines() if "TORCHTALLY {" in line]
 
 
 def test_three_lines_and_an_import_are_all_that_is_other() -> None:
@@ -109,3 +105,42 @@ def test_a_librarys_loader_is_tallied(library: str, seen: int) -> None:
     assert "2 ranks, train 2 epochs" in verified(ended.stdout)
     *_, last = tallied(ended.stdout)
     assert last["phases"]["train"]["consumed"] == 2 * seen
+
+
+# The example of a loop of one's own.
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_example_proves_its_shards(world: int) -> None:
+    ended = started(LOOP, world=world)
+    assert ended.returncode == 0, ended.stderr
+    found, (last,) = tallies(ended.stdout)
+    assert (last["model"], last["discarded"], last["worlds"]) == (None, 0, [[1, 0, world]])
+    assert len(found) == 6 * (world + 1)
+    assert {line["world"] for line in found} == {world}
+    assert all(line["lost"] == line["doubled"] == 0 for line in found)
+    assert ended.stdout.count("✓ every sample exactly once") == 6
+    correct = int(ended.stdout.partition("epoch 3: ")[2].split()[0])
+    assert correct > 0.9 * 499
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "sentence"),
+    [
+        ("break", 3, "train epoch 1 is not proved: of 1921 samples"),
+        ("1 / 0", 1, "failed with exit code 1: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_how_a_loop_ends_is_the_pods_exit_code_and_last_word(
+    body: str, code: int, sentence: str, tmp_path: Path
+) -> None:
+    """The example, broken at the end of a step."""
+    example = LOOP.read_text()
+    assert example.count("        optimizer.step()\n") == 1
+    broken = tmp_path / "broken.py"
+    broken.write_text(example.replace("        optimizer.step()\n", f"        optimizer.step()\n        {body}\n"))
+    ended = started(broken)
+    assert ended.returncode == code, ended.stderr
+    assert sentence in ended.stderr
+    assert not tallies(ended.stdout)[1]
+    assert ("Traceback" in ended.stderr) == (code == 1)

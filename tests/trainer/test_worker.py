@@ -14,6 +14,7 @@ import psutil
 import pytest
 import ranks
 import torch
+from accounts import tallies
 
 TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
 HERE = Path(__file__).parent
@@ -77,17 +78,13 @@ def alone(environment: dict[str, str], command: list[str]) -> subprocess.Complet
 
 def lines(text: str) -> list[dict[str, Any]]:
     """Of the phases' ranks, and of all ranks together."""
-    return [line for line in _all_lines(text) if line["phase"] != "all"]
+    return tallies(text)[0]
 
 
 def last_line(text: str) -> dict[str, Any]:
     """Of the run."""
-    (found,) = [line for line in _all_lines(text) if line["phase"] == "all"]
+    (found,) = tallies(text)[1]
     return found
-
-
-def _all_lines(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line.partition("TORCHTALLY ")[2]) for line in text.splitlines() if "TORCHTALLY {" in line]
 
 
 def assert_refused(ended: subprocess.CompletedProcess[str], *parts: str) -> None:
