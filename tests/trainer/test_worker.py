@@ -288,14 +288,14 @@ def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(
     environment: dict[str, str], options: list[str]
 ) -> None:
     script = (
-        "import os, signal, sys; from torchtally import loop, worker\n"
+        "import os, signal, sys; from torchtally import failure, loop, worker\n"
         "def batches(run, phase, *size):\n"
         "    for step, batch in enumerate(loop.batches(run, phase, *size)):\n"
         "        if run.rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield batch\n"
         "fit = loop.fit\n"
         "loop.fit = lambda *arguments, **named: fit(*arguments, batches, **named)\n"
-        "sys.argv[1:] = ['fashion-mnist', '--epochs', '1', *sys.argv[1:]]; sys.exit(worker.main())"
+        "sys.argv[1:] = ['fashion-mnist', '--epochs', '1', *sys.argv[1:]]; failure.leave(worker.main())"
     )
     ended = pods(2, environment, ["run", "--", sys.executable, "-c", script, *options])
     assert [pod.returncode for pod in ended] == [203, 137], ended[0].stderr
