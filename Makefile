@@ -120,6 +120,11 @@ docs: ## write the chart's README from its values
 	@scripts/tools.py helm-docs
 	helm-docs --chart-search-root charts --sort-values-order file
 
+.PHONY: docs-site
+docs-site: .venv/.dev ## build the documentation's site in build/docs; a broken link or anchor fails it
+	@rm -rf build/docs
+	sphinx-build --quiet --fail-on-warning --keep-going --builder html docs build/docs
+
 .PHONY: clean
 clean: ## remove what all this made, .venv and .tools with it
 	rm -rf .venv .tools build output .pytest_cache .mypy_cache .ruff_cache .hypothesis
