@@ -92,6 +92,7 @@ lint: .venv/.dev ## ruff, mypy, shellcheck, hadolint, actionlint, helm lint, and
 	helm lint --strict $(CHART) --values $(CHART)/ci/kind-values.yaml
 	uv lock --quiet --project trainer --check
 	docker/lock.sh --check
+	$(MAKE) --no-print-directory docs-site
 
 .PHONY: lock
 lock: .venv/.dev ## after a change of trainer/pyproject.toml: lock it, and write the image's requirements

@@ -12,8 +12,8 @@ author = "The torchtally authors"
 release = version = tomllib.loads((DOCS.parent / "trainer/pyproject.toml").read_text())["project"]["version"]
 
 extensions = ["myst_parser", "repository_links", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["_extensions"]
-nitpicky = False  # types of torch and numpy have no page here
+exclude_patterns = ["_extensions", "_static"]
+default_role = "code"  # docstrings mark code as Markdown does
 
 myst_heading_anchors = 4  # GitHub's, so that a link works in both places
 myst_enable_extensions = ["colon_fence"]
@@ -23,6 +23,8 @@ autodoc_typehints = "signature"
 
 html_theme = "furo"
 html_title = "torchtally"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {
