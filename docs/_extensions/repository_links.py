@@ -8,6 +8,7 @@ docs/ are checked in the same way.
 import os
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -27,7 +28,7 @@ def anchors(markdown: str) -> set[str]:
     """GitHub's anchors of the headings."""
     found: list[str] = []
     tokens = MarkdownIt().parse(markdown)
-    for opening, inline in zip(tokens, tokens[1:], strict=False):
+    for opening, inline in pairwise(tokens):
         if opening.type == "heading_open":
             title = "".join(each.content for each in inline.children or [] if each.type in ("text", "code_inline"))
             found.append(unique_slug(github_slugify(title), found))
