@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from bench.peers import common
-from torchtally import loop, options
+from torchtally import options
+from torchtally.training import loop
 
 CASES = [("fashion-mnist", True), ("mnist-cnn", True), ("mnist-cnn", False), ("keras-mnist", True)]
 

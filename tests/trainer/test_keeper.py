@@ -16,13 +16,14 @@ import toy
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import checkpoint, closing, loop
-from torchtally.checkpoint import State
-from torchtally.contract import Contract
-from torchtally.course import Course
 from torchtally.errors import Refused, Stopped, Volume
-from torchtally.keeper import Keeper, resume
 from torchtally.options import AllReduce, Training
+from torchtally.proof import run_summary
+from torchtally.proof.contract import Contract
+from torchtally.training import checkpoint_file, loop
+from torchtally.training.checkpoint_file import State
+from torchtally.training.checkpointer import Keeper, resume
+from torchtally.training.train_state import Course
 
 N = 105  # the last step has 9 samples: uneven, and two or more for each of four ranks
 OPTIONS = Training(epochs=3, global_batch_size=12, lr=0.1, contract="exact", seed=3)
@@ -212,7 +213,7 @@ def test_it_stops_between_epochs_too(tmp_path: Path) -> None:
     for result in ranks.run(2, stopped_by_ctrl_c, tmp_path):
         assert isinstance(result, Stopped)
         assert str(result) == "stopped by signal 2, after a step and a checkpoint"
-    assert (tmp_path / checkpoint.name(2, 0)).exists()
+    assert (tmp_path / checkpoint_file.name(2, 0)).exists()
 
 
 def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def from_each(rank: int, world: int, store: Store, folder: Path, options: Traini
         keeper = Keeper(alone, FACTS, toy.CPU, 2, 300)
         with toy.proved() as phases:
             course = loop.fit(toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), toy.CPU, keeper, state)
-        last = closing.line(course.lines, course.worlds, None, 0)
+        last = run_summary.line(course.lines, course.worlds, None, 0)
         found.append((phases, course.lines, last))
     return found
 
@@ -284,14 +285,14 @@ def test_from_any_checkpoint_any_number_of_ranks_keeps_the_contract(
             worlds = [tuple(world) for world in last["worlds"]]
             for name, phase in last["phases"].items():
                 facts = {key: phase[key] for key in ("n", "contract", "order")}
-                expected = closing.expected("test", name, 2, **facts, seed=0, worlds=worlds)
+                expected = run_summary.expected("test", name, 2, **facts, seed=0, worlds=worlds)
                 assert (phase["consumed"], phase["digest"]) == (expected[0], str(expected[1]))
 
 
 def with_something_else_in_it(rank: int, world: int, store: Store, folder: Path) -> Any:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     if rank == 0:
-        checkpoint.save(folder, 1, 1, {"model": 1}, 2)
+        checkpoint_file.save(folder, 1, 1, {"model": 1}, 2)
     return resume(folder, FACTS, toy.CPU)
 
 
@@ -299,7 +300,7 @@ def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Refused)
         assert "cannot be taken up: KeyError: 'facts'" in str(result)
-    path = tmp_path / "folder" / checkpoint.name(9, 9)
+    path = tmp_path / "folder" / checkpoint_file.name(9, 9)
     path.mkdir()
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Volume)
@@ -334,5 +335,5 @@ def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
     found = ranks.run(2, resumed, tmp_path)
     best = max(found[0]["epochs"], key=lambda epoch: epoch.correct)
     kept = {path.name for path in tmp_path.glob("*.checkpoint")}
-    assert checkpoint.name(best.epoch + 1, 0) in kept
+    assert checkpoint_file.name(best.epoch + 1, 0) in kept
     assert len(kept) <= 3

@@ -16,13 +16,14 @@ import toy
 from test_keeper import FACTS, Interrupted, Interrupting, outcome
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import complete, loop, moving
-from torchtally.checkpoint import State
-from torchtally.course import Course
+from torchtally.distributed import running_stats
 from torchtally.errors import Refused
-from torchtally.keeper import Keeper, resume
 from torchtally.options import KerasMnist
-from torchtally.tasks import keras_mnist
+from torchtally.tasks.keras_mnist import task as keras_mnist
+from torchtally.training import artifacts, loop
+from torchtally.training.checkpoint_file import State
+from torchtally.training.checkpointer import Keeper, resume
+from torchtally.training.train_state import Course
 
 FIT = Path(__file__).parents[2] / "examples" / "keras_fit.py"
 OPTIONS = KerasMnist(epochs=2, batch_size=8, seed=3)
@@ -87,7 +88,7 @@ def unaveraged(rank: int, world: int, folder: Path) -> list[str]:
     """What ends a training whose ranks do not agree, where it evaluates and where it saves."""
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving, "average", lambda own: None)
+        patch.setattr(running_stats, "average", lambda own: None)
         for keeper in (no_keeper(), Interrupting(folder, 1, 1)):
             with pytest.raises(RuntimeError) as raised:
                 fit(rank, world, keeper, N, OPTIONS)
@@ -169,7 +170,7 @@ def refused(rank: int, world: int, store: Store, own: list[float]) -> str:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     value = torch.nn.Parameter(torch.tensor(own[rank]), requires_grad=False)
     try:
-        moving.check([value])
+        running_stats.check([value])
     except RuntimeError as error:
         return str(error)
     return ""
@@ -288,9 +289,9 @@ def test_keras_itself_loads_the_model_and_predicts_the_same(
 
 def test_a_run_without_its_keras_file_is_not_complete(trained: Path) -> None:
     chosen = KerasMnist(epochs=1)
-    assert complete.told("keras-mnist", chosen, trained)
+    assert artifacts.told("keras-mnist", chosen, trained)
     (trained / "model.keras").rename(trained / "away")
-    assert not complete.told("keras-mnist", chosen, trained)
+    assert not artifacts.told("keras-mnist", chosen, trained)
     (trained / "away").rename(trained / "model.keras")
 
 

@@ -12,7 +12,7 @@ import launched
 import psutil
 import pytest
 
-from torchtally import peers
+from torchtally.pod import rendezvous
 
 # A peer is lost as gloo says it, without gloo.
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.1.2.3]:4711"
@@ -46,7 +46,7 @@ def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]
 
 TWO = {"PET_NPROC_PER_NODE": "2"}
 # The entry point with a shorter patience: for ranks that do not notice, and for pods that say nothing.
-START = "import sys; from torchtally import cli, peers; peers.GRACE = 1; {}\nsys.exit(cli.main(sys.argv[1:]))"
+START = "import sys; from torchtally import cli, peers; rendezvous.GRACE = 1; {}\nsys.exit(cli.main(sys.argv[1:]))"
 # And one whose agent is told to stop before it knows of the ranks that it has started.
 STARTING = (
     "import signal, sys; from torch.distributed.elastic.agent.server import local_elastic_agent as agent\n"
@@ -267,8 +267,11 @@ def test_a_missing_master_is_named(two: launched.Job) -> None:
 
 def test_pods_have_the_operators_names_before_they_have_told_them() -> None:
     for address in ("demo-master-0", "demo-master-0.train.svc"):
-        assert peers.Peers(address, 1, 3, 12, "pod")._list([0, 1, 11]) == "demo-master-0, demo-worker-0, demo-worker-10"
-    assert peers.Peers("10.0.0.1", 1, 3, 12, "pod")._list([1]) == "the pod with RANK=1"
+        assert (
+            rendezvous.Peers(address, 1, 3, 12, "pod")._list([0, 1, 11])
+            == "demo-master-0, demo-worker-0, demo-worker-10"
+        )
+    assert rendezvous.Peers("10.0.0.1", 1, 3, 12, "pod")._list([1]) == "the pod with RANK=1"
 
 
 def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:

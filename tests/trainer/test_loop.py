@@ -14,12 +14,13 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.nn import functional
 
-from torchtally import loop, shards
-from torchtally.contract import Contract
+from torchtally.accounting.tally import Phase
 from torchtally.errors import Refused, Unproven
+from torchtally.monitoring.callback import Watcher
 from torchtally.options import Training
-from torchtally.tally import Phase
-from torchtally.watcher import Watcher
+from torchtally.proof import shards
+from torchtally.proof.contract import Contract
+from torchtally.training import loop
 
 
 def alone(options: Training, n: int, batch: int) -> dict[str, torch.Tensor]:

@@ -18,11 +18,14 @@ import toy
 from torch.distributed import TCPStore
 from torch.nn import functional
 
-from torchtally import cli, interface, loop, parameter_server
+from torchtally import cli
+from torchtally.accounting.tally import Phase, Run
 from torchtally.errors import Refused, Unproven
 from torchtally.options import ParameterServer
-from torchtally.tally import Phase, Run
-from torchtally.tasks.parameter_server import TASK, Model
+from torchtally.pod import network_interface
+from torchtally.tasks.parameter_server import training
+from torchtally.tasks.parameter_server.task import TASK, Model
+from torchtally.training import loop
 
 FORMS = ("rpc", "collective")
 VERIFY = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
@@ -40,7 +43,7 @@ def trained(rank: int, world: int, store: TCPStore, options: ParameterServer, ou
         "HOSTNAME": f"pod-{rank}",
     }
     os.environ |= {"TORCHTALLY_RUN": "test", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHTALLY_DEVICE": "cpu"}
-    course = parameter_server.fit("parameter-server", options, Path(output))
+    course = training.fit("parameter-server", options, Path(output))
     return {
         "weights": {name: value.tolist() for name, value in course.model.state_dict().items()},
         "lines": course.lines,
@@ -162,7 +165,7 @@ def test_a_batch_of_a_trainer_has_20_to_50_indices_and_an_epoch_10_of_them() -> 
 
 def unlike(rank: int, world: int, store: TCPStore, output: str) -> str:
     """Rank 3 finds a GPU that rank 2 has not."""
-    parameter_server.device.choose = lambda device, local_rank: torch.device("cuda" if rank == 3 else "cpu")
+    training.device.choose = lambda device, local_rank: torch.device("cuda" if rank == 3 else "cpu")
     with pytest.raises(Refused) as refused:
         trained(rank, world, store, ParameterServer(), output)
     return str(refused.value)
@@ -186,12 +189,12 @@ def test_options_that_make_no_sense_here_are_not_offered(option: list[str], caps
 
 
 def test_the_interface_is_the_one_that_leads_to_the_job() -> None:
-    assert interface.towards("127.0.0.1", 29500) == "lo"
-    assert interface.towards("no-such-host.invalid", 29500) is None
+    assert network_interface.towards("127.0.0.1", 29500) == "lo"
+    assert network_interface.towards("no-such-host.invalid", 29500) is None
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
             if each.family.name == "AF_INET" and psutil.net_if_stats()[name].isup:
-                assert interface.towards(each.address, 29500) == name
+                assert network_interface.towards(each.address, 29500) == name
 
 
 # Whole jobs.

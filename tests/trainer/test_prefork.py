@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch
 
-from torchtally import prefork
 from torchtally.errors import Refused
+from torchtally.pod import prefork
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 

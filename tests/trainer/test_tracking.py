@@ -14,9 +14,11 @@ import ranks
 import torch
 from launched import LIMIT, until
 
-from torchtally import loop, options, tracking
-from torchtally.tally import Run
-from torchtally.tracking import Tracker
+from torchtally import options
+from torchtally.accounting.tally import Run
+from torchtally.monitoring import mlflow_client
+from torchtally.monitoring.mlflow_client import Tracker
+from torchtally.training import loop
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -126,7 +128,7 @@ def test_a_run_that_starts_again_goes_on_with_its_record(
     record = tracker(output, "bbb")
     record.metrics(200, train_loss=1.5)
     until("the second is, too", lambda: found(server.uri, "bbb").data.metrics["train_loss"] == 1.5)
-    monkeypatch.setitem(tracking._PATIENCE, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_client._PATIENCE, "FAILED", LIMIT)
     record.end("FAILED")
     run = found(server.uri, "bbb")
     assert (run.info.run_id, run.info.status) == (first, "FAILED")
@@ -142,7 +144,7 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
     record = tracker(output, "ccc")
     for step in range(1, 1500):
         record.metrics(step, train_loss=1 / step)
-    monkeypatch.setitem(tracking._PATIENCE, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_client._PATIENCE, "FAILED", LIMIT)
     said = ""
 
     def has_said(sentence: str) -> bool:

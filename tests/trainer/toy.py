@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import loop, shards
-from torchtally import tally as tallies
-from torchtally.all_reduce import Shared
-from torchtally.keeper import Keeper
+from torchtally.accounting import tally as tallies
+from torchtally.accounting.tally import Phase, Proof, Run, Tally
+from torchtally.distributed.shared_memory import Shared
+from torchtally.monitoring.callback import Watcher
 from torchtally.options import Training
-from torchtally.tally import Phase, Proof, Run, Tally
-from torchtally.watcher import Watcher
+from torchtally.proof import shards
+from torchtally.training import loop
+from torchtally.training.checkpointer import Keeper
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from torchtally import farewell, options
+from torchtally import options
 from torchtally.errors import REFUSED, Refused
+from torchtally.pod import termination_message
 
 _USAGE = """torchtally run TASK [options]
        torchtally run -- COMMAND [arguments]
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _launch(_asked(argv))
     except Refused as sentence:
-        farewell.say(sentence)
+        termination_message.say(sentence)
         return REFUSED
 
 
@@ -58,10 +59,10 @@ def _asked(argv: list[str]) -> _Asked:
             return _Asked(_python(*module))
         case ["run", *task]:
             arguments = task_parser("run").parse_args(task)  # a mistake ends here, once, before all else
-            return _Asked(_python("torchtally.worker", *task), "torchtally.worker", arguments)
+            return _Asked(_python("torchtally.commands.train", *task), "torchtally.commands.train", arguments)
         case ["evaluate", *task]:
             task_parser("evaluate").parse_args(task)
-            return _Asked(_python("torchtally.evaluator", *task), "torchtally.evaluator")
+            return _Asked(_python("torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
     parser = argparse.ArgumentParser(
         prog="torchtally",
         usage=_USAGE,
@@ -89,7 +90,7 @@ def _python(*module: str) -> list[str]:
 
 
 def _launch(asked: _Asked) -> NoReturn:
-    from torchtally import launch  # torch: not for --help
+    from torchtally.pod import launch  # torch: not for --help
 
     task = asked.task
     is_complete = partial(_is_complete, task) if task else lambda _: False
@@ -104,9 +105,9 @@ def _is_complete(task: argparse.Namespace, output: Path) -> bool:
     folder = chosen.output or output
     if not os.path.exists(folder / "proof.json"):  # noqa: PTH110  # it raises nothing, whatever the volume does
         return False  # without importing what would tell more
-    from torchtally import complete
+    from torchtally.training import artifacts
 
-    return complete.told(task.task, chosen, folder)
+    return artifacts.told(task.task, chosen, folder)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtally.contract import CONTRACTS, Contract
+from torchtally.proof.contract import CONTRACTS, Contract
 
 AllReduce = Literal["float32", "bfloat16"]
 

@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 
 import loky
 
-from torchtally import farewell, options
+from torchtally import options
+from torchtally.atomic_file import replace
 from torchtally.cli import task_parser
+from torchtally.environment import Places
 from torchtally.errors import OK, SIGNALLED, Ending, Refused, Volume
-from torchtally.files import replace
-from torchtally.job import Places
+from torchtally.pod import termination_message
 from torchtally.spark import executor, java
 from torchtally.spark.heard import Heard
 
@@ -47,7 +48,7 @@ def main(argv: list[str], is_complete: Callable[[argparse.Namespace, Path], bool
             return OK
         return _drive(ours, task, output)
     except Ending as ending:
-        farewell.say(ending)
+        termination_message.say(ending)
         return ending.code
 
 
@@ -268,7 +269,7 @@ def _keep(result: Mapping[str, Any], output: Path) -> int:
     if result["left"]:
         _say(f"the files are more than {_MOST >> 20} MiB, too much for Spark to carry, and stay at {result['left']}")
     if result["code"]:
-        farewell.say(result["sentence"])
+        termination_message.say(result["sentence"])
     return int(result["code"])
 
 
