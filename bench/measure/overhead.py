@@ -43,7 +43,7 @@ def _worker(arguments: list[str]) -> None:
     from torchtally.training import loop
 
     names: Any = loop
-    names.fit, names.prove = _timed("training", loop.fit), _timed("proof", names.prove)
+    names.Loop.fit, names.prove = _timed("training", loop.Loop.fit), _timed("proof", names.prove)
     tally.Tally.record = _timed("proof", tally.Tally.record)  # type: ignore[method-assign]
     shards.indices = _timed("order", shards.indices)
     sys.argv = arguments

@@ -10,5 +10,5 @@ from torchtally.pod import failure
 from torchtally.training import loop
 
 fault = getattr(toy, sys.argv.pop(1))
-loop.fit = functools.partial(loop.fit, batches=fault)
+loop.Loop = functools.partial(loop.Loop, batches=fault)
 failure.leave(train.main())  # as a rank does it

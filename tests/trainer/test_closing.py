@@ -50,9 +50,9 @@ contracts = st.sampled_from(CONTRACTS)
 @settings(max_examples=300, deadline=None)
 @given(courses(), phases, contracts, orders, st.integers(0, 9))
 def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
-    course: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int
+    train_state: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int
 ) -> None:
-    n, epochs, worlds = course
+    n, epochs, worlds = train_state
     consumed, together = 0, [0] * digest.WORDS
     for epoch in range(1, epochs + 1):
         positions = seen(phase, epoch, n, contract, worlds)
@@ -64,7 +64,7 @@ def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
 
 
 def test_a_million_epochs_of_a_billion_samples() -> None:
-    """Each thousand epochs of an undisturbed course are the ones before, times h to the power of a thousand."""
+    """Each thousand epochs of an undisturbed train_state are the ones before, times h to the power of a thousand."""
     facts = {"n": 10**9, "contract": "exact", "order": "feistel-1", "seed": 0, "worlds": [(1, 0, 8), (777, 12345, 3)]}
     consumed, thousand = run_summary.expected(RUN, "train", 1000, **facts)
     assert consumed == 10**12
@@ -177,5 +177,5 @@ def test_where_an_epoch_was_dealt_for_the_last_time(phase: str, epoch: int, deal
 
 
 def test_it_needs_no_torch() -> None:
-    script = "import sys; from torchtally import closing; sys.exit('torch' in sys.modules)"
+    script = "import sys; from torchtally.proof import run_summary; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

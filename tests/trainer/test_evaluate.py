@@ -126,7 +126,7 @@ def together(rank: int, world: int, store: Store, ns: list[int]) -> list[Any]:
     return found
 
 
-def taken(batches: Iterable[Tensor], samples: toy.loop.Samples, tally: Tally) -> Iterator[Any]:
+def taken(batches: Iterable[Tensor], samples: toy.Samples, tally: Tally) -> Iterator[Any]:
     for batch in batches:
         yield batch, (samples.inputs[batch], samples.labels[batch])
         tally.record(batch)

@@ -13,10 +13,10 @@ import launched
 import pytest
 import torch
 
-from torchtally import cli, options
+from torchtally import cli, tasks
 from torchtally.commands import evaluate
 from torchtally.errors import Refused
-from torchtally.training import checkpoint_file, loop
+from torchtally.training import checkpoint_file
 
 VERIFIER = Path(__file__).parents[2] / "scripts/verify_shards.py"
 ENTRY = f"import os; os.chdir(os.environ['WHERE']); {launched.ENTRY}"
@@ -162,7 +162,7 @@ def test_what_is_no_model_is_named(
     ],
 )
 def test_weights_of_another_model_are_named(weights: Any, sentence: str) -> None:
-    model = loop.task("fashion-mnist").model(options.FashionMnist(hidden=16))
+    model = tasks.load("fashion-mnist").model(tasks.OPTIONS["fashion-mnist"](hidden=16))
     assert evaluate.misfit(weights, model) == sentence
     assert evaluate.misfit(model.state_dict(), model) is None
     assert evaluate.misfit({**model.state_dict(), "7.bias": torch.zeros(1)}, model) == (
@@ -187,5 +187,5 @@ def test_the_options_are_those_that_an_evaluation_needs(
 
 
 def test_it_takes_the_options_that_make_the_model() -> None:
-    found = cli.task_parser("evaluate").parse_args(["fashion-mnist", "--checkpoint", "x", "--hidden", "8"])
-    assert options.of_model(options.chosen(found)) == {"hidden": 8}
+    found = tasks.parser("evaluate").parse_args(["fashion-mnist", "--checkpoint", "x", "--hidden", "8"])
+    assert tasks.chosen(found).of_model() == {"hidden": 8}

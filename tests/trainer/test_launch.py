@@ -46,7 +46,10 @@ def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]
 
 TWO = {"PET_NPROC_PER_NODE": "2"}
 # The entry point with a shorter patience: for ranks that do not notice, and for pods that say nothing.
-START = "import sys; from torchtally import cli, peers; rendezvous.GRACE = 1; {}\nsys.exit(cli.main(sys.argv[1:]))"
+START = (
+    "import sys; from torchtally import cli; from torchtally.pod import rendezvous; rendezvous.GRACE = 1; {}\n"
+    "sys.exit(cli.main(sys.argv[1:]))"
+)
 # And one whose agent is told to stop before it knows of the ranks that it has started.
 STARTING = (
     "import signal, sys; from torch.distributed.elastic.agent.server import local_elastic_agent as agent\n"
@@ -54,7 +57,7 @@ STARTING = (
     "start = agent.start_processes; agent.start_processes = lambda **how: (start(**how), signal.pause())[0]\n"
     "sys.exit(cli.main(sys.argv[1:]))"
 )
-STRICT, IMPATIENT = START.format("0"), START.format("peers.SILENCE = 6")
+STRICT, IMPATIENT = START.format("0"), START.format("rendezvous.SILENCE = 6")
 
 
 def shell(script: str) -> list[str]:
@@ -101,7 +104,7 @@ def test_an_error_is_told_with_type_text_rank_and_its_last_line(alone: launched.
 
 
 def test_an_error_of_a_task_of_ours_is_told_likewise(alone: launched.Job) -> None:
-    script = "import sys; from torchtally import worker; worker._run = lambda *_: 1 / 0; sys.exit(worker.main())"
+    script = "import sys; from torchtally.commands import train; train._run = lambda *_: 1 / 0; sys.exit(train.main())"
     pod = alone.start(0, ["run", "--", sys.executable, "-c", script, "fashion-mnist"])
     assert pod.wait() == 1
     assert "failed with exit code 1: ZeroDivisionError: division by zero\n  File " in pod.message
@@ -110,9 +113,9 @@ def test_an_error_of_a_task_of_ours_is_told_likewise(alone: launched.Job) -> Non
 @pytest.mark.parametrize(("error", "code"), [("Refused", 2), ("Unproven", 3), ("Lost", 203)])
 def test_a_sentence_is_told_without_the_name_of_its_type(alone: launched.Job, error: str, code: int) -> None:
     script = (
-        "import sys; from torchtally import errors, worker\n"
+        "import sys; from torchtally import errors; from torchtally.commands import train\n"
         f"def run(*_): raise errors.{error}('this: and that')\n"
-        "worker._run = run; sys.exit(worker.main())"
+        "train._run = run; sys.exit(train.main())"
     )
     pod = alone.start(0, ["run", "--", sys.executable, "-c", script, "fashion-mnist"])
     assert pod.wait() == code

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forke
 # As the entry point does with a module of its own.
 ENTRY = """
 import os, sys
-from torchtally import launch
+from torchtally.pod import launch
 {}
 command = [sys.executable, "-u", "-m", "rank_program", *sys.argv[1:]]
 os._exit(launch.launch(command, os.environ, lambda _: False, "rank_program"))
@@ -32,11 +32,11 @@ os._exit(launch.launch(command, os.environ, lambda _: False, "rank_program"))
 # What befalls it right after it has forked its ranks.
 THEN = """
 import signal, time
-from torchtally import prefork, stopping
+from torchtally.pod import prefork, signals
 fork = prefork.fork
 def struck(*how):
     fork(*how)
-    while len(set(stopping.ranks())) < 2:  # each has to have a process group of its own
+    while len(set(signals.ranks())) < 2:  # each has to have a process group of its own
         time.sleep(0.01)
     {}
 prefork.fork = struck
@@ -141,7 +141,8 @@ asked = []
 for name in ("_cuda_getDeviceCount", "_cuda_init", "_cuda_isInBadFork"):
     old = getattr(torch._C, name, None)
     setattr(torch._C, name, lambda *how, name=name, old=old: (asked.append(name), old and old(*how))[1])
-from torchtally import device, evaluator, launch, prefork, worker
+from torchtally.commands import evaluate, train
+from torchtally.pod import device, launch, prefork
 before = list(asked)
 prefork.apart(lambda: device.count("auto", "auto", 4))
 assert asked == before == [], (before, asked)

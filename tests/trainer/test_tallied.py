@@ -152,7 +152,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-import torchtally.tallied
+import torchtally.accounting.tallied_sampler
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 DistributedDataParallel(nn.Linear(2, 2))

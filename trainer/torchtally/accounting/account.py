@@ -13,7 +13,7 @@ that is left by `break` has lost the batch in hand and all that follow: the proo
 begins, or at the end of the `with`. The `with` ends the program with a sentence and the exit codes of errors.py.
 
 A library that drives the loop itself is given `account.batches("train", loader)`. A script with a DistributedSampler
-takes three lines: see tallied.py.
+takes three lines: see tallied_sampler.py.
 
 A collate_fn that leaves samples out, or packs them, says which they are: it returns Batch(indices, data), for a dataset
 whose samples are (index, sample). With such a dataset any other DataLoader will do, too, if its batches are pairs of

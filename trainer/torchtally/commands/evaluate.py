@@ -1,4 +1,4 @@
-"""One rank of `torchtally evaluate`: a model that was saved, on all test samples, exactly. See worker.py for training.
+"""One rank of `torchtally evaluate`: a model that was saved, on all test samples, exactly. See train.py for training.
 
 Rank 0 alone needs the file: it reads it and hands the weights to all.
 """
@@ -14,17 +14,18 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchtally import options
+from torchtally import tasks
 from torchtally.accounting.evaluation import Evaluation
 from torchtally.accounting.tally import Run, emit
 from torchtally.atomic_file import replace
-from torchtally.cli import task_parser
-from torchtally.distributed.process_group import ended, meet, prepare
+from torchtally.commands.setup import set_up
+from torchtally.distributed import process_group
 from torchtally.environment import Places
 from torchtally.errors import Refused, Volume
+from torchtally.options import Training
 from torchtally.pod.failure import leave
 from torchtally.proof import run_summary, table
-from torchtally.training import checkpoint_file, loop
+from torchtally.training import artifacts, checkpoint_file, loop
 from torchtally.training.artifacts import MODEL, sha256
 from torchtally.training.checkpointer import FOLDER
 
@@ -42,26 +43,26 @@ class Saved:
 
 def main() -> int:
     """Evaluate as sys.argv says and return the exit code."""
-    arguments = task_parser("evaluate").parse_args()
-    return ended(lambda: _run(arguments.task, options.chosen(arguments), arguments.checkpoint))
+    arguments = tasks.parser("evaluate").parse_args()
+    return process_group.exit_code(lambda: _run(arguments.task, tasks.chosen(arguments), arguments.checkpoint))
 
 
-def _run(name: str, chosen: options.Training, path: Path) -> None:
+def _run(name: str, chosen: Training, path: Path) -> None:
     output = chosen.output or Places.from_env(os.environ).output
-    model = loop.task(name).model(chosen)
+    model = tasks.load(name).model(chosen)
     saved: Saved | None = None
 
     def load() -> None:
         nonlocal saved
-        prepare(output)
+        artifacts.prepare(output)
         saved = find(path)
         if wrong := misfit(saved.weights, model):
-            made = " ".join(f"--{option} {value}" for option, value in options.of_model(chosen).items())
+            made = " ".join(f"--{option} {value}" for option, value in chosen.of_model().items())
             raise Refused(f"--checkpoint {saved.path} is no model of {f'{name} {made}'.strip()}: {wrong}")
         model.load_state_dict(saved.weights)
 
-    facts = {"checkpoint": str(path), "options": {**options.of_model(chosen), "tally": chosen.tally}}
-    met = meet(name, chosen.data, facts, load)
+    facts = {"checkpoint": str(path), "options": {**chosen.of_model(), "tally": chosen.tally}}
+    met = set_up(name, chosen.data, facts, load)
     for value in model.state_dict().values():  # the model's own memory
         dist.broadcast(value, src=0)
     run = Run(

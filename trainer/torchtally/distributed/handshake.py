@@ -14,7 +14,7 @@ from torchtally.errors import Lost, Refused
 # A rank may be fetching its data meanwhile.
 _PATIENCE = timedelta(minutes=30)
 # The longest that a rank waits for the others in one collective: another one may be writing a checkpoint. A pod that
-# is gone shows sooner (see peers.py); this is for a rank that hangs in one that lives.
+# is gone shows sooner (see pod/rendezvous.py); this is for a rank that hangs in one that lives.
 COLLECTIVE = timedelta(minutes=5)
 
 

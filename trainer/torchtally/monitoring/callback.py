@@ -1,4 +1,4 @@
-"""What else hears of a training, on rank 0: MLflow (tracking.py), Prometheus (metrics.py), Trainer (progress.py)."""
+"""Callbacks of a training, on rank 0: MLflow, Prometheus and Kubeflow Trainer listen by them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torchtally.accounting.tally import Phase
 EVERY = 100  # steps between two values of train_loss, each of which waits for the device
 
 
-class Watcher:
+class Callback:
     """Hears of everything, and does nothing; whoever does something must neither stop nor slow the training."""
 
     def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -24,11 +24,11 @@ class Watcher:
         """All ranks' line of a phase: what was consumed, lost and doubled. If the proof holds, no rank's is wrong."""
 
 
-class Watchers(Watcher):
+class Callbacks(Callback):
     """Tells several."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = watchers
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._watchers = callbacks
 
     def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
         for each in self._watchers:

@@ -1,6 +1,7 @@
 """Rank 0's record of a run in MLflow, which neither stops nor slows the training, whatever the server does.
 
-A process beside the rank (mlflow_log.py) imports MLflow and waits for its server; the rank writes a line to its pipe.
+A process beside the rank (mlflow_process.py) imports MLflow and waits for its server; the rank writes lines to its
+pipe.
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Stopped
-from torchtally.monitoring.callback import Watcher
+from torchtally.monitoring.callback import Callback
 
 # Seconds for the record of a run that has ended. One that is stopped has no time for it.
 _PATIENCE = {"FINISHED": 180.0, "FAILED": 10.0, "KILLED": 3.0}
@@ -49,12 +50,12 @@ def tracked(experiment: str, run: Run, options: Mapping[str, Any], output: Path,
     tracker.end("FINISHED", example)
 
 
-class Tracker(Watcher):
+class Tracker(Callback):
     """The record of a run: in MLflow it is one run, however often it starts again."""
 
     def __init__(self, experiment: str, run: Run, options: Mapping[str, Any], output: Path) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
-            [sys.executable, "-m", "torchtally.monitoring.mlflow_process"], stdin=subprocess.PIPE, text=True
+            [sys.executable, "-m", "torchtally.commands.record_in_mlflow"], stdin=subprocess.PIPE, text=True
         )
         self._send(
             experiment=experiment,

@@ -1,6 +1,6 @@
 """The process beside rank 0 that records a run in MLflow: what the server does not take yet is kept and sent again.
 
-Reads JSON lines from stdin (see tracking.py): who the run is, values, and how it has ended. Ends with it.
+Reads JSON lines from stdin (see mlflow_client.py): who the run is, values, and how it has ended. Ends with it.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -29,7 +30,12 @@ _RETRY = (2.0, 60.0)  # seconds between two attempts, at first and at last
 _LAST = 30.0  # seconds in which a server that is away may come back once the run has ended
 
 
-def main() -> None:
+ModelOf = Callable[[str, Mapping[str, Any]], Any]  # (task, options) -> an untrained torch.nn.Module
+
+
+def main(model_of: ModelOf) -> None:
+    """Record the run that stdin tells of; `model_of` makes the untrained model of a task from its options."""
+    logging.disable(logging.WARNING)  # MLflow's, alembic's: errors are reported below
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the rank says when it ends
     messages: SimpleQueue[Any] = SimpleQueue()
@@ -37,7 +43,7 @@ def main() -> None:
     start = messages.get()
     if start is None:
         return
-    log = Log(start)
+    log = Log(start, model_of)
     system = System()
     end, gone, retry, due, until = None, False, _RETRY[0], 0.0, 0.0
     while not gone:
@@ -69,8 +75,8 @@ def main() -> None:
 class Log:
     """One run of MLflow's, and what it has not been told yet."""
 
-    def __init__(self, start: dict[str, Any]) -> None:
-        self._start, self._output = start, Path(start["output"])
+    def __init__(self, start: dict[str, Any], model_of: ModelOf) -> None:
+        self._start, self._output, self._model_of = start, Path(start["output"]), model_of
         self._values: deque[tuple[str, float, int, int]] = deque(maxlen=_KEPT)
         self._run = ""  # MLflow's id, once its server has answered
         self._away = False
@@ -142,11 +148,7 @@ class Log:
         import numpy as np
         import torch
 
-        from torchtally import options
-        from torchtally.training import loop
-
-        chosen = options.TASKS[self._start["task"]](**self._start["options"])
-        model = loop.task(self._start["task"]).model(chosen)
+        model = self._model_of(self._start["task"], self._start["options"])
         model.load_state_dict(torch.load(self._output / "model.pt", map_location="cpu", weights_only=True))
         model.eval()
         inputs = np.asarray(example, dtype=np.float32)
@@ -212,8 +214,3 @@ def _waiting(messages: SimpleQueue[Any]) -> list[Any]:
 
 def _say(sentence: str) -> None:
     print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    logging.disable(logging.WARNING)  # MLflow's, alembic's: what matters is said above
-    main()

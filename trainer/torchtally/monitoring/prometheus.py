@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
 
 from torchtally.accounting.tally import Phase, Run
-from torchtally.monitoring.callback import Watcher
+from torchtally.monitoring.callback import Callback
 
 _STEP_SECONDS = [0.001 * 2**power for power in range(16)]  # a millisecond to half a minute
 
@@ -25,7 +25,7 @@ _VALUES = {
 
 
 @contextmanager
-def served(port: int, run: Run) -> Iterator[Watcher]:
+def served(port: int, run: Run) -> Iterator[Callback]:
     """Serve the metrics of what is done in the `with`; without them, in a sentence, where the port is taken."""
     metrics = Metrics(run)
     try:
@@ -33,7 +33,7 @@ def served(port: int, run: Run) -> Iterator[Watcher]:
     except OSError as error:
         sentence = f"no metrics are served, as TORCHTALLY_METRICS_PORT={port} cannot be listened on: {error}"
         print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
-        yield Watcher()
+        yield Callback()
         return
     try:
         yield metrics
@@ -43,7 +43,7 @@ def served(port: int, run: Run) -> Iterator[Watcher]:
         thread.join()
 
 
-class Metrics(Watcher):
+class Metrics(Callback):
     """A run's metrics. Counters begin anew where the run starts again, as Prometheus takes them."""
 
     def __init__(self, run: Run) -> None:

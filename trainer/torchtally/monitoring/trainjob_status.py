@@ -17,7 +17,7 @@ from typing import Any
 
 from torchtally.accounting.tally import Phase
 from torchtally.environment import StatusServer
-from torchtally.monitoring.callback import Watcher
+from torchtally.monitoring.callback import Callback
 from torchtally.proof import table
 
 _EVERY = 5.0  # seconds between two reports
@@ -38,7 +38,7 @@ def reported(server: StatusServer) -> Iterator["Progress"]:
         progress.end(complete)
 
 
-class Progress(Watcher):
+class Progress(Callback):
     """The latest state of a training, and the thread that reports it. What the two share is replaced, not changed."""
 
     def __init__(self, server: StatusServer) -> None:

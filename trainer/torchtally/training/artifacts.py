@@ -1,5 +1,6 @@
 """The end of a training: its model, its proof and its last line; and whether a pod finds that it has been reached."""
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -7,36 +8,52 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchtally import options
 from torchtally.accounting.tally import emit
 from torchtally.atomic_file import replace
+from torchtally.errors import Refused
+from torchtally.options import Training
 from torchtally.proof import run_summary, table
-from torchtally.training import checkpoint_file, loop
-from torchtally.training.train_state import Course
+from torchtally.training import checkpoint_file
+from torchtally.training.task import Task
+from torchtally.training.train_state import TrainState
 
 MODEL, PROOF = "model.pt", "proof.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def training(task: str, chosen: options.Training, fingerprint: str) -> dict[str, Any]:
+def training(task: str, chosen: Training, fingerprint: str) -> dict[str, Any]:
     """What makes it the same training, whatever the number of ranks."""
-    return {"task": task, "data": fingerprint, **options.identity(chosen)}
+    of_options = {name if name == "seed" else f"option {name}": value for name, value in chosen.of_training().items()}
+    return {"task": task, "data": fingerprint, **of_options}
 
 
-def write(course: Course, task: loop.Task, output: Path, facts: Mapping[str, Any]) -> None:
+def prepare(output: Path) -> None:
+    """Make the output folder, and see that it can be written; raises Refused."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        replace(output / ".writable", b"").unlink()
+    except OSError as error:
+        if error.errno not in _FULL:  # which may be over before anything is to be written
+            raise Refused(
+                f"the output folder {output} (--output, TORCHTALLY_OUTPUT) cannot be written: {error}"
+            ) from None
+
+
+def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str, Any]) -> None:
     """Write the model, what the task makes of it, then the proof, each beside its place and renamed.
 
     Prints the last line. Raises OSError.
     """
-    model = checkpoint_file.saved({name: value.cpu() for name, value in course.model.state_dict().items()})
-    hashed, files = sha256(model), task.files(course.model)
-    last = run_summary.line(course.lines, course.worlds, hashed, course.discarded)
+    model = checkpoint_file.saved({name: value.cpu() for name, value in train_state.model.state_dict().items()})
+    hashed, files = sha256(model), task.files(train_state.model)
+    last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
     proof = {
-        "holds": not any(table.wrong(line) for line in course.lines),
+        "holds": not any(table.wrong(line) for line in train_state.lines),
         "model": hashed,
         "files": {name: sha256(contents) for name, contents in files.items()},
         "training": facts,
-        "epochs": [asdict(epoch) for epoch in course.epochs],
-        "lines": [*course.lines, last],
+        "epochs": [asdict(epoch) for epoch in train_state.epochs],
+        "lines": [*train_state.lines, last],
     }
     for name, contents in {MODEL: model, **files}.items():
         replace(output / name, contents)
@@ -46,12 +63,12 @@ def write(course: Course, task: loop.Task, output: Path, facts: Mapping[str, Any
     emit(last)
 
 
-def told(task: str, chosen: options.Training, output: Path) -> bool:
+def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> bool:
     """Whether this training is complete in `output`; if so, its last line is printed again.
 
     The master of a job whose workers have succeeded would wait for them in vain.
     """
-    facts = training(task, chosen, loop.task(task).fingerprint)
+    facts = training(task, chosen, fingerprint)
     try:
         proof = json.loads((output / PROOF).read_bytes())
         written = {MODEL: proof["model"], **proof["files"]}

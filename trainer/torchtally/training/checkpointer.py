@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.training import checkpoint_file
 from torchtally.training.checkpoint_file import State
-from torchtally.training.train_state import Course
+from torchtally.training.train_state import TrainState
 
 _MEETING_SECONDS = 1.0
 _REACHED = "reached"
@@ -83,7 +83,7 @@ def numerics(device: torch.device) -> dict[str, Any]:
     }
 
 
-class Keeper:
+class Checkpointer:
     """Saves into `folder`, which is rank 0's, and stops. Without a folder it only stops."""
 
     def __init__(
@@ -102,26 +102,26 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._asked_to_stop)
 
-    def after_step(self, course: Course) -> None:
+    def after_step(self, train_state: TrainState) -> None:
         """Meet, if it is time to; save or stop if anybody wants to. Raises Stopped on every rank."""
         self._left -= 1
         if self._left == 0:
-            self._meet(course)
+            self._meet(train_state)
 
-    def after_epoch(self, course: Course, last: bool) -> None:
+    def after_epoch(self, train_state: TrainState, last: bool) -> None:
         """Save, and stop if anybody wants to and there is more to do. Raises Stopped on every rank."""
-        self.save(course)
+        self.save(train_state)
         if not last:
             stop = torch.tensor(self._stop)
             dist.all_reduce(stop, dist.ReduceOp.MAX)
             if stop:
                 self._leave(int(stop))
 
-    def save(self, course: Course) -> None:
+    def save(self, train_state: TrainState) -> None:
         """Save; a collective call. What cannot be written is said, and the training goes on: the last one is there."""
         if self._folder is None:
             return
-        whole = course.state()  # on all ranks: it gathers their tallies
+        whole = train_state.state()  # on all ranks: it gathers their tallies
         if dist.get_rank() == 0:
             epoch, position = whole["epoch"], whole["position"]
             try:
@@ -136,7 +136,7 @@ class Keeper:
                 _say(f"no checkpoint could be written to {self._folder}, the training goes on without: {error}")
         self._saved = time.monotonic()
 
-    def _meet(self, course: Course) -> None:
+    def _meet(self, train_state: TrainState) -> None:
         now = time.monotonic()
         due = self._folder is not None and dist.get_rank() == 0 and now - self._saved >= self._seconds
         # Rank 0's clock sets the pace for all.
@@ -145,9 +145,9 @@ class Keeper:
         wishes = torch.tensor([self._stop, due, pace], dtype=torch.int64)
         dist.all_reduce(wishes, dist.ReduceOp.MAX)
         stop, save, pace = wishes.tolist()
-        self._note(course)
+        self._note(train_state)
         if stop or save:
-            self.save(course)
+            self.save(train_state)
         if stop:
             self._leave(stop)
         self._pace = self._left = pace
@@ -159,7 +159,7 @@ class Keeper:
         dist.all_reduce(failed, dist.ReduceOp.MAX)
         raise Stopped(number, saved=not failed)
 
-    def _note(self, course: Course) -> None:
+    def _note(self, train_state: TrainState) -> None:
         """Leave word of how far the training is, to tell after a crash how much was lost.
 
         Into the page cache, which outlives the process and waits for no disk.
@@ -168,7 +168,7 @@ class Keeper:
             with contextlib.suppress(OSError):
                 if self._mark is None:
                     self._mark = os.open(self._folder / _REACHED, os.O_WRONLY | os.O_CREAT, 0o644)
-                os.pwrite(self._mark, b"%10d %20d\n" % (course.run.attempt, course.consumed), 0)
+                os.pwrite(self._mark, b"%10d %20d\n" % (train_state.run.attempt, train_state.consumed), 0)
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop = number

@@ -1,12 +1,10 @@
 """Train and evaluate: every rank makes the same number of steps, and says afterwards what it consumed in them."""
 
-import importlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from pathlib import Path
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -15,240 +13,180 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from torchtally.accounting import cuda
 from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.tally import Phase, Run, Tally, enforce, prove
 from torchtally.distributed import running_stats
 from torchtally.distributed.ddp import parallel
 from torchtally.distributed.shared_memory import Shared
-from torchtally.monitoring.callback import EVERY, Watcher
+from torchtally.monitoring.callback import EVERY, Callback
 from torchtally.options import Training
 from torchtally.proof import shards
 from torchtally.training import batch_norm
+from torchtally.training.batches import Batches, batches
 from torchtally.training.checkpoint_file import State
-from torchtally.training.checkpointer import Keeper
+from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.cuda_graph import Captured, CudaGraph, Step
-from torchtally.training.train_state import Course, Epoch
+from torchtally.training.task import Samples, Task
+from torchtally.training.train_state import Epoch, TrainState
 
 _EVALUATION_BATCH = 1000
 _LOG_SECONDS = 10
-# Indices computed at a time: many steps' worth, little memory.
-_CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Inputs and labels, indexed alike."""
-
-    inputs: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: torch.device) -> "Samples":
-        return Samples(self.inputs.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """A workload: a model, its data and how one becomes the other's input. It knows nothing of ranks."""
+class Loop:
+    """A training as one rank does it."""
 
-    load: Callable[[Path | None, Path], tuple[Samples, Samples]]
-    fingerprint: str
-    model: Callable[[Training], nn.Module]
-    inputs: Callable[[Tensor], Tensor]
-    optimizer: Callable[[Iterator[nn.Parameter], Training], torch.optim.Optimizer]
-    rate: Callable[[float], float] | None = None  # what the learning rate is multiplied by, from done = 0 to 1
-    files: Callable[[nn.Module], Mapping[str, bytes]] = lambda model: {}  # of other forms of the model, by name
+    task: Task
+    options: Training
+    run: Run
+    train: Samples  # on `device`, as `test`
+    test: Samples
+    device: torch.device
+    checkpointer: Checkpointer
+    callback: Callback | None = None
+    memory: Shared | None = None  # in which the ranks of one pod sum their gradients
+    batches: Batches | None = None  # of a test: the indices of each step, on the CPU
 
+    def fit(self, saved: State | None = None) -> TrainState:
+        """Train up to `options.epochs`, from `saved` on if there is a checkpoint; evaluate after each epoch.
 
-def task(name: str) -> Task:
-    """The built-in task of this name."""
-    found: Task = importlib.import_module(f"torchtally.tasks.{name.replace('-', '_')}").TASK
-    return found
+        Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced; Stopped and Lost.
+        """
+        options, run = self.options, self.run
+        torch.manual_seed(options.seed)
+        model = self.task.model(options).to(self.device)
+        optimizer = self.task.optimizer(model.parameters(), options)
+        batch = options.global_batch_size or options.batch_size * run.world
+        contract = batch_norm.contract(options, model, len(self.train), run)
+        step = self._step(model, optimizer, batch)
 
+        def phase(epoch: int) -> Phase:
+            return Phase(
+                name="train", epoch=epoch, n=len(self.train), batch=batch, contract=contract, order="feistel-1"
+            )
 
-Batches = Callable[[Run, Phase], Iterator[Tensor]]
+        train_state = TrainState(run, model, optimizer, torch.zeros((), dtype=torch.float64, device=self.device))
+        if saved:
+            train_state.restore(saved, phase(saved["epoch"]))
+        self.checkpointer.save(train_state)  # so that a run keeps its id from its first step on
+        if run.rank == 0:
+            self._say_where(train_state, resumed=saved is not None)
+        if self.callback:
+            self.callback.begin(train_state.done, train_state.lines)
+        first = True
+        while train_state.epoch <= options.epochs:
+            self._epoch(train_state, phase(train_state.epoch), step, first)
+            first = False
+        return train_state
 
+    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> Step:
+        """What a step does, with the model as the ranks train it together."""
+        task, train = self.task, self.train
+        # DDP broadcasts rank 0's buffers before each step.
+        memory = None if any(True for _ in model.buffers()) else self.memory
+        two = torch.zeros(2, dtype=torch.int64, device=self.device)
 
-def batches(run: Run, phase: Phase, device: torch.device = _CPU) -> Iterator[Tensor]:
-    """This rank's sample indices of each step, on `device`: as many steps on every rank, the last uneven or empty.
+        def loss_of_two(model: nn.Module) -> Tensor:
+            return functional.cross_entropy(model(task.inputs(train.inputs[two])), train.labels[two])
 
-    Step s is the positions [start + s · batch, start + (s + 1) · batch) of the order, whatever the number of ranks.
-    """
+        together = model
+        if self.run.world > 1:  # alone, DDP takes a quarter of a step
+            together = parallel(model, loss_of_two, self.device, memory, self.options.all_reduce)
 
-    def begin(step: int) -> int:
-        """The number in this rank's shard of its first sample at or after the step's first position."""
-        return max(0, -(-(step * phase.batch - run.rank) // run.world))
+        def step(chosen: Tensor, scale: float) -> Tensor:
+            optimizer.zero_grad()
+            output = together(task.inputs(train.inputs[chosen]))
+            loss = functional.cross_entropy(output, train.labels[chosen], reduction="sum")
+            (loss * scale).backward()
+            if memory:
+                memory.mean()
+            optimizer.step()
+            return loss.detach()
 
-    shard = (phase.n, run.rank, run.world, phase.contract, phase.order, run.seed, phase.epoch)
-    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
-    chunk = max(1, _CHUNK[device.type] * run.world // phase.batch)
-    for first in range(0, steps, chunk):
-        bounds = [begin(step) for step in range(first, min(first + chunk, steps) + 1)]
-        part = (*shard, bounds[0], bounds[-1], phase.start)
-        some = cuda.indices(*part, device) if device.type == "cuda" else torch.from_numpy(shards.indices(*part))
-        for low, high in pairwise(bounds):
-            yield some[low - bounds[0] : high - bounds[0]]
+        # A graph can replay neither collectives nor a changing rate.
+        if self.device.type == "cuda" and self.run.world == 1 and task.rate is None:
+            return Captured(step, batch, CudaGraph(self.device), self.device)
+        return step
 
-
-def fit(
-    task: Task,
-    options: Training,
-    run: Run,
-    train: Samples,
-    test: Samples,
-    device: torch.device,
-    keeper: Keeper,
-    state: State | None = None,
-    batches: Batches | None = None,
-    watcher: Watcher | None = None,
-    memory: Shared | None = None,
-) -> Course:
-    """Train up to `options.epochs`, evaluate after each; from `state` on, if there is one.
-
-    `batches`: in place of those above, on the CPU. Ranks that have `memory` in common sum their gradients in it. Raises
-    Unproven on every rank at the first phase whose proof fails, if the tally is enforced, Stopped and Lost.
-    """
-    torch.manual_seed(options.seed)
-    model = task.model(options).to(device)
-    if any(True for _ in model.buffers()):
-        memory = None  # DDP hands out rank 0's before each step
-    two = torch.zeros(2, dtype=torch.int64, device=device)
-
-    def loss_of_two(model: nn.Module) -> Tensor:
-        return functional.cross_entropy(model(task.inputs(train.inputs[two])), train.labels[two])
-
-    # alone, DDP takes a quarter of a step
-    trained = parallel(model, loss_of_two, device, memory, options.all_reduce) if run.world > 1 else model
-    optimizer = task.optimizer(model.parameters(), options)
-    batch = options.global_batch_size or options.batch_size * run.world
-    contract = batch_norm.contract(options, model, len(train), run)
-    step = _step(task, trained, optimizer, train, memory)
-    if device.type == "cuda" and run.world == 1 and task.rate is None:  # neither collectives nor a rate can be replayed
-        step = Captured(step, batch, CudaGraph(device), device)
-
-    def phase(epoch: int) -> Phase:
-        return Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract=contract, order="feistel-1")
-
-    course = Course(run, model, optimizer, torch.zeros((), dtype=torch.float64, device=device))
-    if state:
-        course.restore(state, phase(state["epoch"]))
-    keeper.save(course)  # so that a run keeps its id from its first step on
-    if run.rank == 0:
-        _say_where(course, options, len(train), resumed=state is not None)
-    if watcher:
-        watcher.begin(course.done, course.lines)
-    first = True
-    while course.epoch <= options.epochs:
-        tally = course.begin(phase(course.epoch))
+    def _epoch(self, train_state: TrainState, phase: Phase, step: Step, first: bool) -> None:
+        """Train the rest of an epoch, prove it, evaluate, prove that, and save."""
+        run, options, model = self.run, self.options, train_state.model
+        tally = train_state.begin(phase)
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        consumed = _train(task, course, step, device, tally, batches, keeper, watcher)
+        consumed = self._train(train_state, step, tally)
         speed = consumed / (time.perf_counter() - began)
-        loss = torch.tensor(course.loss.item(), dtype=torch.float64)
+        loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
-        course.lines.append(_proved(tally, options.tally, first, watcher))
-        first = False
+        train_state.lines.append(_proved(tally, options.tally, first, self.callback))
 
         running_stats.check(running_stats.statistics(model))
-        found, line = examine(task, model, test, run, course.epoch, options.tally, watcher=watcher)
-        course.lines.append(line)
-        correct = int(found.totals["correct"])
-        done = Epoch(
-            course.epoch,
-            loss.item() / shards.total(len(train), run.world, contract),
-            found.mean("loss"),
-            correct,
-            len(test),
-            speed,
-        )
-        course.end_epoch(done)
+        found, line = examine(self.task, model, self.test, run, phase.epoch, options.tally, callback=self.callback)
+        train_state.lines.append(line)
+        correct, tested = int(found.totals["correct"]), len(self.test)
+        total = shards.total(phase.n, run.world, phase.contract)
+        done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, tested, speed)
+        train_state.end_epoch(done)
         if run.rank == 0:
             print(
-                f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / len(test):.2%} "
-                f"({correct} of {len(test)}), {speed:,.0f} samples/s",
+                f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / tested:.2%} "
+                f"({correct} of {tested}), {speed:,.0f} samples/s",
                 flush=True,
             )
-        if watcher:
-            watcher.metrics(
-                _steps_so_far(tally.phase, shards.total(len(train), run.world, contract)),
+        if self.callback:
+            self.callback.metrics(
+                _steps_so_far(tally.phase, total),
                 epoch_loss=done.loss,
                 test_loss=done.test_loss,
-                test_accuracy=correct / len(test),
+                test_accuracy=correct / tested,
                 samples_per_second=speed,
             )
-        keeper.after_epoch(course, last=course.epoch > options.epochs)
-    return course
+        self.checkpointer.after_epoch(train_state, last=train_state.epoch > options.epochs)
 
+    def _train(self, train_state: TrainState, step: Step, tally: Tally) -> int:
+        """Make the rest of an epoch's steps; returns how many samples all ranks consumed in them."""
+        train_state.model.train()
+        run, phase = tally.run, tally.phase
+        statistics = running_stats.statistics(train_state.model)
+        everything = shards.total(phase.n, run.world, phase.contract, phase.start)
+        steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+        first = train_state.steps
+        taken = self.batches(run, phase) if self.batches else batches(run, phase, self.device)
+        for number, indices in enumerate(_progress(islice(taken, first, None), run, phase, first), first):
+            rows = min(phase.batch, everything - number * phase.batch)
+            _reseed(run, phase, number, self.device)
+            if self.task.rate:
+                for group in train_state.optimizer.param_groups:  # nothing to save: it follows from the position
+                    group["lr"] = train_state.optimizer.defaults["lr"] * self.task.rate(train_state.done)
+            # The sum over ranks is divided by their number. Scaled like this it is the mean over the samples of the
+            # step, also where the last batch is uneven or, on some ranks, empty.
+            loss = step(indices.to(self.device, non_blocking=True), run.world / max(rows, 1))
+            running_stats.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
+            tally.record(indices)
+            train_state.loss += loss
+            train_state.steps = number + 1
+            if self.callback:
+                self.callback.step(phase, rows, train_state.done)
+                if train_state.steps % EVERY == 0 and len(indices):
+                    so_far = _steps_so_far(phase, train_state.position)
+                    self.callback.metrics(so_far, train_loss=loss.item() / len(indices))
+            # The end of the epoch saves; and from among samples that pad it no other number of ranks could go on.
+            if number + 1 < steps and train_state.position < phase.n:
+                self.checkpointer.after_step(train_state)
+        return everything - min(everything, first * phase.batch)
 
-def _say_where(course: Course, options: Training, n: int, resumed: bool) -> None:
-    if course.epoch > options.epochs:
-        how = "is complete"
-    elif resumed:
-        how = f"goes on at epoch {course.epoch}, position {course.position} of {n}, with {course.run.world} ranks"
-    else:
-        how = f"begins: {n} samples an epoch, {course.run.world} ranks"
-    print(f"torchtally: run {course.run.run} {how}", flush=True)
-
-
-def _step(
-    task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples, memory: Shared | None
-) -> Step:
-    def step(chosen: Tensor, scale: float) -> Tensor:
-        optimizer.zero_grad()
-        output = model(task.inputs(samples.inputs[chosen]))
-        loss = functional.cross_entropy(output, samples.labels[chosen], reduction="sum")
-        (loss * scale).backward()
-        if memory:
-            memory.mean()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def _train(
-    task: Task,
-    course: Course,
-    step: Step,
-    device: torch.device,
-    tally: Tally,
-    given: Batches | None,
-    keeper: Keeper,
-    watcher: Watcher | None,
-) -> int:
-    """The rest of an epoch; returns how many samples all ranks consumed in it."""
-    course.model.train()
-    run, phase = tally.run, tally.phase
-    statistics = running_stats.statistics(course.model)
-    everything = shards.total(phase.n, run.world, phase.contract, phase.start)
-    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
-    first = course.steps
-    taken = given(run, phase) if given else batches(run, phase, device)
-    for number, indices in enumerate(_progress(islice(taken, first, None), run, phase, first), first):
-        rows = min(phase.batch, everything - number * phase.batch)
-        _reseed(run, phase, number, device)
-        if task.rate:
-            for group in course.optimizer.param_groups:  # nothing to save: it follows from the position
-                group["lr"] = course.optimizer.defaults["lr"] * task.rate(course.done)
-        # The sum over ranks is divided by their number. Scaled like this it is the mean over the samples of the step,
-        # also where the last batch is uneven or, on some ranks, empty.
-        loss = step(indices.to(device, non_blocking=True), run.world / max(rows, 1))
-        running_stats.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
-        tally.record(indices)
-        course.loss += loss
-        course.steps = number + 1
-        if watcher:
-            watcher.step(phase, rows, course.done)
-            if course.steps % EVERY == 0 and len(indices):
-                watcher.metrics(_steps_so_far(phase, course.position), train_loss=loss.item() / len(indices))
-        # The epoch's end saves by itself; and from among samples that pad it no other number of ranks could go on.
-        if number + 1 < steps and course.position < phase.n:
-            keeper.after_step(course)
-    return everything - min(everything, first * phase.batch)
+    def _say_where(self, train_state: TrainState, resumed: bool) -> None:
+        n, run = len(self.train), train_state.run
+        if train_state.epoch > self.options.epochs:
+            how = "is complete"
+        elif resumed:
+            how = (
+                f"goes on at epoch {train_state.epoch}, position {train_state.position} of {n}, with {run.world} ranks"
+            )
+        else:
+            how = f"begins: {n} samples an epoch, {run.world} ranks"
+        print(f"torchtally: run {run.run} {how}", flush=True)
 
 
 def _steps_so_far(phase: Phase, position: int) -> int:
@@ -274,7 +212,7 @@ def examine(
     epoch: int,
     mode: Literal["enforce", "report"],
     first: bool = False,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Evaluate on all test samples; returns what came of it and the line of all ranks. A collective call.
 
@@ -292,14 +230,14 @@ def examine(
             tally.record(indices)
 
     found = evaluate(model, taken(), len(test))
-    return found, _proved(tally, mode, first, watcher)
+    return found, _proved(tally, mode, first, callback)
 
 
-def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, watcher: Watcher | None) -> dict[str, Any]:
-    """The line of all ranks. Raises Unproven as `enforce` does, after the watcher has heard of it."""
+def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, callback: Callback | None) -> dict[str, Any]:
+    """The line of all ranks. Raises Unproven as `enforce` does, after the callback has heard of it."""
     proof = prove(tally)
-    if watcher:
-        watcher.proof(proof.lines[-1], proof.holds)
+    if callback:
+        callback.proof(proof.lines[-1], proof.holds)
     enforce(proof, mode, first)
     return proof.lines[-1]
 

@@ -28,7 +28,7 @@ class Epoch:
 
 
 @dataclass
-class Course:
+class TrainState:
     """A training under way: `steps` of `epoch` are made since it was taken up at position `start` of its order."""
 
     run: Run

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from torchtally.datasets import idx
-from torchtally.options import FashionMnist, Training
-from torchtally.training.loop import Samples, Task
+from torchtally.options import Training
+from torchtally.tasks.fashion_mnist import Options
+from torchtally.training.task import Samples, Task
 
 
 def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
@@ -19,7 +20,7 @@ def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
 
 def model(options: Training) -> nn.Module:
     """784 - hidden - hidden - 10 with ReLU between."""
-    assert isinstance(options, FashionMnist)
+    assert isinstance(options, Options)
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(28 * 28, options.hidden),

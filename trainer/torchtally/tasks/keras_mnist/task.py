@@ -16,7 +16,7 @@ from torchtally.datasets import idx
 from torchtally.errors import Refused
 from torchtally.options import Training
 from torchtally.tasks.mnist_cnn import task as mnist_cnn
-from torchtally.training.loop import Samples, Task
+from torchtally.training.task import Samples, Task
 
 FILE = "model.keras"
 # Keras' own 0.99 forgets what it began with in some 500 steps; four ranks make as many in the whole training.

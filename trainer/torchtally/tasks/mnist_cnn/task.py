@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchtally.datasets import idx
 from torchtally.options import Training
-from torchtally.training.loop import Samples, Task
+from torchtally.training.task import Samples, Task
 
 _MEAN, _DEVIATION = 0.1307, 0.3081  # of the training pixels
 _MOMENTUM = 0.5

@@ -1,17 +1,22 @@
 """Bags of indices with a known answer: an index's class is its remainder by 8, a bag's label the class of most of it.
 
-What the roles do with it is in parameter_server.py; in one process it is a task as any other.
+What the roles do with it is in training.py; in one process it is a task as any other.
 """
 
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from torchtally.options import Training
-from torchtally.training.loop import Samples, Task
+from torchtally.tasks.parameter_server import Options
+from torchtally.training.task import Samples, Task
+
+if TYPE_CHECKING:
+    from torchtally.training.train_state import TrainState
 
 ROWS, WIDTH, CLASSES = 100, 16, 8
 _SMALLEST, _LARGEST = 4, 10  # indices in a bag: 5 bags, a trainer's batch, have 20 to 50
@@ -60,6 +65,13 @@ def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.op
     return torch.optim.SGD(parameters, lr=options.lr)
 
 
+def fit(name: str, options: Training, output: Path) -> "TrainState":
+    from torchtally.tasks.parameter_server import training  # RPC: not for evaluation
+
+    assert isinstance(options, Options)
+    return training.fit(name, options, output)
+
+
 def _samples(n: int, seed: int) -> Samples:
     """More than half of a bag's indices are of the class that is its label, the others of any."""
     random = torch.Generator().manual_seed(seed)
@@ -81,5 +93,10 @@ def _fingerprint() -> str:
 
 
 TASK = Task(
-    load=load, fingerprint=_fingerprint(), model=first_model, inputs=lambda samples: samples, optimizer=optimizer
+    load=load,
+    fingerprint=_fingerprint(),
+    model=first_model,
+    inputs=lambda samples: samples,
+    optimizer=optimizer,
+    fit=fit,
 )

@@ -24,19 +24,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchtally.accounting.tally import Phase, Proof, Run, Tally, enforce, prove
 from torchtally.distributed import handshake
-from torchtally.distributed.process_group import agree, prepare
+from torchtally.distributed.process_group import agree
 from torchtally.environment import Places, Process, meeting_point, pod_of
 from torchtally.errors import Refused
-from torchtally.options import ParameterServer
-from torchtally.pod import device, network_interface
+from torchtally.pod import device
 from torchtally.proof import shards
-from torchtally.tasks.parameter_server import remote_table
+from torchtally.tasks.parameter_server import Options, network_interface, remote_table
 from torchtally.tasks.parameter_server.remote_table import COORDINATOR, SERVER, RemoteTable
 from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, whole
-from torchtally.tasks.parameter_server.task import Model, bags
-from torchtally.training import loop
-from torchtally.training.loop import Samples, Task
-from torchtally.training.train_state import Course, Epoch
+from torchtally.tasks.parameter_server.task import TASK, Model, bags
+from torchtally.training import artifacts
+from torchtally.training.batches import batches
+from torchtally.training.task import Samples
+from torchtally.training.train_state import Epoch, TrainState
 
 FIRST_TRAINER = SERVER + 1
 _TEST_BATCH = 1000  # bags a trainer and step
@@ -57,7 +57,6 @@ class Meeting:
 
     process: Process
     run: str
-    task: Task
     device: torch.device
     trainers: Any  # a process group, of which only members make use; and of those who hold
     holders: Any  # the table's rows in the form without RPC
@@ -73,7 +72,7 @@ class Trainer:
         """Make an epoch's steps; returns the sum of the losses of all trainers' samples."""
         phase = tally.phase
         total = torch.zeros((), dtype=torch.float64)
-        for step, indices in enumerate(loop.batches(tally.run, phase)):
+        for step, indices in enumerate(batches(tally.run, phase)):
             rows = min(phase.batch, phase.n - step * phase.batch)
             inputs, labels = samples.inputs[indices], samples.labels[indices].to(self._device)
 
@@ -90,7 +89,7 @@ class Trainer:
         """The sum of the losses, and how many are right, of all trainers' samples."""
         totals = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad():
-            for indices in loop.batches(tally.run, tally.phase):
+            for indices in batches(tally.run, tally.phase):
                 logits, labels = self._logits(samples.inputs[indices]).cpu(), samples.labels[indices]
                 totals[0] += functional.cross_entropy(logits, labels, reduction="sum")
                 totals[1] += (logits.argmax(dim=1) == labels).sum()
@@ -116,7 +115,7 @@ class Trainer:
         return logits
 
 
-def fit(name: str, chosen: ParameterServer, output: Path) -> Course:
+def fit(name: str, chosen: Options, output: Path) -> TrainState:
     """Do this rank's part of the training; on rank 0 the result has the model.
 
     Raises Unproven on every rank at the first epoch whose proof fails, if the tally is enforced; Refused, and Lost.
@@ -132,9 +131,9 @@ def fit(name: str, chosen: ParameterServer, output: Path) -> Course:
         rank=rank - FIRST_TRAINER,  # a proof is about those that train
         world=met.process.world - FIRST_TRAINER,
         seed=chosen.seed,
-        data=met.task.fingerprint,
+        data=TASK.fingerprint,
     )
-    model = met.task.model(chosen)  # the same everywhere; each rank keeps its part
+    model = TASK.model(chosen)  # the same everywhere; each rank keeps its part
     assert isinstance(model, Model)
     linear = _parallel(model.linear, met) if rank >= FIRST_TRAINER else None
     own = list(linear.parameters()) if linear else []
@@ -150,15 +149,15 @@ def fit(name: str, chosen: ParameterServer, output: Path) -> Course:
         table = ShardedTable(model.table.weight, own, chosen.lr, met.holders)
 
     trainer = Trainer(table, linear, met) if table and linear else None
-    course = Course(run, model, met.task.optimizer(model.parameters(), chosen), torch.zeros(()))
-    _epochs(course, chosen, met, table, trainer)
+    train_state = TrainState(run, model, TASK.optimizer(model.parameters(), chosen), torch.zeros(()))
+    _epochs(train_state, chosen, met, table, trainer)
     _assemble(model, remote, table, rank)
     if chosen.form == "rpc":
         remote_table.leave()
-    return course
+    return train_state
 
 
-def meet(name: str, chosen: ParameterServer, output: Path) -> Meeting:
+def meet(name: str, chosen: Options, output: Path) -> Meeting:
     """Find this rank's role, agree with all others, and make the process groups. Raises Refused on every rank."""
     process, places = Process.from_env(os.environ), Places.from_env(os.environ)
     trains = process.rank >= FIRST_TRAINER
@@ -172,12 +171,11 @@ def meet(name: str, chosen: ParameterServer, output: Path) -> Meeting:
         if trains:
             where = device.choose(places.device, process.local_rank)
         if process.rank == COORDINATOR:
-            prepare(output)
+            artifacts.prepare(output)
     except Refused as sentence:
         problem = str(sentence)
-    task = loop.task(name)
     facts = {
-        "data": task.fingerprint,
+        "data": TASK.fingerprint,
         "seed": chosen.seed,
         "options": {name: value for name, value in vars(chosen).items() if name not in ("data", "output", "seed")},
     }
@@ -199,7 +197,6 @@ def meet(name: str, chosen: ParameterServer, output: Path) -> Meeting:
     return Meeting(
         process=process,
         run=run,
-        task=task,
         device=where,
         trainers=dist.new_group([*everybody[FIRST_TRAINER:]], patience, backend),
         holders=dist.new_group([*everybody[SERVER:]], patience, "gloo"),
@@ -225,11 +222,11 @@ def _add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.
 
 
 def _epochs(
-    course: Course, chosen: ParameterServer, met: Meeting, table: Table | None, trainer: Trainer | None
+    train_state: TrainState, chosen: Options, met: Meeting, table: Table | None, trainer: Trainer | None
 ) -> None:
     """Train and test; after each epoch every rank hears what came of it."""
-    run, rank = course.run, met.process.rank
-    train, test = met.task.load(None, Path())
+    run, rank = train_state.run, met.process.rank
+    train, test = TASK.load(None, Path())
     if rank == COORDINATOR:
         how = f"{run.world} trainers, the table by {chosen.form}"
         print(f"torchtally: run {run.run} begins: {len(train)} samples an epoch, {how}", flush=True)
@@ -246,15 +243,15 @@ def _epochs(
         dist.broadcast_object_list(made, src=FIRST_TRAINER)
         done, proofs = made[0]
         for proof in proofs:
-            course.lines.append(proof.lines[-1])
-            enforce(proof, chosen.tally, first=len(course.lines) == 1)
-        course.epochs.append(done)
+            train_state.lines.append(proof.lines[-1])
+            enforce(proof, chosen.tally, first=len(train_state.lines) == 1)
+        train_state.epochs.append(done)
         if rank == COORDINATOR:
             accuracy = f"{done.correct / done.tested:.2%} ({done.correct} of {done.tested})"
             speed = f"{done.samples_per_second:,.0f} samples/s"
             print(f"epoch {epoch}/{chosen.epochs}: loss {done.loss:.4f}, test accuracy {accuracy}, {speed}", flush=True)
     if rank == COORDINATOR:
-        seconds = sum(len(train) / each.samples_per_second for each in course.epochs)
+        seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)
         steps = chosen.epochs * shards.steps(len(train), run.world, "exact", batch)
         print(
             f"torchtally: {steps} steps by {chosen.form} in {seconds:.2f} s: {steps / seconds:,.0f} a second",
