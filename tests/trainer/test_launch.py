@@ -254,7 +254,7 @@ def test_sigterm_ends_a_pod_whose_ranks_have_succeeded_before_others(two: launch
 
 
 def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) -> None:
-    entry = START.format("peers._NEWS = 1")
+    entry = START.format("rendezvous._NEWS = 1")
     here = [three.start(rank, shell("exit 0"), entry=entry, PET_RDZV_CONF="timeout=20") for rank in (0, 1)]
     for pod in here:
         assert pod.wait() == 203
@@ -381,7 +381,7 @@ def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pod_that_is_frozen_for_a_while_goes_on(two: launched.Job, tmp_path: Path, frozen: int) -> None:
     wait = shell(f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
-    started = [two.start(rank, wait, entry=START.format("peers.SILENCE = 12")) for rank in range(2)]
+    started = [two.start(rank, wait, entry=START.format("rendezvous.SILENCE = 12")) for rank in range(2)]
     assert [pod.line() for pod in started] == ["ready", "ready"]
     stopped = started[frozen].freeze()
     time.sleep(2)  # well below what counts as lost

@@ -107,7 +107,7 @@ def test_files_that_were_asked_for_get_what_ranks_print(pod: Any, tmp_path: Path
 
 
 def test_a_rank_that_dies_before_it_is_started_ends_the_pod(pod: Any) -> None:
-    started = pod("pause", first=THEN.format("os.kill(max(stopping.ranks()), signal.SIGKILL)"))
+    started = pod("pause", first=THEN.format("os.kill(max(signals.ranks()), signal.SIGKILL)"))
     assert started.wait() == 128 + signal.SIGKILL
     assert "rank 1 (demo-master-0) was ended by signal 9 (SIGKILL)" in started.message
 
