@@ -113,7 +113,7 @@ def test_a_rank_that_dies_before_it_is_started_ends_the_pod(pod: Any) -> None:
 
 
 def test_nothing_stays_behind_an_agent_that_dies_before_it_starts_them(pod: Any) -> None:
-    strike = "print(*stopping.ranks(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    strike = "print(*signals.ranks(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     started = pod("pause", first=THEN.format(strike))
     ranks = [int(pid) for pid in started.line().split()]
     assert started.wait() == -signal.SIGKILL
