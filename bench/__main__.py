@@ -21,9 +21,10 @@ _LIMIT = 24.5 * 60  # seconds: no round begins that would end later, if it takes
 _KERAS_TOOLS = ("torchtally", "blog")
 _FETCH = """
 import os
-from torchtally import data, job
-for dataset in (data.FASHION_MNIST, data.MNIST):
-    data.load(dataset, None, job.Places.from_env(os.environ).cache)
+from torchtally.datasets import idx
+from torchtally.environment import Places
+for dataset in (idx.FASHION_MNIST, idx.MNIST):
+    idx.load(dataset, None, Places.from_env(os.environ).cache)
 """
 
 

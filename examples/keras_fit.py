@@ -18,18 +18,19 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from torchtally import data, moving
-from torchtally.account import Account
-from torchtally.evaluate import evaluate
-from torchtally.job import Places
-from torchtally.loop import Samples
-from torchtally.tasks import keras_mnist
+from torchtally.accounting.account import Account
+from torchtally.accounting.evaluation import evaluate
+from torchtally.datasets import idx
+from torchtally.distributed import running_stats
+from torchtally.environment import Places
+from torchtally.tasks.keras_mnist import task as keras_mnist
+from torchtally.training.loop import Samples
 
 EPOCHS = 2
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
-    fingerprint = data.MNIST.fingerprint  # text that is equal where the data is
+    fingerprint = idx.MNIST.fingerprint  # text that is equal where the data is
 
     def __init__(self, samples: Samples, most: int):
         self.pixels, self.labels = samples.inputs[:most], samples.labels[:most]
@@ -75,7 +76,7 @@ class Test(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         network = self.model.network
-        moving.average(moving.statistics(network))  # BatchNormalization's, which DDP does not see
+        running_stats.average(running_stats.statistics(network))  # BatchNormalization's, which DDP does not see
         found = evaluate(network, self.account.epoch("test", epoch + 1, self.loader), self.n)
         if self.account.rank == 0:
             print(f"epoch {epoch + 1}: {found.totals['correct']:.0f} of {found.count} correct", flush=True)

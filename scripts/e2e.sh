@@ -43,12 +43,12 @@ data_folder() {
     python - <<'PYTHON'
 import os
 
-from torchtally import data
-from torchtally.job import Places
+from torchtally.datasets import idx
+from torchtally.environment import Places
 
 places = Places.from_env(os.environ)
-for dataset in (data.FASHION_MNIST, data.MNIST):
-    data.load(dataset, None, places.cache)
+for dataset in (idx.FASHION_MNIST, idx.MNIST):
+    idx.load(dataset, None, places.cache)
 print(places.cache.absolute())
 PYTHON
 }

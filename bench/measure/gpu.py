@@ -10,7 +10,7 @@ import torch
 
 from bench.measure import throughput
 from bench.sample import emit
-from torchtally.job import Places
+from torchtally.environment import Places
 
 
 def main() -> None:

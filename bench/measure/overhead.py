@@ -37,14 +37,17 @@ def main() -> None:
 
 
 def _worker(arguments: list[str]) -> None:
-    from torchtally import loop, shards, tally, worker
+    from torchtally.accounting import tally
+    from torchtally.commands import train
+    from torchtally.proof import shards
+    from torchtally.training import loop
 
     names: Any = loop
-    names.fit, names.prove = _timed("training", loop.fit), _timed("proof", names.prove)
+    names.Loop.fit, names.prove = _timed("training", loop.Loop.fit), _timed("proof", names.prove)
     tally.Tally.record = _timed("proof", tally.Tally.record)  # type: ignore[method-assign]
     shards.indices = _timed("order", shards.indices)
     sys.argv = arguments
-    code = worker.main()
+    code = train.main()
     if code == 0 and os.environ["RANK"] == "0":
         world = int(os.environ["WORLD_SIZE"])
         for what in ("proof", "order"):

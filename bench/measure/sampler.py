@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _torchtally(n: int) -> Iterator[int]:
-    from torchtally import shards
+    from torchtally.proof import shards
 
     def take(n: int, begin: int, end: int) -> int:
         return len(shards.indices(n, 0, _WORLD, "exact", "feistel-1", 0, 1, begin, end))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtally import closing, digest, shards
-from torchtally.digest import INDEX_POWERS, OF_POSITIONS, Digest, P
-from torchtally.shards import Order
+from torchtally.proof import digest, run_summary, shards
+from torchtally.proof.digest import INDEX_POWERS, OF_POSITIONS, Digest, P
+from torchtally.proof.shards import Order
 
 LOGS = Path("build/bench/simulated")
 _RUN = "5ca1ab1e0000"
@@ -52,7 +52,7 @@ def lines(job: Job) -> Iterator[tuple[int, str]]:
             yield rank, _text(_line(job, epoch, rank, shards.size(job.n, rank, job.ranks, "exact"), own + indices))
         closed.append(_line(job, epoch, "all", job.n, together))
         yield 0, _text(closed[-1])
-    yield 0, _text(closing.line(closed, [(1, 0, job.ranks)], None, 0))
+    yield 0, _text(run_summary.line(closed, [(1, 0, job.ranks)], None, 0))
 
 
 def write(job: Job, folder: Path, stream: Path) -> None:

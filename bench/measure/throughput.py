@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.model import BATCH
 from bench.sample import emit
-from torchtally.job import Places
+from torchtally.environment import Places
 
 PEERS = {"blog": "blog", "accelerate": "with_accelerate", "lightning": "with_lightning"}
 TOOLS = ("torchtally", *PEERS)

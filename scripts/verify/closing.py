@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torchtally.closing import RESUMED, World
-from torchtally.digest import Digest
+from torchtally.proof.digest import Digest
+from torchtally.proof.run_summary import RESUMED, World
 
 from .fields import HUGE, MANY, Fields
 from .words import differing

@@ -6,10 +6,10 @@ from typing import cast
 
 import numpy as np
 
-from torchtally import digest, shards
-from torchtally.contract import Contract
-from torchtally.digest import Digest, P, Stretch
-from torchtally.shards import Order, Progression
+from torchtally.proof import digest, shards
+from torchtally.proof.contract import Contract
+from torchtally.proof.digest import Digest, P, Stretch
+from torchtally.proof.shards import Order, Progression
 
 from .lines import Tally
 

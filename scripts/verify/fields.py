@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from torchtally import digest
-from torchtally.digest import Digest
+from torchtally.proof import digest
+from torchtally.proof.digest import Digest
 
 HUGE = 1 << 63
 MANY = 1_000_000  # epochs or ranks, far above any real run: a garbled number must not fill the memory

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TextIO
 
-from torchtally.digest import Digest, P, unpacked
+from torchtally.proof.digest import Digest, P, unpacked
 
 from . import closing
 from .closing import Closing

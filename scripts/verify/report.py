@@ -2,7 +2,7 @@
 
 import json
 
-from torchtally import table
+from torchtally.proof import table
 
 from .lines import NAMES, Tally
 from .verdict import Verdict, fulfilled

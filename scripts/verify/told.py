@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchtally.digest import Stretch
+from torchtally.proof.digest import Stretch
 
 from . import expected
 from .lines import NAMED, Tally

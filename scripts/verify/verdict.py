@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from operator import attrgetter
 
-from torchtally import table
-from torchtally.digest import OF_POSITIONS, Digest
+from torchtally.proof import table
+from torchtally.proof.digest import OF_POSITIONS, Digest
 
 from . import expected, whole, wrong
 from .closing import Closing

@@ -7,10 +7,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, cast
 
-from torchtally import closing, digest
-from torchtally.contract import Contract
-from torchtally.digest import Digest
-from torchtally.shards import Order
+from torchtally.proof import digest, run_summary
+from torchtally.proof.contract import Contract
+from torchtally.proof.digest import Digest
+from torchtally.proof.shards import Order
 
 from .closing import Closing
 from .lines import Tally
@@ -35,7 +35,7 @@ def faults(last: Closing) -> Iterator[Problem]:
 
 def superseded(last: Closing, tally: Tally) -> bool:
     """Whether a later attempt has done the tally's epoch again, since its samples were dealt in another way at last."""
-    dealt = closing.dealt(tally.phase, tally.epoch, last.worlds)
+    dealt = run_summary.dealt(tally.phase, tally.epoch, last.worlds)
     return tally.attempt < last.attempt and (tally.start, tally.world) != dealt
 
 
@@ -64,7 +64,7 @@ def _facts(last: Closing, tally: Tally) -> Iterator[tuple[str, str, Any]]:
     if tally.phase in last.phases:
         stated = last.phases[tally.phase]
         yield from ((tally.phase, name, getattr(stated, name)) for name in ("n", "contract", "order", "data"))
-        start, world = closing.dealt(tally.phase, tally.epoch, last.worlds)
+        start, world = run_summary.dealt(tally.phase, tally.epoch, last.worlds)
         yield from ((tally.phase, "start", start), (tally.phase, "world", world))
 
 
@@ -79,7 +79,7 @@ def _sum_faults(last: Closing, phase: str, together: list[Tally]) -> Iterator[Pr
 
 def _expected(last: Closing, phase: str) -> tuple[int, Digest]:
     stated = last.phases[phase]
-    return closing.expected(
+    return run_summary.expected(
         last.run,
         phase,
         last.plan[phase],

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from torchtally import digest
-from torchtally.digest import Digest
+from torchtally.proof import digest
+from torchtally.proof.digest import Digest
 
 Rank = int | Literal["all"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from torchtally.digest import Digest, Stretch
+from torchtally.proof.digest import Digest, Stretch
 
 from . import expected, told
 from .lines import NAMED, Tally

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.peers import common
-from torchtally import loop, options
+from torchtally import tasks
 
 CASES = [("fashion-mnist", True), ("mnist-cnn", True), ("mnist-cnn", False), ("keras-mnist", True)]
 
@@ -34,7 +34,7 @@ def test_model_optimizer_and_pixels_are_the_tasks_own(
         monkeypatch.setattr(common, "Image", None)  # as where it is not installed
     if name == "keras-mnist":
         pytest.importorskip("bench.peers.keras_model")
-    task, chosen = loop.task(name), options.TASKS[name]()
+    task, chosen = tasks.load(name), tasks.OPTIONS[name]()
     model = task.model(chosen)
     assert described(common.model(name)) == described(model)
     optimizer = task.optimizer(model.parameters(), chosen)

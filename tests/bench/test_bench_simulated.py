@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.measure.simulated import Job, lines, write
-from torchtally import digest
+from torchtally.proof import digest
 
 JOB = Job(ranks=5, epochs=2, n=23)
 

@@ -45,7 +45,9 @@ def processes() -> list[Process]:
 
 def ranks() -> list[Process]:
     """One that its agent has not started yet has no such name; one that it starts anew has a program of its own."""
-    return [each for each in processes() if each.name.startswith("rank ") or "torchtally.worker" in each.command]
+    return [
+        each for each in processes() if each.name.startswith("rank ") or "torchtally.commands.train" in each.command
+    ]
 
 
 def agent() -> list[Process]:

@@ -26,7 +26,7 @@ from livejobs import ENTRY, LIMIT, Live, Over, Part, agent, rank
 from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
 
 from local.controller import Controller, Outcome
-from torchtally.job import Places
+from torchtally.environment import Places
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtally import shards
+from torchtally.proof import shards
 
 Line = dict[str, Any]
 Consume = Callable[[str, int, int, list[int]], list[int]]  # phase, epoch, rank, shard -> what was really consumed

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged import UNKNOWN, line, read, sentences, verdict
 
-from torchtally import closing
+from torchtally.proof import run_summary
 from verify import report
 from verify.verdict import judge
 
@@ -56,7 +56,7 @@ def test_it_proves_a_faithful_run_with_whatever_other_lines_there_are(
 @given(runs())
 def test_it_is_the_line_that_the_trainer_makes(run: tuple[list[Line], list[World]]) -> None:
     lines, worlds = run
-    made = closing.line([each for each in lines if each["rank"] == "all"], worlds, bruteforce.MODEL, 0)
+    made = run_summary.line([each for each in lines if each["rank"] == "all"], worlds, bruteforce.MODEL, 0)
     assert made == bruteforce.last(lines, worlds)
     assert list(made) == list(bruteforce.last(lines, worlds))
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judged import changed, line, sentences, verdict
 
-from torchtally import digest, shards
+from torchtally.proof import digest, shards
 from verify import report
 from verify.words import numbers
 

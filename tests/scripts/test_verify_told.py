@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged import line, sentences
 
-from torchtally import digest, shards
-from torchtally.digest import Digest
-from torchtally.shards import Progression
+from torchtally.proof import digest, shards
+from torchtally.proof.digest import Digest
+from torchtally.proof.shards import Progression
 
 
 def of_rank(wrong: int, change: Any) -> Any:

@@ -5,8 +5,10 @@ import sys
 
 import toy
 
-from torchtally import failure, loop, worker
+from torchtally.commands import train
+from torchtally.pod import failure
+from torchtally.training import loop
 
 fault = getattr(toy, sys.argv.pop(1))
-loop.fit = functools.partial(loop.fit, batches=fault)
-failure.leave(worker.main())  # as a rank does it
+loop.Loop = functools.partial(loop.Loop, batches=fault)
+failure.leave(train.main())  # as a rank does it

@@ -10,7 +10,7 @@ import torch
 
 
 def main() -> int:
-    forked = "torchtally.launch" in sys.modules
+    forked = "torchtally.pod.launch" in sys.modules
     told = {"rank": os.environ["RANK"], "restart": os.environ["TORCHELASTIC_RESTART_COUNT"], "forked": forked}
     told |= {"argv": sys.argv[1:], "threads": torch.get_num_threads(), "pid": os.getpid(), "group": os.getpgrp()}
     told |= {"name": Path("/proc/self/comm").read_text().strip()}

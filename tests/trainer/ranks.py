@@ -12,7 +12,14 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed", "torchmetrics", "torchtally.loop", "torchtally.agreement"]
+    [
+        "torch",
+        "torch._dynamo",
+        "torch.distributed",
+        "torchmetrics",
+        "torchtally.training.loop",
+        "torchtally.distributed.handshake",
+    ]
 )
 _LIMIT = 400  # seconds, on a machine that does much else
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from torchtally import loop, shards
-from torchtally.contract import Contract
-from torchtally.tally import Phase, Run
+from torchtally.accounting.tally import Phase, Run
+from torchtally.proof import shards
+from torchtally.proof.contract import Contract
+from torchtally.training import loop
 
 N, SIZE = 49, 8  # over 2 and 3 ranks the last step has one sample, and the others none
 KEPT = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}  # of a loader

@@ -15,9 +15,9 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
-from torchtally.account import Account
-from torchtally.contract import Contract
-from torchtally.loader import Batch
+from torchtally.accounting.account import Account
+from torchtally.accounting.loader import Batch
+from torchtally.proof.contract import Contract
 
 
 def gradients(world_batch: int) -> Any:

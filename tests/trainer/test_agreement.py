@@ -8,12 +8,12 @@ import pytest
 import ranks
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import agreement
+from torchtally.distributed import handshake
 from torchtally.errors import Lost, Refused
 
 
 def agree(rank: int, world: int, store: Store, facts: list[dict[str, Any]], problems: list[str | None]) -> Any:
-    return agreement.agree(store, rank, world, f"pod-{rank}", facts[rank], problems[rank])
+    return handshake.agree(store, rank, world, f"pod-{rank}", facts[rank], problems[rank])
 
 
 def test_equal_facts_are_agreed_and_rank_0_draws_the_private_ones() -> None:
@@ -46,9 +46,9 @@ def test_one_pods_problem_ends_all_of_them() -> None:
 
 
 def agree_without_the_last_two(rank: int, world: int, store: Store) -> Any:
-    agreement._PATIENCE = timedelta(seconds=5)
+    handshake._PATIENCE = timedelta(seconds=5)
     os.environ.update(TORCHTALLY_PODS='["demo-master-0", "demo-worker-0"]', LOCAL_WORLD_SIZE="2")
-    return agreement.agree(store, rank, world, f"pod-{rank}", {}, None) if rank < world - 2 else None
+    return handshake.agree(store, rank, world, f"pod-{rank}", {}, None) if rank < world - 2 else None
 
 
 def test_ranks_that_do_not_come_are_named_with_their_pods_by_all_that_did() -> None:

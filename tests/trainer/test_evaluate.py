@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import Metric, MetricCollection, PearsonCorrCoef, SpearmanCorrCoef
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
-from torchtally import evaluate as evaluating
-from torchtally.evaluate import CLASSIFICATION, Evaluation, compute, evaluate, gather_predictions
+from torchtally.accounting import evaluation as evaluating
+from torchtally.accounting.evaluation import CLASSIFICATION, Evaluation, compute, evaluate, gather_predictions
+from torchtally.accounting.tally import Phase, Tally, prove
 from torchtally.options import Training
-from torchtally.tally import Phase, Tally, prove
 
 DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int16, torch.complex64)
 
@@ -126,7 +126,7 @@ def together(rank: int, world: int, store: Store, ns: list[int]) -> list[Any]:
     return found
 
 
-def taken(batches: Iterable[Tensor], samples: toy.loop.Samples, tally: Tally) -> Iterator[Any]:
+def taken(batches: Iterable[Tensor], samples: toy.Samples, tally: Tally) -> Iterator[Any]:
     for batch in batches:
         yield batch, (samples.inputs[batch], samples.labels[batch])
         tally.record(batch)

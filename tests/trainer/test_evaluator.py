@@ -13,8 +13,10 @@ import launched
 import pytest
 import torch
 
-from torchtally import checkpoint, cli, evaluator, loop, options
+from torchtally import cli, tasks
+from torchtally.commands import evaluate
 from torchtally.errors import Refused
+from torchtally.training import checkpoint_file
 
 VERIFIER = Path(__file__).parents[2] / "scripts/verify_shards.py"
 ENTRY = f"import os; os.chdir(os.environ['WHERE']); {launched.ENTRY}"
@@ -100,18 +102,18 @@ def test_another_model_ends_all_pods_with_one_sentence(
 
 
 def test_a_folder_is_its_model_or_else_its_newest_whole_checkpoint(trained: Path, tmp_path: Path) -> None:
-    found = evaluator.find(trained)
+    found = evaluate.find(trained)
     assert found.path == trained / "model.pt"
     assert found.sha256 == f"sha256:{hashlib.sha256(found.path.read_bytes()).hexdigest()}"
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (last,) = (trained / "checkpoints").glob("epoch-00000002-*")
     (folder / last.name).write_bytes(last.read_bytes())
-    (folder / checkpoint.name(3, 0)).write_bytes(last.read_bytes()[:-9])  # cut off
+    (folder / checkpoint_file.name(3, 0)).write_bytes(last.read_bytes()[:-9])  # cut off
     half = folder / ".x.checkpoint.y"  # which a training writes just now
     half.touch()
     for path in (tmp_path, folder, folder / last.name):
-        again = evaluator.find(path)
+        again = evaluate.find(path)
         assert (again.path, again.sha256) == (folder / last.name, None)
         assert all(torch.equal(value, again.weights[name]) for name, value in found.weights.items())
     assert half.exists()
@@ -146,7 +148,7 @@ def test_what_is_no_model_is_named(
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(contents)
     with pytest.raises(Refused) as refused:
-        evaluator.find(path if path.parent == tmp_path else path.parent)
+        evaluate.find(path if path.parent == tmp_path else path.parent)
     assert sentence in str(refused.value)
     assert "this was run" not in capfd.readouterr().out
 
@@ -160,10 +162,10 @@ def test_what_is_no_model_is_named(
     ],
 )
 def test_weights_of_another_model_are_named(weights: Any, sentence: str) -> None:
-    model = loop.task("fashion-mnist").model(options.FashionMnist(hidden=16))
-    assert evaluator.misfit(weights, model) == sentence
-    assert evaluator.misfit(model.state_dict(), model) is None
-    assert evaluator.misfit({**model.state_dict(), "7.bias": torch.zeros(1)}, model) == (
+    model = tasks.load("fashion-mnist").model(tasks.OPTIONS["fashion-mnist"](hidden=16))
+    assert evaluate.misfit(weights, model) == sentence
+    assert evaluate.misfit(model.state_dict(), model) is None
+    assert evaluate.misfit({**model.state_dict(), "7.bias": torch.zeros(1)}, model) == (
         "it has 7.bias, which the model has not"
     )
 
@@ -185,5 +187,5 @@ def test_the_options_are_those_that_an_evaluation_needs(
 
 
 def test_it_takes_the_options_that_make_the_model() -> None:
-    found = cli.task_parser("evaluate").parse_args(["fashion-mnist", "--checkpoint", "x", "--hidden", "8"])
-    assert options.of_model(options.chosen(found)) == {"hidden": 8}
+    found = tasks.parser("evaluate").parse_args(["fashion-mnist", "--checkpoint", "x", "--hidden", "8"])
+    assert tasks.chosen(found).of_model() == {"hidden": 8}

@@ -5,7 +5,7 @@ from typing import IO
 
 import pytest
 
-from torchtally.files import replace
+from torchtally.atomic_file import replace
 
 
 def test_contents_take_the_place_of_what_was_there(tmp_path: Path) -> None:

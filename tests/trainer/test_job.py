@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from torchtally.environment import Job, Places, StatusServer
 from torchtally.errors import Refused
-from torchtally.job import Job, Places, StatusServer
 
 # One worker of 1 + 3 pods, as the training operator 1.9 makes it.
 WORKER = {

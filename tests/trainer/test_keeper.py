@@ -16,13 +16,14 @@ import toy
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import checkpoint, closing, loop
-from torchtally.checkpoint import State
-from torchtally.contract import Contract
-from torchtally.course import Course
 from torchtally.errors import Refused, Stopped, Volume
-from torchtally.keeper import Keeper, resume
 from torchtally.options import AllReduce, Training
+from torchtally.proof import run_summary
+from torchtally.proof.contract import Contract
+from torchtally.training import checkpoint_file
+from torchtally.training.checkpoint_file import State
+from torchtally.training.checkpointer import Checkpointer, resume
+from torchtally.training.train_state import TrainState
 
 N = 105  # the last step has 9 samples: uneven, and two or more for each of four ranks
 OPTIONS = Training(epochs=3, global_batch_size=12, lr=0.1, contract="exact", seed=3)
@@ -34,19 +35,19 @@ class Interrupted(Exception):
     """As if the pod had been killed."""
 
 
-class Interrupting(Keeper):
+class Interrupting(Checkpointer):
     """Saves after a number of steps, makes some more, and is gone."""
 
     def __init__(self, folder: Path, save_after: int, more: int) -> None:
         super().__init__(folder, FACTS, toy.CPU, 2, 1e9)
         self._save_after, self._end_after, self._made = save_after, save_after + more, 0
 
-    def after_step(self, course: Course) -> None:
+    def after_step(self, train_state: TrainState) -> None:
         self._made += 1
         if self._made == self._save_after:
-            self.save(course)
+            self.save(train_state)
         if self._made == self._end_after:
-            self._note(course)
+            self._note(train_state)
             raise Interrupted
 
 
@@ -70,24 +71,26 @@ TASK = dataclasses.replace(
 )
 
 
-def fit(rank: int, world: int, keeper: Keeper, state: State | None = None, options: Training = OPTIONS) -> Course:
+def fit(
+    rank: int, world: int, checkpointer: Checkpointer, state: State | None = None, options: Training = OPTIONS
+) -> TrainState:
     run = dataclasses.replace(toy.run(rank, world, OPTIONS), attempt=state["attempt"] + 1 if state else 0)
-    return loop.fit(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), toy.CPU, keeper, state)
+    return toy.train(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), checkpointer, state)
 
 
-def outcome(course: Course) -> dict[str, Any]:
+def outcome(train_state: TrainState) -> dict[str, Any]:
     """What must not depend on interruptions."""
     buffer = io.BytesIO()
-    for value in (*course.model.state_dict().values(), *course.optimizer.state_dict()["state"].values()):
+    for value in (*train_state.model.state_dict().values(), *train_state.optimizer.state_dict()["state"].values()):
         torch.save(value, buffer)
-    lines = [{key: value for key, value in line.items() if key != "attempt"} for line in course.lines]
-    epochs = [dataclasses.replace(epoch, samples_per_second=0) for epoch in course.epochs]
+    lines = [{key: value for key, value in line.items() if key != "attempt"} for line in train_state.lines]
+    epochs = [dataclasses.replace(epoch, samples_per_second=0) for epoch in train_state.epochs]
     return {"hash": hashlib.sha256(buffer.getvalue()).hexdigest(), "lines": lines, "epochs": epochs}
 
 
 def undisturbed(rank: int, world: int, store: Store, options: Training = OPTIONS) -> dict[str, Any]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return outcome(fit(rank, world, Keeper(None, {}, toy.CPU, 2, 300), options=options))
+    return outcome(fit(rank, world, Checkpointer(None, {}, toy.CPU, 2, 300), options=options))
 
 
 def interrupted(
@@ -99,12 +102,12 @@ def interrupted(
         fit(rank, world, Interrupting(folder, save_after, more), resume(folder, FACTS, toy.CPU), options)
 
 
-def taken_up(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> Course:
+def taken_up(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> TrainState:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     state = resume(folder, FACTS, toy.CPU)
     assert state is not None
-    return fit(rank, world, Keeper(folder, FACTS, toy.CPU, 2, 300), state, options)
+    return fit(rank, world, Checkpointer(folder, FACTS, toy.CPU, 2, 300), state, options)
 
 
 def resumed(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> dict[str, Any]:
@@ -144,8 +147,8 @@ def test_new_processes_take_it_up_again_and_again(tmp_path: Path) -> None:
 
 def accounted(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
     with toy.proved() as phases:
-        course = taken_up(rank, world, store, folder)
-    return {"phases": phases, "worlds": course.worlds, "discarded": course.discarded}
+        train_state = taken_up(rank, world, store, folder)
+    return {"phases": phases, "worlds": train_state.worlds, "discarded": train_state.discarded}
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 4), (4, 1)])
@@ -182,10 +185,10 @@ def test_the_number_of_ranks_may_change_again_and_again(tmp_path: Path) -> None:
 
 def stopping(rank: int, world: int, store: Store, folder: Path) -> Any:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    keeper = Keeper(folder, FACTS, toy.CPU, 2, 1e9)
+    checkpointer = Checkpointer(folder, FACTS, toy.CPU, 2, 1e9)
     if rank == 1:
-        keeper._asked_to_stop(15, None)
-    return fit(rank, world, keeper)
+        checkpointer._asked_to_stop(15, None)
+    return fit(rank, world, checkpointer)
 
 
 def test_one_rank_that_is_asked_to_stop_stops_all_after_the_same_step(tmp_path: Path) -> None:
@@ -199,20 +202,20 @@ def test_one_rank_that_is_asked_to_stop_stops_all_after_the_same_step(tmp_path: 
 def stopped_by_ctrl_c(rank: int, world: int, store: Store, folder: Path) -> Any:
     """Each epoch is a single step: there is no step between two of which it could be asked."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    keeper = Keeper(folder, FACTS, toy.CPU, 2, 1e9)
-    keeper.listen()
+    checkpointer = Checkpointer(folder, FACTS, toy.CPU, 2, 1e9)
+    checkpointer.listen()
     if rank == 1:
         signal.raise_signal(signal.SIGINT)
     run = toy.run(rank, world, OPTIONS)
     options = dataclasses.replace(OPTIONS, global_batch_size=N)
-    return loop.fit(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), toy.CPU, keeper)
+    return toy.train(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), checkpointer)
 
 
 def test_it_stops_between_epochs_too(tmp_path: Path) -> None:
     for result in ranks.run(2, stopped_by_ctrl_c, tmp_path):
         assert isinstance(result, Stopped)
         assert str(result) == "stopped by signal 2, after a step and a checkpoint"
-    assert (tmp_path / checkpoint.name(2, 0)).exists()
+    assert (tmp_path / checkpoint_file.name(2, 0)).exists()
 
 
 def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
@@ -221,14 +224,14 @@ def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
         assert str(result) == "stopped by signal 2, after a step and without a checkpoint, which could not be written"
 
 
-class Everywhere(Keeper):
+class Everywhere(Checkpointer):
     """Saves whenever it may, and keeps all."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, FACTS, toy.CPU, 1 << 20, 1e9)
 
-    def after_step(self, course: Course) -> None:
-        self.save(course)
+    def after_step(self, train_state: TrainState) -> None:
+        self.save(train_state)
 
 
 SMALL = Training(epochs=2, global_batch_size=4, lr=0.1)
@@ -238,7 +241,7 @@ def saving(rank: int, world: int, store: Store, folder: Path, options: Training)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with toy.proved() as phases:
         run = toy.run(rank, world, options)
-        loop.fit(toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), toy.CPU, Everywhere(folder))
+        toy.train(toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), Everywhere(folder))
     return phases
 
 
@@ -254,11 +257,13 @@ def from_each(rank: int, world: int, store: Store, folder: Path, options: Traini
         state = resume(alone, FACTS, toy.CPU)
         assert state is not None
         run = toy.run(rank, world, options)
-        keeper = Keeper(alone, FACTS, toy.CPU, 2, 300)
+        checkpointer = Checkpointer(alone, FACTS, toy.CPU, 2, 300)
         with toy.proved() as phases:
-            course = loop.fit(toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), toy.CPU, keeper, state)
-        last = closing.line(course.lines, course.worlds, None, 0)
-        found.append((phases, course.lines, last))
+            train_state = toy.train(
+                toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), checkpointer, state
+            )
+        last = run_summary.line(train_state.lines, train_state.worlds, None, 0)
+        found.append((phases, train_state.lines, last))
     return found
 
 
@@ -284,14 +289,14 @@ def test_from_any_checkpoint_any_number_of_ranks_keeps_the_contract(
             worlds = [tuple(world) for world in last["worlds"]]
             for name, phase in last["phases"].items():
                 facts = {key: phase[key] for key in ("n", "contract", "order")}
-                expected = closing.expected("test", name, 2, **facts, seed=0, worlds=worlds)
+                expected = run_summary.expected("test", name, 2, **facts, seed=0, worlds=worlds)
                 assert (phase["consumed"], phase["digest"]) == (expected[0], str(expected[1]))
 
 
 def with_something_else_in_it(rank: int, world: int, store: Store, folder: Path) -> Any:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     if rank == 0:
-        checkpoint.save(folder, 1, 1, {"model": 1}, 2)
+        checkpoint_file.save(folder, 1, 1, {"model": 1}, 2)
     return resume(folder, FACTS, toy.CPU)
 
 
@@ -299,7 +304,7 @@ def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Refused)
         assert "cannot be taken up: KeyError: 'facts'" in str(result)
-    path = tmp_path / "folder" / checkpoint.name(9, 9)
+    path = tmp_path / "folder" / checkpoint_file.name(9, 9)
     path.mkdir()
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Volume)
@@ -326,7 +331,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_training(tmp_path: Pat
 
 def unwritable(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return outcome(fit(rank, world, Keeper(folder, FACTS, toy.CPU, 2, 1e-9)))
+    return outcome(fit(rank, world, Checkpointer(folder, FACTS, toy.CPU, 2, 1e-9)))
 
 
 def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
@@ -334,5 +339,5 @@ def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
     found = ranks.run(2, resumed, tmp_path)
     best = max(found[0]["epochs"], key=lambda epoch: epoch.correct)
     kept = {path.name for path in tmp_path.glob("*.checkpoint")}
-    assert checkpoint.name(best.epoch + 1, 0) in kept
+    assert checkpoint_file.name(best.epoch + 1, 0) in kept
     assert len(kept) <= 3

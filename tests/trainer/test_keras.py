@@ -16,46 +16,50 @@ import toy
 from test_keeper import FACTS, Interrupted, Interrupting, outcome
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import complete, loop, moving
-from torchtally.checkpoint import State
-from torchtally.course import Course
+from torchtally.distributed import running_stats
 from torchtally.errors import Refused
-from torchtally.keeper import Keeper, resume
-from torchtally.options import KerasMnist
-from torchtally.tasks import keras_mnist
+from torchtally.tasks.keras_mnist import Options
+from torchtally.tasks.keras_mnist import task as keras_mnist
+from torchtally.training import artifacts, loop
+from torchtally.training.checkpoint_file import State
+from torchtally.training.checkpointer import Checkpointer, resume
+from torchtally.training.task import Samples
+from torchtally.training.train_state import TrainState
 
 FIT = Path(__file__).parents[2] / "examples" / "keras_fit.py"
-OPTIONS = KerasMnist(epochs=2, batch_size=8, seed=3)
+OPTIONS = Options(epochs=2, batch_size=8, seed=3)
 N = 55  # drop_last leaves one of them out: 3 steps of 16, and one of 6
 
 
-def digits(n: int, seed: int = 1) -> loop.Samples:
+def digits(n: int, seed: int = 1) -> Samples:
     """Noise, brighter for higher labels."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (n,), generator=random)
     pixels = torch.rand(n, 28, 28, generator=random) * (labels + 1).view(-1, 1, 1) * 25.5
-    return loop.Samples(pixels.to(torch.uint8), labels)
+    return Samples(pixels.to(torch.uint8), labels)
 
 
-def fit(rank: int, world: int, keeper: Keeper, n: int, options: KerasMnist, state: State | None = None) -> Course:
+def fit(
+    rank: int, world: int, checkpointer: Checkpointer, n: int, options: Options, state: State | None = None
+) -> TrainState:
     run = dataclasses.replace(toy.run(rank, world, options), attempt=state["attempt"] + 1 if state else 0)
-    return loop.fit(keras_mnist.TASK, options, run, digits(n), digits(31, 2), toy.CPU, keeper, state)
+    return toy.train(keras_mnist.TASK, options, run, digits(n), digits(31, 2), checkpointer, state)
 
 
-def no_keeper() -> Keeper:
-    return Keeper(None, {}, toy.CPU, 2, 300)
+def no_checkpointer() -> Checkpointer:
+    return Checkpointer(None, {}, toy.CPU, 2, 300)
 
 
 def moved(rank: int, world: int) -> dict[str, Any]:
     """Statistics of the first BatchNormalization after a single step, and what its definition makes of all samples."""
     options = dataclasses.replace(OPTIONS, epochs=1)
-    course = fit(rank, world, no_keeper(), 16, options)
+    train_state = fit(rank, world, no_checkpointer(), 16, options)
     layers = keras_mnist.network(options.seed).layers
     out = layers[2](layers[1](keras_mnist.inputs(digits(16).inputs))).detach()
     halves = torch.from_numpy(loop.shards.indices(16, rank, world, "drop_last", "feistel-1", options.seed, 1))
     variances = out[halves].var(dim=(0, 1, 2), correction=0)
     dist.all_reduce(variances)
-    found = dict(course.model.named_parameters())
+    found = dict(train_state.model.named_parameters())
     names = [
         next(each for each in found if each.endswith(f"batch_normalization/{end}"))
         for end in ("moving_mean", "moving_variance")
@@ -80,17 +84,19 @@ def interrupted(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """The outcome of a training that is killed after its second step, which a checkpoint does not hold."""
     with pytest.raises(Interrupted):
         fit(rank, world, Interrupting(folder, 1, 1), N, OPTIONS)
-    return outcome(fit(rank, world, Keeper(folder, FACTS, toy.CPU, 2, 300), N, OPTIONS, resume(folder, FACTS, toy.CPU)))
+    return outcome(
+        fit(rank, world, Checkpointer(folder, FACTS, toy.CPU, 2, 300), N, OPTIONS, resume(folder, FACTS, toy.CPU))
+    )
 
 
 def unaveraged(rank: int, world: int, folder: Path) -> list[str]:
     """What ends a training whose ranks do not agree, where it evaluates and where it saves."""
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving, "average", lambda own: None)
-        for keeper in (no_keeper(), Interrupting(folder, 1, 1)):
+        patch.setattr(running_stats, "average", lambda own: None)
+        for checkpointer in (no_checkpointer(), Interrupting(folder, 1, 1)):
             with pytest.raises(RuntimeError) as raised:
-                fit(rank, world, keeper, N, OPTIONS)
+                fit(rank, world, checkpointer, N, OPTIONS)
             said.append(str(raised.value))
     return said
 
@@ -99,11 +105,11 @@ def everything(rank: int, world: int, store: Store, folder: Path) -> dict[str, A
     """All that takes two ranks with Keras, which is slow to import."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with toy.proved() as phases:
-        course = fit(rank, world, no_keeper(), N, OPTIONS)
+        train_state = fit(rank, world, no_checkpointer(), N, OPTIONS)
     return {
         "phases": phases,
-        "rate": course.optimizer.param_groups[0]["lr"],
-        "undisturbed": outcome(course),
+        "rate": train_state.optimizer.param_groups[0]["lr"],
+        "undisturbed": outcome(train_state),
         "interrupted": interrupted(rank, world, folder),
         "moved": moved(rank, world),
         "masked": masked(rank, world),
@@ -169,7 +175,7 @@ def refused(rank: int, world: int, store: Store, own: list[float]) -> str:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     value = torch.nn.Parameter(torch.tensor(own[rank]), requires_grad=False)
     try:
-        moving.check([value])
+        running_stats.check([value])
     except RuntimeError as error:
         return str(error)
     return ""
@@ -203,15 +209,16 @@ numpy.save(logits, numpy.stack(found))
 SMALL = """
 import sys
 from dataclasses import replace
-from torchtally import loop, worker
-from torchtally.tasks import keras_mnist
+from torchtally.commands import train
+from torchtally.tasks.keras_mnist import task as keras_mnist
+from torchtally.training.task import Samples
 
 def load(folder, cache):
-    return [loop.Samples(each.inputs[:200], each.labels[:200]) for each in keras_mnist.load(folder, cache)]
+    return [Samples(each.inputs[:200], each.labels[:200]) for each in keras_mnist.load(folder, cache)]
 
 keras_mnist.TASK = replace(keras_mnist.TASK, load=load)
 sys.argv[1:] = ["keras-mnist", "--epochs", "1"]
-sys.exit(worker.main())
+sys.exit(train.main())
 """
 FEW = 301  # samples
 
@@ -253,16 +260,16 @@ def fitted(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def unseen(mnist: Path) -> loop.Samples:
+def unseen(mnist: Path) -> Samples:
     samples = keras_mnist.load(mnist, mnist)[1]
-    return loop.Samples(keras_mnist.inputs(samples.inputs[:FEW]), samples.labels[:FEW])
+    return Samples(keras_mnist.inputs(samples.inputs[:FEW]), samples.labels[:FEW])
 
 
 @pytest.fixture(scope="module")
 def predicted(
     trained: Path,
     fitted: tuple[Path, str],
-    unseen: loop.Samples,
+    unseen: Samples,
     environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> torch.Tensor:
@@ -277,9 +284,9 @@ def predicted(
 
 
 def test_keras_itself_loads_the_model_and_predicts_the_same(
-    trained: Path, unseen: loop.Samples, predicted: torch.Tensor
+    trained: Path, unseen: Samples, predicted: torch.Tensor
 ) -> None:
-    model = keras_mnist.model(KerasMnist())
+    model = keras_mnist.model(Options())
     model.load_state_dict(torch.load(trained / "model.pt", weights_only=True))
     model.eval()
     with torch.no_grad():
@@ -287,10 +294,10 @@ def test_keras_itself_loads_the_model_and_predicts_the_same(
 
 
 def test_a_run_without_its_keras_file_is_not_complete(trained: Path) -> None:
-    chosen = KerasMnist(epochs=1)
-    assert complete.told("keras-mnist", chosen, trained)
+    chosen = Options(epochs=1)
+    assert artifacts.is_complete("keras-mnist", chosen, keras_mnist.TASK.fingerprint, trained)
     (trained / "model.keras").rename(trained / "away")
-    assert not complete.told("keras-mnist", chosen, trained)
+    assert not artifacts.is_complete("keras-mnist", chosen, keras_mnist.TASK.fingerprint, trained)
     (trained / "away").rename(trained / "model.keras")
 
 
@@ -307,7 +314,7 @@ def test_without_keras_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, mnist
 
 
 def test_the_example_accounts_for_what_keras_fit_takes(
-    fitted: tuple[Path, str], unseen: loop.Samples, predicted: torch.Tensor
+    fitted: tuple[Path, str], unseen: Samples, predicted: torch.Tensor
 ) -> None:
     said = fitted[1]
     assert said.count("✓ no sample twice, 1 left out") == 2

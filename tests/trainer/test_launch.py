@@ -12,7 +12,7 @@ import launched
 import psutil
 import pytest
 
-from torchtally import peers
+from torchtally.pod import rendezvous
 
 # A peer is lost as gloo says it, without gloo.
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.1.2.3]:4711"
@@ -46,7 +46,10 @@ def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]
 
 TWO = {"PET_NPROC_PER_NODE": "2"}
 # The entry point with a shorter patience: for ranks that do not notice, and for pods that say nothing.
-START = "import sys; from torchtally import cli, peers; peers.GRACE = 1; {}\nsys.exit(cli.main(sys.argv[1:]))"
+START = (
+    "import sys; from torchtally import cli; from torchtally.pod import rendezvous; rendezvous.GRACE = 1; {}\n"
+    "sys.exit(cli.main(sys.argv[1:]))"
+)
 # And one whose agent is told to stop before it knows of the ranks that it has started.
 STARTING = (
     "import signal, sys; from torch.distributed.elastic.agent.server import local_elastic_agent as agent\n"
@@ -54,7 +57,7 @@ STARTING = (
     "start = agent.start_processes; agent.start_processes = lambda **how: (start(**how), signal.pause())[0]\n"
     "sys.exit(cli.main(sys.argv[1:]))"
 )
-STRICT, IMPATIENT = START.format("0"), START.format("peers.SILENCE = 6")
+STRICT, IMPATIENT = START.format("0"), START.format("rendezvous.SILENCE = 6")
 
 
 def shell(script: str) -> list[str]:
@@ -101,7 +104,7 @@ def test_an_error_is_told_with_type_text_rank_and_its_last_line(alone: launched.
 
 
 def test_an_error_of_a_task_of_ours_is_told_likewise(alone: launched.Job) -> None:
-    script = "import sys; from torchtally import worker; worker._run = lambda *_: 1 / 0; sys.exit(worker.main())"
+    script = "import sys; from torchtally.commands import train; train._run = lambda *_: 1 / 0; sys.exit(train.main())"
     pod = alone.start(0, ["run", "--", sys.executable, "-c", script, "fashion-mnist"])
     assert pod.wait() == 1
     assert "failed with exit code 1: ZeroDivisionError: division by zero\n  File " in pod.message
@@ -110,9 +113,9 @@ def test_an_error_of_a_task_of_ours_is_told_likewise(alone: launched.Job) -> Non
 @pytest.mark.parametrize(("error", "code"), [("Refused", 2), ("Unproven", 3), ("Lost", 203)])
 def test_a_sentence_is_told_without_the_name_of_its_type(alone: launched.Job, error: str, code: int) -> None:
     script = (
-        "import sys; from torchtally import errors, worker\n"
+        "import sys; from torchtally import errors; from torchtally.commands import train\n"
         f"def run(*_): raise errors.{error}('this: and that')\n"
-        "worker._run = run; sys.exit(worker.main())"
+        "train._run = run; sys.exit(train.main())"
     )
     pod = alone.start(0, ["run", "--", sys.executable, "-c", script, "fashion-mnist"])
     assert pod.wait() == code
@@ -251,7 +254,7 @@ def test_sigterm_ends_a_pod_whose_ranks_have_succeeded_before_others(two: launch
 
 
 def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) -> None:
-    entry = START.format("peers._NEWS = 1")
+    entry = START.format("rendezvous._NEWS = 1")
     here = [three.start(rank, shell("exit 0"), entry=entry, PET_RDZV_CONF="timeout=20") for rank in (0, 1)]
     for pod in here:
         assert pod.wait() == 203
@@ -267,8 +270,11 @@ def test_a_missing_master_is_named(two: launched.Job) -> None:
 
 def test_pods_have_the_operators_names_before_they_have_told_them() -> None:
     for address in ("demo-master-0", "demo-master-0.train.svc"):
-        assert peers.Peers(address, 1, 3, 12, "pod")._list([0, 1, 11]) == "demo-master-0, demo-worker-0, demo-worker-10"
-    assert peers.Peers("10.0.0.1", 1, 3, 12, "pod")._list([1]) == "the pod with RANK=1"
+        assert (
+            rendezvous.Peers(address, 1, 3, 12, "pod")._list([0, 1, 11])
+            == "demo-master-0, demo-worker-0, demo-worker-10"
+        )
+    assert rendezvous.Peers("10.0.0.1", 1, 3, 12, "pod")._list([1]) == "the pod with RANK=1"
 
 
 def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:
@@ -375,7 +381,7 @@ def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pod_that_is_frozen_for_a_while_goes_on(two: launched.Job, tmp_path: Path, frozen: int) -> None:
     wait = shell(f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
-    started = [two.start(rank, wait, entry=START.format("peers.SILENCE = 12")) for rank in range(2)]
+    started = [two.start(rank, wait, entry=START.format("rendezvous.SILENCE = 12")) for rank in range(2)]
     assert [pod.line() for pod in started] == ["ready", "ready"]
     stopped = started[frozen].freeze()
     time.sleep(2)  # well below what counts as lost

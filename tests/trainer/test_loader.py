@@ -14,10 +14,11 @@ from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, detection, expe
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from torchtally import loader, shards
-from torchtally.account import Account
-from torchtally.contract import CONTRACTS, Contract
-from torchtally.loader import Sampler
+from torchtally.accounting import loader
+from torchtally.accounting.account import Account
+from torchtally.accounting.loader import Sampler
+from torchtally.proof import shards
+from torchtally.proof.contract import CONTRACTS, Contract
 
 
 def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> dict[Any, Any]:

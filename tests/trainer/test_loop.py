@@ -14,12 +14,13 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.nn import functional
 
-from torchtally import loop, shards
-from torchtally.contract import Contract
+from torchtally.accounting.tally import Phase
 from torchtally.errors import Refused, Unproven
+from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
-from torchtally.tally import Phase
-from torchtally.watcher import Watcher
+from torchtally.proof import shards
+from torchtally.proof.contract import Contract
+from torchtally.training import loop
 
 
 def alone(options: Training, n: int, batch: int) -> dict[str, torch.Tensor]:
@@ -100,7 +101,7 @@ def test_a_contract_that_leaves_no_sample_is_refused() -> None:
         assert str(result) == "--contract drop_last leaves none of 2 samples for 3 ranks"
 
 
-class Listening(Watcher):
+class Listening(Callback):
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
@@ -115,14 +116,14 @@ class Listening(Watcher):
 
 
 def heard(rank: int, world: int, store: Store, options: Training, fault: Any, fault_of_test: Any) -> list[Any]:
-    """What a rank's watcher was told, and what ended its training."""
-    watcher = Listening()
+    """What a rank's callback was told, and what ended its training."""
+    callback = Listening()
     try:
         with patch.object(loop, "batches", fault_of_test):  # `fit` has its own from the start
-            toy.fit(rank, world, store, options, 20, 10, fault, watcher=watcher)
+            toy.fit(rank, world, store, options, 20, 10, fault, callback=callback)
     except Unproven as error:
-        return [*watcher.heard, type(error).__name__]
-    return watcher.heard
+        return [*callback.heard, type(error).__name__]
+    return callback.heard
 
 
 def test_a_watcher_hears_of_steps_and_of_proofs() -> None:

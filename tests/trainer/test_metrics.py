@@ -17,8 +17,8 @@ import pytest
 import ranks
 from prometheus_client.parser import text_string_to_metric_families
 
-from torchtally.metrics import Metrics
-from torchtally.tally import Phase, Run
+from torchtally.accounting.tally import Phase, Run
+from torchtally.monitoring.prometheus import Metrics
 
 LIMIT = 300  # seconds
 DASHBOARD = Path(__file__).parents[2] / "charts/torchtally/dashboards/torchtally.json"

@@ -9,8 +9,8 @@ import pytest
 import ranks
 from torch.distributed import DistError, TCPStore
 
-from torchtally.failure import Failure, Kind
-from torchtally.notes import Notes
+from torchtally.pod.failure import Failure, Kind
+from torchtally.pod.notes import Notes
 
 SERVER = """
 import sys

@@ -8,8 +8,8 @@ import toy
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
+from torchtally.distributed.ddp import parallel
 from torchtally.options import AllReduce
-from torchtally.parallel import parallel
 
 
 def _row(rank: int) -> Tensor:

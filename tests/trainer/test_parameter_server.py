@@ -18,18 +18,19 @@ import toy
 from torch.distributed import TCPStore
 from torch.nn import functional
 
-from torchtally import cli, interface, loop, parameter_server
+from torchtally import cli
+from torchtally.accounting.tally import Phase, Run
 from torchtally.errors import Refused, Unproven
-from torchtally.options import ParameterServer
-from torchtally.tally import Phase, Run
-from torchtally.tasks.parameter_server import TASK, Model
+from torchtally.tasks.parameter_server import Options, network_interface, training
+from torchtally.tasks.parameter_server.task import TASK, Model
+from torchtally.training.batches import batches
 
 FORMS = ("rpc", "collective")
 VERIFY = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
 Weights = dict[str, list[Any]]
 
 
-def trained(rank: int, world: int, store: TCPStore, options: ParameterServer, output: str) -> dict[str, Any]:
+def trained(rank: int, world: int, store: TCPStore, options: Options, output: str) -> dict[str, Any]:
     """This rank's part of a training, as an agent with this store starts it; on rank 0 with what came of all."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ |= {
@@ -40,16 +41,16 @@ def trained(rank: int, world: int, store: TCPStore, options: ParameterServer, ou
         "HOSTNAME": f"pod-{rank}",
     }
     os.environ |= {"TORCHTALLY_RUN": "test", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHTALLY_DEVICE": "cpu"}
-    course = parameter_server.fit("parameter-server", options, Path(output))
+    train_state = training.fit("parameter-server", options, Path(output))
     return {
-        "weights": {name: value.tolist() for name, value in course.model.state_dict().items()},
-        "lines": course.lines,
-        "losses": [epoch.loss for epoch in course.epochs],
-        "correct": [epoch.correct for epoch in course.epochs],
+        "weights": {name: value.tolist() for name, value in train_state.model.state_dict().items()},
+        "lines": train_state.lines,
+        "losses": [epoch.loss for epoch in train_state.epochs],
+        "correct": [epoch.correct for epoch in train_state.epochs],
     }
 
 
-def together(world: int, options: ParameterServer, folder: Path) -> dict[str, Any]:
+def together(world: int, options: Options, folder: Path) -> dict[str, Any]:
     """What a training over so many ranks comes to."""
     found = ranks.run(world, trained, options, str(folder))
     for each in found:
@@ -59,7 +60,7 @@ def together(world: int, options: ParameterServer, folder: Path) -> dict[str, An
     return first
 
 
-def in_one_process(options: ParameterServer, trainers: int) -> tuple[Weights, list[float], int]:
+def in_one_process(options: Options, trainers: int) -> tuple[Weights, list[float], int]:
     """Plain PyTorch, on the whole batch of each step: the weights, the epochs' losses, and what is right at last."""
     train, test = TASK.load(None, Path())
     model = TASK.model(options)
@@ -70,7 +71,7 @@ def in_one_process(options: ParameterServer, trainers: int) -> tuple[Weights, li
         batch = options.batch_size * trainers
         phase = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract="exact", order="feistel-1")
         total = 0.0
-        for indices in loop.batches(run, phase):
+        for indices in batches(run, phase):
             loss = functional.cross_entropy(model(train.inputs[indices]), train.labels[indices])
             optimizer.zero_grad()
             loss.backward()
@@ -89,7 +90,7 @@ def assert_same(found: Weights, wanted: Weights) -> None:
 
 @pytest.mark.parametrize(("form", "trainers"), [("rpc", 2), ("collective", 2), ("rpc", 1)])
 def test_one_step_is_that_of_one_process(form: str, trainers: int, tmp_path: Path) -> None:
-    options = ParameterServer(epochs=1, batch_size=100 // trainers, lr=0.5, form=form)
+    options = Options(epochs=1, batch_size=100 // trainers, lr=0.5, form=form)
     wanted, losses, _ = in_one_process(options, trainers)
     begun = {name: value.tolist() for name, value in TASK.model(options).state_dict().items()}
     for name, values in wanted.items():  # both parts have learnt something that would show
@@ -103,13 +104,13 @@ def test_one_step_is_that_of_one_process(form: str, trainers: int, tmp_path: Pat
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By form: 2 epochs of 3 trainers, of 5 steps, the last of them uneven."""
     folder = tmp_path_factory.mktemp("uneven")
-    return {form: together(5, ParameterServer(epochs=2, batch_size=7, form=form), folder) for form in FORMS}
+    return {form: together(5, Options(epochs=2, batch_size=7, form=form), folder) for form in FORMS}
 
 
 def test_both_forms_give_the_same_and_what_one_process_gives(uneven: dict[str, dict[str, Any]]) -> None:
     rpc, collective = (uneven[form] for form in FORMS)
     assert_same(rpc["weights"], collective["weights"])
-    wanted, losses, correct = in_one_process(ParameterServer(epochs=2, batch_size=7), trainers=3)
+    wanted, losses, correct = in_one_process(Options(epochs=2, batch_size=7), trainers=3)
     assert_same(rpc["weights"], wanted)
     assert rpc["losses"] == pytest.approx(losses)
     assert rpc["correct"][-1] == collective["correct"][-1] == correct
@@ -129,9 +130,9 @@ def test_every_sample_is_tallied(form: str, uneven: dict[str, dict[str, Any]]) -
 
 def shuffled(rank: int, world: int, store: TCPStore, output: str) -> str:
     """Each trainer draws its own order: the counts are right, and samples are missing."""
-    loop.batches = toy.rank_local_shuffle
+    training.batches = toy.rank_local_shuffle
     with pytest.raises(Unproven) as unproven:
-        trained(rank, world, store, ParameterServer(), output)
+        trained(rank, world, store, Options(), output)
     return str(unproven.value)
 
 
@@ -143,7 +144,7 @@ def test_a_proof_that_fails_ends_all_ranks(tmp_path: Path) -> None:
 
 def test_the_answer_is_learnt() -> None:
     """In 100 epochs, as the task is run by default; that ranks compute the same the other tests show."""
-    _, losses, correct = in_one_process(ParameterServer(), trainers=2)
+    _, losses, correct = in_one_process(Options(), trainers=2)
     assert losses[0] > 2
     assert losses[-1] < 0.03
     assert correct > 970  # of 1000 that were never seen
@@ -154,7 +155,7 @@ def test_a_batch_of_a_trainer_has_20_to_50_indices_and_an_epoch_10_of_them() -> 
     run = Run(run="", attempt=0, pod="", task="", plan={}, rank=1, world=2, seed=0, data="")
     for epoch in range(1, 101):
         phase = Phase(name="train", epoch=epoch, n=len(train), batch=10, contract="exact", order="feistel-1")
-        sizes = [int((train.inputs[indices] >= 0).sum()) for indices in loop.batches(run, phase)]
+        sizes = [int((train.inputs[indices] >= 0).sum()) for indices in batches(run, phase)]
         assert len(sizes) == 10
         assert min(sizes) >= 20
         assert max(sizes) <= 50
@@ -162,9 +163,9 @@ def test_a_batch_of_a_trainer_has_20_to_50_indices_and_an_epoch_10_of_them() -> 
 
 def unlike(rank: int, world: int, store: TCPStore, output: str) -> str:
     """Rank 3 finds a GPU that rank 2 has not."""
-    parameter_server.device.choose = lambda device, local_rank: torch.device("cuda" if rank == 3 else "cpu")
+    training.device.choose = lambda device, local_rank: torch.device("cuda" if rank == 3 else "cpu")
     with pytest.raises(Refused) as refused:
-        trained(rank, world, store, ParameterServer(), output)
+        trained(rank, world, store, Options(), output)
     return str(refused.value)
 
 
@@ -186,12 +187,12 @@ def test_options_that_make_no_sense_here_are_not_offered(option: list[str], caps
 
 
 def test_the_interface_is_the_one_that_leads_to_the_job() -> None:
-    assert interface.towards("127.0.0.1", 29500) == "lo"
-    assert interface.towards("no-such-host.invalid", 29500) is None
+    assert network_interface.towards("127.0.0.1", 29500) == "lo"
+    assert network_interface.towards("no-such-host.invalid", 29500) is None
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
             if each.family.name == "AF_INET" and psutil.net_if_stats()[name].isup:
-                assert interface.towards(each.address, 29500) == name
+                assert network_interface.towards(each.address, 29500) == name
 
 
 # Whole jobs.
@@ -234,7 +235,7 @@ def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job:
     assert proof["holds"]
     model = Model()
     model.load_state_dict(torch.load(tmp_path / "out" / "model.pt", weights_only=True))
-    wanted, losses, _ = in_one_process(ParameterServer(epochs=3), trainers=2)
+    wanted, losses, _ = in_one_process(Options(epochs=3), trainers=2)
     assert_same({name: value.tolist() for name, value in model.state_dict().items()}, wanted)
     assert [epoch["loss"] for epoch in proof["epochs"]] == pytest.approx(losses)
 
@@ -260,7 +261,7 @@ def test_a_rank_that_dies_is_named_by_all_pods_which_end_to_be_retried(lost: int
 
 def refused(rank: int, world: int, store: TCPStore, output: str) -> str:
     with pytest.raises(Refused) as sentence:
-        trained(rank, world, store, ParameterServer(), output)
+        trained(rank, world, store, Options(), output)
     return str(sentence.value)
 
 

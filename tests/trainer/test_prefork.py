@@ -15,15 +15,15 @@ import psutil
 import pytest
 import torch
 
-from torchtally import prefork
 from torchtally.errors import Refused
+from torchtally.pod import prefork
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
 # As the entry point does with a module of its own.
 ENTRY = """
 import os, sys
-from torchtally import launch
+from torchtally.pod import launch
 {}
 command = [sys.executable, "-u", "-m", "rank_program", *sys.argv[1:]]
 os._exit(launch.launch(command, os.environ, lambda _: False, "rank_program"))
@@ -32,11 +32,11 @@ os._exit(launch.launch(command, os.environ, lambda _: False, "rank_program"))
 # What befalls it right after it has forked its ranks.
 THEN = """
 import signal, time
-from torchtally import prefork, stopping
+from torchtally.pod import prefork, signals
 fork = prefork.fork
 def struck(*how):
     fork(*how)
-    while len(set(stopping.ranks())) < 2:  # each has to have a process group of its own
+    while len(set(signals.ranks())) < 2:  # each has to have a process group of its own
         time.sleep(0.01)
     {}
 prefork.fork = struck
@@ -107,13 +107,13 @@ def test_files_that_were_asked_for_get_what_ranks_print(pod: Any, tmp_path: Path
 
 
 def test_a_rank_that_dies_before_it_is_started_ends_the_pod(pod: Any) -> None:
-    started = pod("pause", first=THEN.format("os.kill(max(stopping.ranks()), signal.SIGKILL)"))
+    started = pod("pause", first=THEN.format("os.kill(max(signals.ranks()), signal.SIGKILL)"))
     assert started.wait() == 128 + signal.SIGKILL
     assert "rank 1 (demo-master-0) was ended by signal 9 (SIGKILL)" in started.message
 
 
 def test_nothing_stays_behind_an_agent_that_dies_before_it_starts_them(pod: Any) -> None:
-    strike = "print(*stopping.ranks(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    strike = "print(*signals.ranks(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     started = pod("pause", first=THEN.format(strike))
     ranks = [int(pid) for pid in started.line().split()]
     assert started.wait() == -signal.SIGKILL
@@ -141,7 +141,8 @@ asked = []
 for name in ("_cuda_getDeviceCount", "_cuda_init", "_cuda_isInBadFork"):
     old = getattr(torch._C, name, None)
     setattr(torch._C, name, lambda *how, name=name, old=old: (asked.append(name), old and old(*how))[1])
-from torchtally import device, evaluator, launch, prefork, worker
+from torchtally.commands import evaluate, train
+from torchtally.pod import device, launch, prefork
 before = list(asked)
 prefork.apart(lambda: device.count("auto", "auto", 4))
 assert asked == before == [], (before, asked)

@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from launched import LIMIT, until
 
-from torchtally import progress
-from torchtally.job import StatusServer
-from torchtally.progress import Progress
-from torchtally.tally import Phase
+from torchtally.accounting.tally import Phase
+from torchtally.environment import StatusServer
+from torchtally.monitoring import trainjob_status
+from torchtally.monitoring.trainjob_status import Progress
 
 HERE = Path(__file__).parent
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.first"
@@ -314,7 +314,7 @@ def test_an_address_without_a_token_is_refused(environment: dict[str, str]) -> N
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_EVERY", 0.05)
+    monkeypatch.setattr(trainjob_status, "_EVERY", 0.05)
 
 
 @pytest.fixture
@@ -401,16 +401,16 @@ def test_what_is_no_token_is_not_told(
 def test_nobody_waits_for_a_server_that_hangs(
     begun: Callable[[int], Progress], hanging: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_TIMEOUT", 60)
+    monkeypatch.setattr(trainjob_status, "_TIMEOUT", 60)
     training = begun(hanging)
     begins = time.monotonic()
     for step in range(100_000):
         training.step(PHASE, 10, 0.5 + step / 200_000)
         training.metrics(step, train_loss=1.0)
-    assert time.monotonic() - begins < progress._TIMEOUT / 2
+    assert time.monotonic() - begins < trainjob_status._TIMEOUT / 2
     begins = time.monotonic()
     training.end(True)
-    assert time.monotonic() - begins < progress._TIMEOUT / 2
+    assert time.monotonic() - begins < trainjob_status._TIMEOUT / 2
     assert capfd.readouterr().err.count(COMPLAINT) == 1
 
 
@@ -421,7 +421,7 @@ def test_a_server_that_hung_is_told_later(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(trainjob_status, "_TIMEOUT", 0.5)
     trainer.silent = True
     training = begun(trainer.server_address[1])
     said = ""
@@ -441,6 +441,6 @@ def test_a_server_that_hung_is_told_later(
 def test_a_server_slower_than_all_patience_is_named_before_the_end(
     begun: Callable[[int], Progress], hanging: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE", 0.1)
+    monkeypatch.setattr(trainjob_status, "_PATIENCE", 0.1)
     begun(hanging).end(True)
     assert capfd.readouterr().err == f"{COMPLAINT}no answer; the training goes on without, or tells it later\n"

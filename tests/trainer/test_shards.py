@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtally import shards
-from torchtally.contract import CONTRACTS, Contract
+from torchtally.proof import shards
+from torchtally.proof.contract import CONTRACTS, Contract
 
 small = st.integers(1, 400)
 worlds = st.integers(1, 17)

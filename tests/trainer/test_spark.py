@@ -24,9 +24,10 @@ import ranks
 import sparkcluster
 from torch.distributed import TCPStore
 
-from torchtally import cli, failure
+from torchtally import cli
+from torchtally.environment import Process
 from torchtally.errors import FAILED, LOST, Lost, Refused
-from torchtally.job import Process
+from torchtally.pod import failure
 from torchtally.spark import executor, java
 from torchtally.spark.heard import Heard
 

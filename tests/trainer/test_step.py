@@ -9,7 +9,7 @@ import toy
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from torchtally.step import Captured, Step
+from torchtally.training.cuda_graph import Captured, Step
 
 ROWS = 8
 SAMPLES = toy.samples(103)

@@ -12,9 +12,9 @@ from accounts import alone, run
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from torchtally.account import Account
-from torchtally.loader import Epochs
-from torchtally.tallied import TalliedSampler
+from torchtally.accounting.account import Account
+from torchtally.accounting.loader import Epochs
+from torchtally.accounting.tallied_sampler import TalliedSampler
 
 N, SIZE, EPOCHS = 49, 8, 2
 DATA = [(torch.tensor([float(index)]), index) for index in range(N)]
@@ -152,7 +152,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-import torchtally.tallied
+import torchtally.accounting.tallied_sampler
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 DistributedDataParallel(nn.Linear(2, 2))

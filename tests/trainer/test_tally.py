@@ -9,12 +9,12 @@ import ranks
 import torch
 import toy
 
-from torchtally import digest, shards
-from torchtally.contract import CONTRACTS, Contract
-from torchtally.digest import Digest, parse
+from torchtally.accounting.tally import PREFIX, Phase, Tally, emit
 from torchtally.errors import Unproven
 from torchtally.options import Training
-from torchtally.tally import PREFIX, Phase, Tally, emit
+from torchtally.proof import digest, shards
+from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.digest import Digest, parse
 
 ONE_EPOCH = Training(epochs=1, batch_size=8)
 REPORT = Training(epochs=1, batch_size=8, tally="report")

@@ -14,9 +14,10 @@ import ranks
 import torch
 from launched import LIMIT, until
 
-from torchtally import loop, options, tracking
-from torchtally.tally import Run
-from torchtally.tracking import Tracker
+from torchtally import tasks
+from torchtally.accounting.tally import Run
+from torchtally.monitoring import mlflow_client
+from torchtally.monitoring.mlflow_client import Tracker
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -58,13 +59,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-CHOSEN = options.FashionMnist(hidden=4)
+CHOSEN = tasks.OPTIONS["fashion-mnist"](hidden=4)
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     """What a run leaves behind."""
-    torch.save(loop.task("fashion-mnist").model(CHOSEN).state_dict(), tmp_path / "model.pt")
+    torch.save(tasks.load("fashion-mnist").model(CHOSEN).state_dict(), tmp_path / "model.pt")
     (tmp_path / "proof.json").write_text(json.dumps({"holds": True}))
     return tmp_path
 
@@ -107,7 +108,7 @@ def test_a_run_is_recorded_with_its_model_and_its_proof(
     mlflow.set_tracking_uri(server.uri)
     uri = f"runs:/{run.info.run_id}/model"
     inputs = torch.rand(3, 28, 28)
-    model = loop.task("fashion-mnist").model(CHOSEN)
+    model = tasks.load("fashion-mnist").model(CHOSEN)
     model.load_state_dict(torch.load(output / "model.pt"))
     assert torch.equal(mlflow.pytorch.load_model(uri)(inputs), model(inputs))
     signature = mlflow.models.get_model_info(uri).signature
@@ -126,7 +127,7 @@ def test_a_run_that_starts_again_goes_on_with_its_record(
     record = tracker(output, "bbb")
     record.metrics(200, train_loss=1.5)
     until("the second is, too", lambda: found(server.uri, "bbb").data.metrics["train_loss"] == 1.5)
-    monkeypatch.setitem(tracking._PATIENCE, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_client._PATIENCE, "FAILED", LIMIT)
     record.end("FAILED")
     run = found(server.uri, "bbb")
     assert (run.info.run_id, run.info.status) == (first, "FAILED")
@@ -142,7 +143,7 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
     record = tracker(output, "ccc")
     for step in range(1, 1500):
         record.metrics(step, train_loss=1 / step)
-    monkeypatch.setitem(tracking._PATIENCE, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_client._PATIENCE, "FAILED", LIMIT)
     said = ""
 
     def has_said(sentence: str) -> bool:

@@ -179,7 +179,13 @@ def test_several_processes_in_one_pod(environment: dict[str, str]) -> None:
 
 
 def test_pods_with_different_seeds_end_at_once_with_both(environment: dict[str, str]) -> None:
-    command = ["run", "--", "sh", "-c", f"exec {sys.executable} -m torchtally.worker fashion-mnist --seed $SEED"]
+    command = [
+        "run",
+        "--",
+        "sh",
+        "-c",
+        f"exec {sys.executable} -m torchtally.commands.train fashion-mnist --seed $SEED",
+    ]
     for pod in pods(2, environment, command, [{"SEED": "4"}, {"SEED": "7"}]):
         assert_refused(pod, "rank 1 (demo-worker-0) has seed 7 and rank 0 (demo-master-0) has 4")
         assert not lines(pod.stdout)
@@ -288,14 +294,14 @@ def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(
     environment: dict[str, str], options: list[str]
 ) -> None:
     script = (
-        "import os, signal, sys; from torchtally import failure, loop, worker\n"
+        "import functools, os, signal, sys; from torchtally.commands import train\n"
+        "from torchtally.pod import failure; from torchtally.training import loop\n"
         "def batches(run, phase, *size):\n"
         "    for step, batch in enumerate(loop.batches(run, phase, *size)):\n"
         "        if run.rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield batch\n"
-        "fit = loop.fit\n"
-        "loop.fit = lambda *arguments, **named: fit(*arguments, batches, **named)\n"
-        "sys.argv[1:] = ['fashion-mnist', '--epochs', '1', *sys.argv[1:]]; failure.leave(worker.main())"
+        "loop.Loop = functools.partial(loop.Loop, batches=batches)\n"
+        "sys.argv[1:] = ['fashion-mnist', '--epochs', '1', *sys.argv[1:]]; failure.leave(train.main())"
     )
     ended = pods(2, environment, ["run", "--", sys.executable, "-c", script, *options])
     assert [pod.returncode for pod in ended] == [203, 137], ended[0].stderr

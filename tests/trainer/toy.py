@@ -10,26 +10,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import loop, shards
-from torchtally import tally as tallies
-from torchtally.all_reduce import Shared
-from torchtally.keeper import Keeper
+from torchtally.accounting import tally as tallies
+from torchtally.accounting.tally import Phase, Proof, Run, Tally
+from torchtally.distributed.shared_memory import Shared
+from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
-from torchtally.tally import Phase, Proof, Run, Tally
-from torchtally.watcher import Watcher
+from torchtally.proof import shards
+from torchtally.training import loop
+from torchtally.training.batches import Batches, batches
+from torchtally.training.checkpoint_file import State
+from torchtally.training.checkpointer import Checkpointer
+from torchtally.training.task import Samples, Task
+from torchtally.training.train_state import TrainState
 
 CPU = torch.device("cpu")
 
 
-def samples(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> loop.Samples:
+def samples(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Samples:
     """Four features; the label is whether the first two add up to more than 0."""
     random = torch.Generator().manual_seed(seed)
     features = torch.randn(n, 4, generator=random, dtype=dtype)
-    return loop.Samples(features, (features[:, 0] + features[:, 1] > 0).long())
+    return Samples(features, (features[:, 0] + features[:, 1] > 0).long())
 
 
-def task(dtype: torch.dtype = torch.float32) -> loop.Task:
-    return loop.Task(
+def task(dtype: torch.dtype = torch.float32) -> Task:
+    return Task(
         load=lambda folder, cache: (samples(100), samples(50)),
         fingerprint="sha256:toy",
         model=lambda options: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(dtype),
@@ -50,6 +55,21 @@ def run(rank: int, world: int, options: Training) -> Run:
         seed=options.seed,
         data="sha256:toy",
     )
+
+
+def train(
+    task: Task,
+    options: Training,
+    run: Run,
+    train: Samples,
+    test: Samples,
+    checkpointer: Checkpointer,
+    saved: State | None = None,
+    **more: Any,
+) -> TrainState:
+    """The loop, on this rank's CPU."""
+    place: dict[str, Any] = {"device": CPU, "checkpointer": checkpointer, **more}
+    return loop.Loop(task=task, options=options, run=run, train=train, test=test, **place).fit(saved)
 
 
 @contextmanager
@@ -73,27 +93,26 @@ def fit(
     options: Training,
     n_train: int,
     n_test: int,
-    batches: loop.Batches = loop.batches,
+    batches: Batches = batches,
     dtype: torch.dtype = torch.float32,
-    toy: loop.Task | None = None,
-    watcher: Watcher | None = None,
+    toy: Task | None = None,
+    callback: Callback | None = None,
     memory: Shared | None = None,
 ) -> dict[str, Any]:
     """Train the toy on this rank: its weights, and the tally lines of all ranks for each phase."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    train, test = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
+    train_samples, test_samples = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
     with proved() as phases:
-        fitted = loop.fit(
+        fitted = train(
             toy or task(dtype),
             options,
             run(rank, world, options),
-            train,
-            test,
-            CPU,
-            Keeper(None, {}, CPU, 2, 300),
+            train_samples,
+            test_samples,
+            Checkpointer(None, {}, CPU, 2, 300),
             batches=batches,
-            watcher=watcher,
+            callback=callback,
             memory=memory,
         )
     return {
@@ -103,7 +122,7 @@ def fit(
     }
 
 
-# Samplers with a fault that people really have. Each is a drop-in for loop.batches.
+# Samplers with a fault that people really have. Each is a drop-in for batches.
 
 
 def rank_local_shuffle(run: Run, phase: Phase) -> Iterator[Tensor]:
@@ -115,7 +134,7 @@ def rank_local_shuffle(run: Run, phase: Phase) -> Iterator[Tensor]:
 
 def two_swapped_for_their_neighbours(run: Run, phase: Phase) -> Iterator[Tensor]:
     """One index goes up by one and another down by one: the count and the sum of indices stay right."""
-    whole = torch.cat(list(loop.batches(run, phase)))
+    whole = torch.cat(list(batches(run, phase)))
     if run.rank == 0:
         up, down = whole.argsort()[[len(whole) // 4, len(whole) // 2]]
         whole[up] += 1
@@ -133,13 +152,13 @@ def distributed_sampler(run: Run, phase: Phase) -> Iterator[Tensor]:
 
 
 def skips_a_batch(run: Run, phase: Phase) -> Iterator[Tensor]:
-    for step, batch in enumerate(loop.batches(run, phase)):
+    for step, batch in enumerate(batches(run, phase)):
         if step != 1:
             yield batch
 
 
 def repeats_a_batch(run: Run, phase: Phase) -> Iterator[Tensor]:
-    for step, batch in enumerate(loop.batches(run, phase)):
+    for step, batch in enumerate(batches(run, phase)):
         yield batch
         if step == 1:
             yield batch
@@ -149,10 +168,10 @@ def never_sets_the_epoch(run: Run, phase: Phase) -> Iterator[Tensor]:
     """Every epoch in the order of the first one."""
     from dataclasses import replace
 
-    yield from loop.batches(run, replace(phase, epoch=1))
+    yield from batches(run, replace(phase, epoch=1))
 
 
 def counts_from_the_end(run: Run, phase: Phase) -> Iterator[Tensor]:
     """Index -1, which a tensor takes for its last row."""
-    for step, batch in enumerate(loop.batches(run, phase)):
+    for step, batch in enumerate(batches(run, phase)):
         yield batch - batch.max() - 1 if step == 0 and run.rank == 1 else batch

@@ -6,10 +6,11 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from torchtally import farewell, options
+from torchtally import tasks
 from torchtally.errors import REFUSED, Refused
+from torchtally.pod import termination_message
 
 _USAGE = """torchtally run TASK [options]
        torchtally run -- COMMAND [arguments]
@@ -28,15 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _launch(_asked(argv))
     except Refused as sentence:
-        farewell.say(sentence)
+        termination_message.say(sentence)
         return REFUSED
-
-
-def task_parser(command: Literal["run", "evaluate", "spark [options]"]) -> argparse.ArgumentParser:
-    """The parser of `TASK [options]`, which the entry point, Spark's driver and each rank share."""
-    parser = argparse.ArgumentParser(prog=f"torchtally {command}", allow_abbrev=False)
-    options.add_tasks(parser, evaluation=command == "evaluate")
-    return parser
 
 
 @dataclass(frozen=True)
@@ -57,16 +51,16 @@ def _asked(argv: list[str]) -> _Asked:
         case ["run", "-m", *module]:
             return _Asked(_python(*module))
         case ["run", *task]:
-            arguments = task_parser("run").parse_args(task)  # a mistake ends here, once, before all else
-            return _Asked(_python("torchtally.worker", *task), "torchtally.worker", arguments)
+            arguments = tasks.parser("run").parse_args(task)  # a mistake ends here, once, before all else
+            return _Asked(_python("torchtally.commands.train", *task), "torchtally.commands.train", arguments)
         case ["evaluate", *task]:
-            task_parser("evaluate").parse_args(task)
-            return _Asked(_python("torchtally.evaluator", *task), "torchtally.evaluator")
+            tasks.parser("evaluate").parse_args(task)
+            return _Asked(_python("torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
     parser = argparse.ArgumentParser(
         prog="torchtally",
         usage=_USAGE,
         description="Run distributed PyTorch in the pods of a PyTorchJob, or on this machine, and account for every "
-        f"sample. Tasks: {', '.join(options.TASKS)}. Options: torchtally run TASK --help.",
+        f"sample. Tasks: {', '.join(tasks.OPTIONS)}. Options: torchtally run TASK --help.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show it and exit")
     parser.add_argument("command", choices=("run", "evaluate", "spark"))
@@ -89,7 +83,7 @@ def _python(*module: str) -> list[str]:
 
 
 def _launch(asked: _Asked) -> NoReturn:
-    from torchtally import launch  # torch: not for --help
+    from torchtally.pod import launch  # torch: not for --help
 
     task = asked.task
     is_complete = partial(_is_complete, task) if task else lambda _: False
@@ -100,13 +94,13 @@ def _launch(asked: _Asked) -> NoReturn:
 
 
 def _is_complete(task: argparse.Namespace, output: Path) -> bool:
-    chosen = options.chosen(task)
+    chosen = tasks.chosen(task)
     folder = chosen.output or output
     if not os.path.exists(folder / "proof.json"):  # noqa: PTH110  # it raises nothing, whatever the volume does
         return False  # without importing what would tell more
-    from torchtally import complete
+    from torchtally.training import artifacts
 
-    return complete.told(task.task, chosen, folder)
+    return artifacts.is_complete(task.task, chosen, tasks.load(task.task).fingerprint, folder)
 
 
 if __name__ == "__main__":

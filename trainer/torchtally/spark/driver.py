@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 import loky
 
-from torchtally import farewell, options
-from torchtally.cli import task_parser
+from torchtally import options, tasks
+from torchtally.atomic_file import replace
+from torchtally.environment import Places
 from torchtally.errors import OK, SIGNALLED, Ending, Refused, Volume
-from torchtally.files import replace
-from torchtally.job import Places
+from torchtally.pod import termination_message
 from torchtally.spark import executor, java
 from torchtally.spark.heard import Heard
 
@@ -40,14 +40,14 @@ _SETTINGS_GPU = {"spark.executor.resource.gpu.amount": "1", "spark.task.resource
 def main(argv: list[str], is_complete: Callable[[argparse.Namespace, Path], bool]) -> int:
     """Run `torchtally spark` with these arguments; returns the exit code (see errors.py)."""
     ours, task = _parse(argv)
-    arguments = task_parser("spark [options]").parse_args(task)
+    arguments = tasks.parser("spark [options]").parse_args(task)
     try:
-        output = (options.chosen(arguments).output or Places.from_env(os.environ).output).absolute()
+        output = (tasks.chosen(arguments).output or Places.from_env(os.environ).output).absolute()
         if is_complete(arguments, output):
             return OK
         return _drive(ours, task, output)
     except Ending as ending:
-        farewell.say(ending)
+        termination_message.say(ending)
         return ending.code
 
 
@@ -57,7 +57,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         prog="torchtally spark",
         usage="torchtally spark [--processes N] [--master URL] [--gpu] [--conf KEY=VALUE] [--wait X] TASK [options]",
         description="Train a task with pyspark's TorchDistributor: without --master by processes of this machine, else "
-        f"by as many barrier tasks of a Spark cluster. Tasks: {', '.join(options.TASKS)}.",
+        f"by as many barrier tasks of a Spark cluster. Tasks: {', '.join(tasks.OPTIONS)}.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -268,7 +268,7 @@ def _keep(result: Mapping[str, Any], output: Path) -> int:
     if result["left"]:
         _say(f"the files are more than {_MOST >> 20} MiB, too much for Spark to carry, and stay at {result['left']}")
     if result["code"]:
-        farewell.say(result["sentence"])
+        termination_message.say(result["sentence"])
     return int(result["code"])
 
 

@@ -56,8 +56,8 @@ def train(
     Where `output` is the driver's folder, which holds the file `mark`, rank 0 writes there. Else it writes into a
     folder of its own, and returns the files that make `most` bytes at most.
     """
-    from torchtally import worker
-    from torchtally.job import Process
+    from torchtally.commands import train
+    from torchtally.environment import Process
 
     os.environ.update(environment)
     os.environ["TORCHTALLY_RUN"] = run
@@ -69,7 +69,7 @@ def train(
     sys.argv[1:] = [*task, "--output", str(folder)]
     kept = _Kept()
     with contextlib.redirect_stdout(kept):
-        code = worker.main()
+        code = train.main()
     sentence = ""
     if code:
         code, sentence = cause(process, code)
@@ -107,7 +107,7 @@ def cause(process: Any, code: int) -> tuple[int, str]:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.rendezvous import rendezvous
 
-    from torchtally import failure
+    from torchtally.pod import failure
 
     written = ProcessFailure(process.local_rank, os.getpid(), code, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     own = failure.of(process.rank, written, process.pod)

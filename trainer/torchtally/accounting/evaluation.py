@@ -1,0 +1,241 @@
+"""Evaluation that is exact whatever divides: over ranks go sums and counts, never means.
+
+Each rank goes through its own shard on the bare module, at its own pace; nothing is exchanged before the end. (DDP's
+forward can be a collective call, in which the others would wait for a rank that has no batch left.)
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from torchtally.proof import shards
+
+if TYPE_CHECKING:  # who brings its metrics has it; nothing here needs it otherwise
+    from torchmetrics import Metric
+
+_BUFFER = 64 << 20  # bytes of all ranks' predictions that are under way to rank 0 at a time
+
+PerSample = Callable[[Any, Any], Tensor]  # (outputs, labels) -> one value a sample
+
+CLASSIFICATION: Mapping[str, PerSample] = {
+    "loss": lambda outputs, labels: functional.cross_entropy(outputs, labels, reduction="none"),
+    "correct": lambda outputs, labels: outputs.argmax(dim=1) == labels,
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came of a phase over all ranks, the same on each; `kept` alone is of this rank's samples."""
+
+    count: int  # samples
+    totals: dict[str, float]  # sums over them
+    metrics: dict[str, Any]
+    kept: Tensor | None  # in the dataset's order, on the CPU
+
+    def mean(self, name: str) -> float:
+        """`totals[name]` a sample; nan where there was none."""
+        return self.totals[name] / self.count if self.count else math.nan
+
+
+@torch.no_grad()  # no inference_mode: what a model or a metric makes here and keeps may be needed in training
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    n: int,
+    *,
+    sums: Mapping[str, PerSample] = CLASSIFICATION,
+    metrics: "Mapping[str, Metric] | None" = None,
+    keep: Callable[[Any], Tensor] | None = None,
+) -> Evaluation:
+    """Go through this rank's `batches` of a dataset of n samples, and combine what came of them over all ranks.
+
+    A collective call (gloo carries the sums). A batch is (sample indices, (inputs, labels)), as an Account hands them
+    out; tensors go to the model's device. Ranks may have unequal numbers of batches, empty ones, or none. `model` is
+    evaluated without DDP around it and with rank 0's buffers; its modules are afterwards in the modes they were in.
+    `sums` are added up in float64. `metrics` are reset, updated with (outputs, labels) of each batch, computed from
+    all ranks' states, and reset again. `keep`: what to keep of a batch's outputs, a row a sample.
+
+    Raises ValueError for a sum without one value a sample, and for a sample to keep that is not of rank, rank + world,
+    rank + 2 world, ...: the shard of this rank where the order is sequential and the contract exact.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    where = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    metrics = dict(metrics or {})  # of a MetricCollection, too: each metric with its own state
+    for metric in metrics.values():
+        metric.to(where).reset()
+    for buffer in model.buffers():  # BatchNorm's differ: the last step of each rank was with its own samples
+        dist.broadcast(buffer, src=0)
+
+    count, kept = 0, torch.empty(0)
+    totals = dict.fromkeys(sums, torch.zeros((), dtype=torch.float64))
+    with _evaluating(model):
+        for indices, data, *_ in batches:
+            if not (rows := len(indices)):  # not every model can take an empty batch
+                continue
+            inputs, labels = (part.to(where, non_blocking=True) if isinstance(part, Tensor) else part for part in data)
+            outputs = model(inputs)
+            for name, function in sums.items():
+                values = function(outputs, labels)
+                if values.shape != (rows,):
+                    raise ValueError(f"{name} must be one value a sample: {(rows,)}, not {tuple(values.shape)}")
+                totals[name] = totals[name].to(values.device) + values.sum(dtype=torch.float64)
+            for metric in metrics.values():
+                metric.update(outputs, labels)
+            if keep is not None:
+                part = keep(outputs).cpu()
+                if not count:
+                    kept = torch.zeros((shards.size(n, rank, world, "exact"), *part.shape[1:]), dtype=part.dtype)
+                if not bool(((indices >= 0) & (indices < n) & (indices % world == rank)).all()):
+                    raise ValueError(
+                        f"rank {rank} of {world} cannot keep rows of the samples {_few(indices.tolist())}, only of "
+                        f"{_few(range(n)[rank::world])} of {n}: take them in the dataset's order, none twice"
+                    )
+                kept.index_copy_(0, indices // world, part)
+            count += rows
+
+    added = torch.tensor([count, *(total.item() for total in totals.values())], dtype=torch.float64)
+    dist.all_reduce(added)
+    everything, *each = added.tolist()
+    return Evaluation(
+        count=int(everything),
+        totals=dict(zip(totals, each, strict=True)),
+        metrics={name: compute(metric) for name, metric in metrics.items()},
+        kept=kept if keep is not None else None,
+    )
+
+
+def gather_predictions(own: Tensor, n: int) -> Tensor | None:
+    """Rows of all ranks' samples in the dataset's order, on rank 0 (None elsewhere); `own` are this rank's, in order.
+
+    A collective call: over gloo with `own` on the CPU, over NCCL on a GPU; the result is there too. Rows may have any
+    dtype and shape. Beside `own` and, on rank 0, the result, there are buffers for 64 MiB of rows, or for one of each
+    rank if that is more.
+
+    Raises ValueError on every rank if one lacks a row for a sample of its shard of n, or has other rows than others.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    row, dtype, device = _agreed(own, n, world)
+    if world == 1:
+        return own
+    size = math.prod(row) * dtype.itemsize
+    longest = shards.size(n, 0, world, "exact")
+    step = min(longest, max(1, _BUFFER // (world * max(1, size))))
+    mine = _as_bytes(own.detach().contiguous(), size)
+    result = torch.empty((n, *row), dtype=dtype, device=device) if rank == 0 else None
+    part = torch.zeros((step, size), dtype=torch.uint8, device=device)
+    parts = [torch.empty_like(part) for _ in range(world)] if rank == 0 else None
+    # Every rank takes part in every round, so none waits for longer than one; parts are equal, as gloo wants them.
+    for at in range(0, longest, step):
+        here = mine[at : at + step]
+        part[: len(here)] = here
+        dist.gather(part, parts, dst=0)
+        if result is not None and parts is not None:
+            for other, rows in enumerate(parts):
+                places = _as_bytes(result, size)[other + at * world :: world][:step]
+                places.copy_(rows[: len(places)])
+    return result
+
+
+def compute(metric: "Metric") -> Any:
+    """Value of a torchmetrics metric over all ranks' updates, on every rank; afterwards the metric is reset.
+
+    A collective call, in place of `metric.compute()`, which fails, if not the process, where a state is a list and a
+    rank had fewer batches than others, or none. The value is computed once, by rank 0, on its CPU.
+
+    Raises RuntimeError on every rank if it cannot be.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device = metric.device
+    metric.cpu()  # where all ranks' states together are sure to fit
+    modules = [module for module in metric.modules() if hasattr(module, "_reductions")]
+    updated = any(module.update_called for module in modules)
+    gathered: list[Any] | None = [None] * world if rank == 0 else None
+    dist.gather_object([module.metric_state for module in modules] if updated else None, gathered, dst=0)
+    outcome: list[Any] = [None, None]
+    cause = None
+    if gathered is not None:
+        try:
+            outcome[0] = _computed(metric, modules, [states for states in gathered if states is not None])
+        except Exception as error:  # said by all ranks
+            outcome[1], cause = f"{type(error).__name__}: {error}", error
+    dist.broadcast_object_list(outcome, src=0)
+    metric.reset()
+    metric.to(device)
+    if outcome[1] is not None:
+        raise RuntimeError(f"{type(metric).__name__} cannot be computed from all ranks: {outcome[1]}") from cause
+    return outcome[0]
+
+
+def _computed(metric: "Metric", modules: list[Any], states: list[list[dict[str, Any]]]) -> Any:
+    """The metric's value, with each of its `modules` (its own and nested ones) in the state of all ranks together."""
+    for number, module in enumerate(modules):
+        for name, reduction in module._reductions.items():
+            if states:
+                setattr(module, name, _merged(name, reduction, [each[number][name] for each in states]))
+        module._computed = None
+    syncing = [module.distributed_available_fn for module in modules]
+    try:
+        for module in modules:
+            module.distributed_available_fn = lambda: False  # it is merged already
+        return metric.compute()
+    finally:
+        for module, function in zip(modules, syncing, strict=True):
+            module.distributed_available_fn = function
+
+
+def _merged(name: str, reduction: Callable[[Tensor], Tensor] | None, values: list[Any]) -> Any:
+    """One state of all ranks that have one, by torchmetrics' rules for it."""
+    from torchmetrics.utilities import dim_zero_mean
+
+    if isinstance(values[0], list):
+        return [entry for value in values for entry in value]  # as if all updates had been made here
+    stacked = torch.stack(values)
+    if reduction is dim_zero_mean and not torch.equal(stacked, values[0].expand_as(stacked)):
+        raise ValueError(f"its state {name} is averaged over ranks, as if all had as many samples")
+    return stacked if reduction is None else reduction(stacked)
+
+
+def _agreed(own: Tensor, n: int, world: int) -> tuple[tuple[int, ...], torch.dtype, str]:
+    """Shape of a row, dtype and device of all ranks' rows; a rank without a sample cannot know them."""
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, (len(own), (tuple(own.shape[1:]), own.dtype, own.device.type)))
+    for rank, (rows, _) in enumerate(found):
+        if rows != (expected := shards.size(n, rank, world, "exact")):
+            raise ValueError(f"rank {rank} has predictions of {rows} samples, and its shard of {n} has {expected}")
+    kinds = {rank: kind for rank, (rows, kind) in enumerate(found) if rows}
+    for rank, kind in kinds.items():
+        if kind != kinds[0]:
+            raise ValueError(f"rank {rank} has rows of shape, dtype and device {kind}, and rank 0 has {kinds[0]}")
+    row, dtype, device = kinds[0]
+    return row, dtype, device
+
+
+def _as_bytes(rows: Tensor, size: int) -> Tensor:
+    """The memory of contiguous `rows`, `size` bytes each: gloo does not know every dtype."""
+    # A single row is contiguous with any stride, which view() would keep, and then not take.
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).view(len(rows), size)
+
+
+def _few(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices[:4])) + (", ..." if len(indices) > 4 else "")
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,262 @@
+"""How samples of any dataset reach a loop together with their indices, through any number of DataLoader workers."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils import data
+
+from torchtally.errors import Refused, Unproven
+from torchtally.proof import shards
+from torchtally.proof.contract import Contract
+from torchtally.proof.shards import Order
+
+_CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Batch(NamedTuple):
+    """What one rank's loop takes in one step."""
+
+    indices: Tensor  # int64, on the CPU: which samples these are
+    data: Any  # what the collate_fn made of them
+    rows: int = 0  # samples of all ranks in this step, 0 until `Account.epoch` hands it out
+
+
+class Sampler(data.Sampler[int]):
+    """This rank's part of an epoch's order. Alone, it takes the place of a DistributedSampler, and nothing is proved.
+
+    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, and `set_epoch` before each epoch. It repeats
+    no sample; where DDP needs as many batches on every rank, the contract must be padded or drop_last.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        batch_size: int = 1,  # of this rank; matters to `steps` alone
+        seed: int = 0,
+        shuffle: bool = True,
+        contract: Contract = "exact",
+        rank: int | None = None,  # default: its place in the process group
+        world: int | None = None,
+    ):
+        self.n, self.batch_size, self.seed, self.contract = n, batch_size, seed, contract
+        self.order: Order = "feistel-1" if shuffle else "sequential"
+        self.rank = dist.get_rank() if rank is None else rank
+        self.world = dist.get_world_size() if world is None else world
+        # Shared with workers that outlive an epoch.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def batch(self) -> int:
+        """Samples of all ranks in a step."""
+        return self.batch_size * self.world
+
+    @property
+    def total(self) -> int:
+        """Samples of all ranks in an epoch."""
+        return shards.total(self.n, self.world, self.contract)
+
+    @property
+    def idle(self) -> bool:
+        """Whether this rank has no sample in the last step, which it makes like the others."""
+        return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch's order comes next."""
+        self._epoch.fill_(epoch)
+
+    def steps(self) -> Iterator[list[int]]:
+        """This rank's indices of each step: as many steps on every rank, the last one uneven or, on some, empty."""
+        own, epoch = len(self), int(self._epoch)
+        chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
+        for at in range(0, own, chunk):
+            some = shards.indices(
+                self.n, self.rank, self.world, self.contract, self.order, self.seed, epoch, at, at + chunk
+            ).tolist()
+            for begin in range(0, len(some), self.batch_size):
+                yield some[begin : begin + self.batch_size]
+        if self.idle:
+            yield []
+
+    def __iter__(self) -> Iterator[int]:
+        for indices in self.steps():
+            yield from indices
+
+    def __len__(self) -> int:
+        return shards.size(self.n, self.rank, self.world, self.contract)
+
+
+class Steps(data.Sampler[list[int]]):
+    """A Sampler by whole steps: what a DataLoader's workers fetch at a time."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.sampler.steps()
+
+    def __len__(self) -> int:
+        return -(-self.sampler.total // self.sampler.batch)
+
+
+class ByStep(data.Dataset[Any]):
+    """A dataset whose items are whole steps, by their indices: (indices, data), or the Batch that `collate` made."""
+
+    def __init__(self, dataset: Any, collate: Collate):
+        self.dataset, self.collate = dataset, collate
+
+    def __getitem__(self, indices: list[int]) -> Any:
+        if not indices:
+            return _nothing(self.collate, self._samples([0])[0])
+        return _together(self.collate, indices, self._samples(indices))
+
+    def _samples(self, indices: list[int]) -> list[Any]:
+        all_at_once = getattr(self.dataset, "__getitems__", None)
+        return list(all_at_once(indices)) if all_at_once else [self.dataset[index] for index in indices]
+
+
+class StreamByStep(data.IterableDataset[Any]):
+    """The same of an IterableDataset that has `select`: worker k of W reads the steps k, k + W, k + 2W, ..."""
+
+    def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
+        self.dataset, self.sampler, self.collate = dataset, sampler, collate
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.dataset.select(index for step in self._own() for index in step))
+        sample = None
+        for step in self._own():
+            pairs = list(islice(samples, len(step)))
+            if not pairs:
+                return  # it has ended early, which `Account.epoch` sees
+            indices, values = zip(*pairs, strict=True)
+            sample = values[-1]
+            yield _together(self.collate, list(indices), list(values))
+        # DataLoader asks the workers in turn and passes over those that have ended, so this comes last.
+        info = data.get_worker_info()
+        if self.sampler.idle and (info is None or info.id == 0):
+            yield _nothing(self.collate, sample)
+
+    def _own(self) -> Iterator[list[int]]:
+        info = data.get_worker_info()
+        first, stride = (info.id, info.num_workers) if info else (0, 1)
+        return filter(None, islice(self.sampler.steps(), first, None, stride))
+
+
+def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any) -> data.DataLoader[Any]:
+    """A DataLoader of `sampler`'s steps, whose batches are (indices, data); `options` are DataLoader's."""
+    collate = collate_fn or data.default_collate
+    if isinstance(dataset, data.IterableDataset):
+        stream = StreamByStep(dataset, sampler, collate)
+        return data.DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **options)
+    steps = ByStep(dataset, collate)
+    return data.DataLoader(steps, batch_size=None, sampler=Steps(sampler), collate_fn=_as_it_is, **options)
+
+
+class Epochs:
+    """The data of one epoch after another for whoever drives the loop itself: each iter() is the next epoch.
+
+    It has a length, so that libraries need not fetch a batch ahead to see the end. Where one does, a batch counts early
+    and the epoch's end is right. One that has taken all may not ask for one more, which is how a loop says that it has
+    used the last: then `end` says it.
+    """
+
+    def __init__(self, epoch: Callable[[int], Iterator[Batch]], steps: int):
+        self._epoch, self._steps = epoch, steps
+        self._made = self._taken = 0  # epochs begun, and batches handed out in the last of them
+        self._batches: Iterator[Batch] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        self.end()
+        self._made, self._taken = self._made + 1, 0
+        self._batches = self._epoch(self._made)
+        for batch in self._batches:
+            self._taken += 1
+            yield batch.data
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def end(self) -> None:
+        """Nothing more is wanted of the epoch: if all batches were taken, the last one has been used, too."""
+        if self._taken == self._steps:
+            next(self._batches, None)
+
+
+def checked(taken: Any, where: str) -> Batch:
+    """What a loader gave, as a Batch, if it can be what its indices say."""
+    indices = taken[0] if isinstance(taken, list | tuple) and len(taken) > 1 else None
+    if isinstance(indices, list):
+        indices = torch.tensor(indices, dtype=torch.int64)
+    if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.ndim != 1:
+        raise Refused(f"{where}: the loader's batches must be pairs of indices and data, as account.loader makes them")
+    batch = Batch(indices, taken[1])
+    found = _sizes(batch.data)
+    if not len(indices) and 0 not in found:
+        raise Refused(
+            f"{where}: this rank has no sample left, and the collate_fn's {type(batch.data).__name__} cannot be cut to "
+            "no rows: use contract padded or drop_last"
+        )
+    # A collate_fn that returns a Batch says itself which samples are in it.
+    if found and len(indices) not in found and not isinstance(taken, Batch):
+        raise Unproven(
+            f"{where} is not proved: of the {len(indices)} samples {_few(indices)} the collate_fn made a batch with "
+            f"parts of {', '.join(map(str, sorted(found)))} rows. One that leaves out, repeats or packs samples must "
+            "return Batch(indices, data) itself"
+        )
+    return batch
+
+
+def _few(indices: Tensor) -> str:
+    shown = ", ".join(map(str, indices[:8].tolist()))
+    return shown if len(indices) <= 8 else f"{shown}, …"
+
+
+def _sizes(part: Any) -> set[int]:
+    """Leading sizes of all tensors and lengths of all sequences in a batch: one of them is its number of samples."""
+    if isinstance(part, Tensor | np.ndarray):
+        return {len(part)} if part.ndim else set()
+    if isinstance(part, Mapping):
+        return set().union(*map(_sizes, part.values()))
+    if isinstance(part, list | tuple):
+        return {len(part)}.union(*map(_sizes, part))
+    return set()
+
+
+def _together(collate: Collate, indices: list[int], samples: list[Any]) -> Any:
+    made = collate(samples)
+    # A collate_fn that was given the indices with the samples speaks for itself.
+    return made if isinstance(made, Batch) else (torch.tensor(indices, dtype=torch.int64), made)
+
+
+def _nothing(collate: Collate, sample: Any) -> Any:
+    """The batch of a rank that has no sample left in the last step: of one like `sample`, cut to none."""
+    none = _extrapolated(collate([sample]), collate([sample, sample]))
+    return none if isinstance(none, Batch) else (torch.empty(0, dtype=torch.int64), none)
+
+
+def _extrapolated(one: Any, two: Any) -> Any:
+    """The batch of no sample, from those of one and of two: whatever grew by a sample is cut by as much."""
+    if isinstance(one, Tensor | np.ndarray):
+        return one[: max(0, 2 * len(one) - len(two))] if one.ndim else one
+    if isinstance(one, MutableMapping):
+        none = copy.copy(one)
+        none.update({key: _extrapolated(one[key], two[key]) for key in one})
+        return none
+    if isinstance(one, list | tuple):
+        if len(one) != len(two):
+            return one[: max(0, 2 * len(one) - len(two))]
+        parts: Iterable[Any] = map(_extrapolated, one, two)
+        return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
+    return one
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,68 @@
+"""What both commands do first: find the rank's place, load the data, agree with all ranks, make the process group."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchtally import tasks
+from torchtally.distributed import process_group
+from torchtally.environment import Places, Process
+from torchtally.errors import Refused
+from torchtally.pod import device
+from torchtally.training.task import Samples, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A rank that is ready to begin."""
+
+    process: Process
+    run: str  # the run's id, which is rank 0's
+    task: Task
+    train: Samples  # on the CPU, as `test`
+    test: Samples
+    device: torch.device
+
+
+def set_up(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Callable[[], None]) -> Setup:
+    """Load the data of the task `name`, agree on it and on `facts`, and make the process group.
+
+    `prepare` is called on rank 0 alone. Raises Refused on every rank if it did on any, and Lost.
+    """
+    process = Process.from_env(os.environ)
+    places = Places.from_env(os.environ)
+    task = tasks.load(name)
+
+    # What fails on one pod is said by all of them, so it is carried to the handshake.
+    problem = train = test = where = None
+    try:
+        where = device.choose(places.device, process.local_rank)
+        if process.rank == 0:
+            prepare()
+        began = time.monotonic()
+        train, test = task.load(data or places.data, places.cache)
+        if process.local_rank == 0:
+            print(
+                f"torchtally: rank {process.rank} has {len(train)} samples to train with and {len(test)} to test with, "
+                f"after {time.monotonic() - began:.1f} s",
+                flush=True,
+            )
+    except Refused as sentence:
+        problem = str(sentence)
+    facts = {
+        "number of training samples": len(train) if train else None,
+        "number of test samples": len(test) if test else None,
+        "data": task.fingerprint,
+        **facts,
+        "device": where.type if where else None,
+    }
+    store, run = process_group.agree(process, facts, problem)
+    assert train is not None and test is not None and where is not None
+
+    process_group.create(store, process, where)
+    return Setup(process=process, run=run, task=task, train=train, test=test, device=where)

@@ -1,0 +1,54 @@
+"""The process group of all ranks, made where they agree on what they hold, and ended with an exit code."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from torchtally.distributed import handshake
+from torchtally.environment import Process
+from torchtally.errors import FAILED, OK, Ending, Lost, lost_a_peer
+from torchtally.pod import failure
+
+
+def exit_code(body: Callable[[], None]) -> int:
+    """Run a rank's `body` and its process group to their end; returns the exit code."""
+    try:
+        body()
+        dist.destroy_process_group()
+    except Ending as ending:
+        return failure.end(ending)
+    except Exception as error:
+        if not lost_a_peer(f"{type(error).__name__}: {error}"):
+            failure.record(error)
+            traceback.print_exc()
+            return FAILED
+        return failure.end(Lost(f"another rank went away ({str(error).splitlines()[0]})"))
+    return OK
+
+
+def agree(process: Process, facts: Mapping[str, Any], problem: str | None) -> tuple[Store, str]:
+    """Meet all other ranks, which have to hold the same facts; returns their store, and the run's id.
+
+    Raises Refused on every rank where facts differ or any has a problem, and Lost.
+    """
+    store, _, _ = next(rendezvous("env://"))
+    held = {"world size": process.world, **facts, "PyTorch": torch.__version__, "_run": process.run}
+    return store, handshake.agree(store, process.rank, process.world, process.pod, held, problem)["_run"]
+
+
+def create(store: Store, process: Process, device: torch.device) -> None:
+    """Make the default group: gloo for tallies and counts and, on GPUs, NCCL for the gradients."""
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        timeout=handshake.COLLECTIVE,
+        store=store,
+        rank=process.rank,
+        world_size=process.world,
+        device_id=device if on_gpu else None,
+    )

@@ -1,0 +1,1 @@
+"""A pod's life: launch, rendezvous, heartbeat, forked ranks, signals, exit codes and the termination message."""

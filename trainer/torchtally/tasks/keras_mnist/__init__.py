@@ -1,0 +1,14 @@
+"""MNIST with a Keras model."""
+
+from dataclasses import dataclass
+
+from torchtally.options import Training, another_default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Training):
+    """A Keras model with BatchNormalization on MNIST."""
+
+    epochs: int = another_default("epochs", 2)
+    batch_size: int = another_default("batch_size", 64)
+    lr: float = another_default("lr", 6e-3)

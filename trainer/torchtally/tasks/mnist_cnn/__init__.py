@@ -1,0 +1,13 @@
+"""MNIST with a convolutional network."""
+
+from dataclasses import dataclass
+
+from torchtally.options import Training, another_default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Training):
+    """A convolutional network on MNIST."""
+
+    epochs: int = another_default("epochs", 3)
+    batch_size: int = another_default("batch_size", 100)

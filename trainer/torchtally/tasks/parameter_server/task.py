@@ -1,0 +1,102 @@
+"""Bags of indices with a known answer: an index's class is its remainder by 8, a bag's label the class of most of it.
+
+What the roles do with it is in training.py; in one process it is a task as any other.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from torchtally.options import Training
+from torchtally.tasks.parameter_server import Options
+from torchtally.training.task import Samples, Task
+
+if TYPE_CHECKING:
+    from torchtally.training.train_state import TrainState
+
+ROWS, WIDTH, CLASSES = 100, 16, 8
+_SMALLEST, _LARGEST = 4, 10  # indices in a bag: 5 bags, a trainer's batch, have 20 to 50
+_TRAIN, _TEST = 100, 1000  # bags
+_SPREAD = 0.1  # of the table's first values: what is not learnt about a bag's strays disturbs little
+_NONE = -1  # fills up a bag's row
+
+
+class Model(nn.Module):
+    """A table whose rows are added up over each bag, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(ROWS, WIDTH, mode="sum")
+        nn.init.normal_(self.table.weight, std=_SPREAD)
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Logits (bags, classes) of samples as they are stored."""
+        logits: Tensor = self.linear(self.table(*bags(samples)))
+        return logits
+
+
+def bags(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """All indices of the samples (bags, largest) one after the other, and where each bag begins among them."""
+    there = samples != _NONE
+    sizes = there.sum(dim=1)
+    return samples[there], sizes.cumsum(dim=0) - sizes
+
+
+def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
+    """Training and test samples, the same everywhere; nothing is read."""
+    return _samples(_TRAIN, seed=1), _samples(_TEST, seed=2)
+
+
+def first_model(options: Training) -> Model:
+    """The model with the weights that a training with this seed begins with."""
+    random = torch.random.get_rng_state()
+    torch.manual_seed(options.seed)
+    model = Model()
+    torch.random.set_rng_state(random)
+    return model
+
+
+def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=options.lr)
+
+
+def fit(name: str, options: Training, output: Path) -> "TrainState":
+    from torchtally.tasks.parameter_server import training  # RPC: not for evaluation
+
+    assert isinstance(options, Options)
+    return training.fit(name, options, output)
+
+
+def _samples(n: int, seed: int) -> Samples:
+    """More than half of a bag's indices are of the class that is its label, the others of any."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (n, 1), generator=random)
+    sizes = torch.randint(_SMALLEST, _LARGEST + 1, (n, 1), generator=random)
+    of_the_class = labels + CLASSES * torch.randint(ROWS // CLASSES, (n, _LARGEST), generator=random)
+    of_any = torch.randint(ROWS, (n, _LARGEST), generator=random)
+    place = torch.arange(_LARGEST)
+    inputs = torch.where(place <= sizes // 2, of_the_class, of_any)
+    return Samples(inputs.masked_fill(place >= sizes, _NONE), labels.squeeze(1))
+
+
+def _fingerprint() -> str:
+    hashed = hashlib.sha256()
+    for samples in load(None, Path()):
+        hashed.update(samples.inputs.numpy().tobytes())
+        hashed.update(samples.labels.numpy().tobytes())
+    return f"sha256:{hashed.hexdigest()[:16]}"
+
+
+TASK = Task(
+    load=load,
+    fingerprint=_fingerprint(),
+    model=first_model,
+    inputs=lambda samples: samples,
+    optimizer=optimizer,
+    fit=fit,
+)

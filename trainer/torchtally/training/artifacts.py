@@ -1,0 +1,88 @@
+"""The end of a training: its model, its proof and its last line; and whether a pod finds that it has been reached."""
+
+import errno
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchtally.accounting.tally import emit
+from torchtally.atomic_file import replace
+from torchtally.errors import Refused
+from torchtally.options import Training
+from torchtally.proof import run_summary, table
+from torchtally.training import checkpoint_file
+from torchtally.training.task import Task
+from torchtally.training.train_state import TrainState
+
+MODEL, PROOF = "model.pt", "proof.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def training(task: str, chosen: Training, fingerprint: str) -> dict[str, Any]:
+    """What makes it the same training, whatever the number of ranks."""
+    of_options = {name if name == "seed" else f"option {name}": value for name, value in chosen.of_training().items()}
+    return {"task": task, "data": fingerprint, **of_options}
+
+
+def prepare(output: Path) -> None:
+    """Make the output folder, and see that it can be written; raises Refused."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        replace(output / ".writable", b"").unlink()
+    except OSError as error:
+        if error.errno not in _FULL:  # which may be over before anything is to be written
+            raise Refused(
+                f"the output folder {output} (--output, TORCHTALLY_OUTPUT) cannot be written: {error}"
+            ) from None
+
+
+def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str, Any]) -> None:
+    """Write the model, what the task makes of it, then the proof, each beside its place and renamed.
+
+    Prints the last line. Raises OSError.
+    """
+    model = checkpoint_file.saved({name: value.cpu() for name, value in train_state.model.state_dict().items()})
+    hashed, files = sha256(model), task.files(train_state.model)
+    last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
+    proof = {
+        "holds": not any(table.wrong(line) for line in train_state.lines),
+        "model": hashed,
+        "files": {name: sha256(contents) for name, contents in files.items()},
+        "training": facts,
+        "epochs": [asdict(epoch) for epoch in train_state.epochs],
+        "lines": [*train_state.lines, last],
+    }
+    for name, contents in {MODEL: model, **files}.items():
+        replace(output / name, contents)
+    replace(output / PROOF, (json.dumps(proof, indent=1) + "\n").encode())
+    others = "".join(f", {output / name}" for name in files)
+    print(f"torchtally: wrote {output / MODEL} ({hashed}){others} and {output / PROOF}", flush=True)
+    emit(last)
+
+
+def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> bool:
+    """Whether this training is complete in `output`; if so, its last line is printed again.
+
+    The master of a job whose workers have succeeded would wait for them in vain.
+    """
+    facts = training(task, chosen, fingerprint)
+    try:
+        proof = json.loads((output / PROOF).read_bytes())
+        written = {MODEL: proof["model"], **proof["files"]}
+        whole = all(sha256((output / name).read_bytes()) == hashed for name, hashed in written.items())
+        last = proof["lines"][-1]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    if not whole or proof["training"] != facts:
+        return False
+    print(f"torchtally: run {last['run']} in {output} is complete; another training needs another --output", flush=True)
+    emit(last)
+    return True
+
+
+def sha256(data: bytes) -> str:
+    """The hash of a model's bytes, as last lines name it."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

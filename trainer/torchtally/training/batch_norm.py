@@ -1,0 +1,48 @@
+"""BatchNorm cannot take a batch of one row: which contract a training has with it, and which batches are refused."""
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchtally.accounting.tally import Run, Tally
+from torchtally.errors import Refused
+from torchtally.options import Training
+from torchtally.proof import shards
+from torchtally.proof.contract import Contract
+
+
+def contract(options: Training, model: nn.Module, n: int, run: Run) -> Contract:
+    """The contract of the training. Raises Refused where it leaves no sample."""
+    with_batch_norm = _has_batch_norm(model)
+    chosen = options.contract or ("drop_last" if with_batch_norm else "exact")
+    everything = shards.total(n, run.world, chosen)
+    if not everything:
+        raise Refused(f"--contract {chosen} leaves none of {n} samples for {run.world} ranks")
+    if with_batch_norm and options.contract is None and run.rank == 0:
+        print(
+            "torchtally: the model has BatchNorm, which cannot take a batch of one row, so the contract is drop_last: "
+            f"{n - everything} of {n} samples are left out of each epoch",
+            flush=True,
+        )
+    return chosen
+
+
+def refuse_single_rows(model: nn.Module, tally: Tally) -> None:
+    """Raise Refused where BatchNorm would get a batch of one row in an epoch's last step."""
+    if not _has_batch_norm(model):
+        return
+    phase, world = tally.phase, tally.run.world
+    everything = shards.total(phase.n, world, phase.contract, phase.start)
+    last = everything - (shards.steps(phase.n, world, phase.contract, phase.batch, phase.start) - 1) * phase.batch
+    if everything and last // world < 2:
+        raise Refused(
+            f"the last step of epoch {phase.epoch} has {last} samples for {world} ranks, and BatchNorm needs 2 on each:"
+            f" --batch-size {phase.batch // world} (--global-batch-size {phase.batch}) must be such that {everything} "
+            "samples leave more"
+        )
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    """Whether there is torch's, or Keras', whose layers are no modules of the model and whose parameters tell."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules()) or any(
+        name.endswith("/moving_variance") for name, _ in model.named_parameters()
+    )

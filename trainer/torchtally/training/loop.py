@@ -1,0 +1,260 @@
+"""Train and evaluate: every rank makes the same number of steps, and says afterwards what it consumed in them."""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+
+from torchtally.accounting.evaluation import Evaluation, evaluate
+from torchtally.accounting.tally import Phase, Run, Tally, enforce, prove
+from torchtally.distributed import running_stats
+from torchtally.distributed.ddp import parallel
+from torchtally.distributed.shared_memory import Shared
+from torchtally.monitoring.callback import EVERY, Callback
+from torchtally.options import Training
+from torchtally.proof import shards
+from torchtally.training import batch_norm
+from torchtally.training.batches import Batches, batches
+from torchtally.training.checkpoint_file import State
+from torchtally.training.checkpointer import Checkpointer
+from torchtally.training.cuda_graph import Captured, CudaGraph, Step
+from torchtally.training.task import Samples, Task
+from torchtally.training.train_state import Epoch, TrainState
+
+_EVALUATION_BATCH = 1000
+_LOG_SECONDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A training as one rank does it."""
+
+    task: Task
+    options: Training
+    run: Run
+    train: Samples  # on `device`, as `test`
+    test: Samples
+    device: torch.device
+    checkpointer: Checkpointer
+    callback: Callback | None = None
+    memory: Shared | None = None  # in which the ranks of one pod sum their gradients
+    batches: Batches | None = None  # of a test: the indices of each step, on the CPU
+
+    def fit(self, saved: State | None = None) -> TrainState:
+        """Train up to `options.epochs`, from `saved` on if there is a checkpoint; evaluate after each epoch.
+
+        Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced; Stopped and Lost.
+        """
+        options, run = self.options, self.run
+        torch.manual_seed(options.seed)
+        model = self.task.model(options).to(self.device)
+        optimizer = self.task.optimizer(model.parameters(), options)
+        batch = options.global_batch_size or options.batch_size * run.world
+        contract = batch_norm.contract(options, model, len(self.train), run)
+        step = self._step(model, optimizer, batch)
+
+        def phase(epoch: int) -> Phase:
+            return Phase(
+                name="train", epoch=epoch, n=len(self.train), batch=batch, contract=contract, order="feistel-1"
+            )
+
+        train_state = TrainState(run, model, optimizer, torch.zeros((), dtype=torch.float64, device=self.device))
+        if saved:
+            train_state.restore(saved, phase(saved["epoch"]))
+        self.checkpointer.save(train_state)  # so that a run keeps its id from its first step on
+        if run.rank == 0:
+            self._say_where(train_state, resumed=saved is not None)
+        if self.callback:
+            self.callback.begin(train_state.done, train_state.lines)
+        first = True
+        while train_state.epoch <= options.epochs:
+            self._epoch(train_state, phase(train_state.epoch), step, first)
+            first = False
+        return train_state
+
+    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> Step:
+        """What a step does, with the model as the ranks train it together."""
+        task, train = self.task, self.train
+        # DDP broadcasts rank 0's buffers before each step.
+        memory = None if any(True for _ in model.buffers()) else self.memory
+        two = torch.zeros(2, dtype=torch.int64, device=self.device)
+
+        def loss_of_two(model: nn.Module) -> Tensor:
+            return functional.cross_entropy(model(task.inputs(train.inputs[two])), train.labels[two])
+
+        together = model
+        if self.run.world > 1:  # alone, DDP takes a quarter of a step
+            together = parallel(model, loss_of_two, self.device, memory, self.options.all_reduce)
+
+        def step(chosen: Tensor, scale: float) -> Tensor:
+            optimizer.zero_grad()
+            output = together(task.inputs(train.inputs[chosen]))
+            loss = functional.cross_entropy(output, train.labels[chosen], reduction="sum")
+            (loss * scale).backward()
+            if memory:
+                memory.mean()
+            optimizer.step()
+            return loss.detach()
+
+        # A graph can replay neither collectives nor a changing rate.
+        if self.device.type == "cuda" and self.run.world == 1 and task.rate is None:
+            return Captured(step, batch, CudaGraph(self.device), self.device)
+        return step
+
+    def _epoch(self, train_state: TrainState, phase: Phase, step: Step, first: bool) -> None:
+        """Train the rest of an epoch, prove it, evaluate, prove that, and save."""
+        run, options, model = self.run, self.options, train_state.model
+        tally = train_state.begin(phase)
+        batch_norm.refuse_single_rows(model, tally)
+        began = time.perf_counter()
+        consumed = self._train(train_state, step, tally)
+        speed = consumed / (time.perf_counter() - began)
+        loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)
+        dist.all_reduce(loss)
+        train_state.lines.append(_proved(tally, options.tally, first, self.callback))
+
+        running_stats.check(running_stats.statistics(model))
+        found, line = examine(self.task, model, self.test, run, phase.epoch, options.tally, callback=self.callback)
+        train_state.lines.append(line)
+        correct, tested = int(found.totals["correct"]), len(self.test)
+        total = shards.total(phase.n, run.world, phase.contract)
+        done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, tested, speed)
+        train_state.end_epoch(done)
+        if run.rank == 0:
+            print(
+                f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / tested:.2%} "
+                f"({correct} of {tested}), {speed:,.0f} samples/s",
+                flush=True,
+            )
+        if self.callback:
+            self.callback.metrics(
+                _steps_so_far(tally.phase, total),
+                epoch_loss=done.loss,
+                test_loss=done.test_loss,
+                test_accuracy=correct / tested,
+                samples_per_second=speed,
+            )
+        self.checkpointer.after_epoch(train_state, last=train_state.epoch > options.epochs)
+
+    def _train(self, train_state: TrainState, step: Step, tally: Tally) -> int:
+        """Make the rest of an epoch's steps; returns how many samples all ranks consumed in them."""
+        train_state.model.train()
+        run, phase = tally.run, tally.phase
+        statistics = running_stats.statistics(train_state.model)
+        everything = shards.total(phase.n, run.world, phase.contract, phase.start)
+        steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+        first = train_state.steps
+        taken = self.batches(run, phase) if self.batches else batches(run, phase, self.device)
+        for number, indices in enumerate(_progress(islice(taken, first, None), run, phase, first), first):
+            rows = min(phase.batch, everything - number * phase.batch)
+            _reseed(run, phase, number, self.device)
+            if self.task.rate:
+                for group in train_state.optimizer.param_groups:  # nothing to save: it follows from the position
+                    group["lr"] = train_state.optimizer.defaults["lr"] * self.task.rate(train_state.done)
+            # The sum over ranks is divided by their number. Scaled like this it is the mean over the samples of the
+            # step, also where the last batch is uneven or, on some ranks, empty.
+            loss = step(indices.to(self.device, non_blocking=True), run.world / max(rows, 1))
+            running_stats.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
+            tally.record(indices)
+            train_state.loss += loss
+            train_state.steps = number + 1
+            if self.callback:
+                self.callback.step(phase, rows, train_state.done)
+                if train_state.steps % EVERY == 0 and len(indices):
+                    so_far = _steps_so_far(phase, train_state.position)
+                    self.callback.metrics(so_far, train_loss=loss.item() / len(indices))
+            # The end of the epoch saves; and from among samples that pad it no other number of ranks could go on.
+            if number + 1 < steps and train_state.position < phase.n:
+                self.checkpointer.after_step(train_state)
+        return everything - min(everything, first * phase.batch)
+
+    def _say_where(self, train_state: TrainState, resumed: bool) -> None:
+        n, run = len(self.train), train_state.run
+        if train_state.epoch > self.options.epochs:
+            how = "is complete"
+        elif resumed:
+            how = (
+                f"goes on at epoch {train_state.epoch}, position {train_state.position} of {n}, with {run.world} ranks"
+            )
+        else:
+            how = f"begins: {n} samples an epoch, {run.world} ranks"
+        print(f"torchtally: run {run.run} {how}", flush=True)
+
+
+def _steps_so_far(phase: Phase, position: int) -> int:
+    """Steps of all epochs up to a position of this one's order."""
+    return (phase.epoch - 1) * -(-phase.n // phase.batch) + -(-position // phase.batch)
+
+
+def _reseed(run: Run, phase: Phase, step: int, device: torch.device) -> None:
+    """What is drawn in a step (dropout) follows from seed, position and rank, so no generator has to be saved."""
+    seed = 0
+    for value in (run.seed, phase.epoch, phase.start + step * phase.batch, run.rank):
+        seed = (seed + value) * 0x9E3779B97F4A7C15 & ((1 << 64) - 1)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def examine(
+    task: Task,
+    model: nn.Module,
+    test: Samples,
+    run: Run,
+    epoch: int,
+    mode: Literal["enforce", "report"],
+    first: bool = False,
+    callback: Callback | None = None,
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Evaluate on all test samples; returns what came of it and the line of all ranks. A collective call.
+
+    Raises Unproven on every rank if the proof fails and `mode` is to enforce it. `first`: nothing was proved before.
+    """
+    together = _EVALUATION_BATCH * run.world
+    tally = Tally(
+        run, Phase(name="test", epoch=epoch, n=len(test), batch=together, contract="exact", order="sequential")
+    )
+
+    def taken() -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        for indices in batches(run, tally.phase):
+            chosen = indices.to(test.labels.device, non_blocking=True)
+            yield indices, (task.inputs(test.inputs[chosen]), test.labels[chosen])
+            tally.record(indices)
+
+    found = evaluate(model, taken(), len(test))
+    return found, _proved(tally, mode, first, callback)
+
+
+def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, callback: Callback | None) -> dict[str, Any]:
+    """The line of all ranks. Raises Unproven as `enforce` does, after the callback has heard of it."""
+    proof = prove(tally)
+    if callback:
+        callback.proof(proof.lines[-1], proof.holds)
+    enforce(proof, mode, first)
+    return proof.lines[-1]
+
+
+def _progress(indices: Iterator[Tensor], run: Run, phase: Phase, first: int) -> Iterator[Tensor]:
+    """Show rank 0's progress: a bar on a terminal, a line now and then in a log."""
+    if run.rank != 0:
+        yield from indices
+        return
+    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+    title = f"{phase.name} epoch {phase.epoch}/{run.plan[phase.name]}"
+    if sys.stderr.isatty():
+        yield from tqdm(indices, title, initial=first, total=steps, unit="step", leave=False)
+        return
+    due = time.monotonic() + _LOG_SECONDS
+    for step, batch in enumerate(indices, first):
+        yield batch
+        if time.monotonic() > due:
+            print(f"{title}: step {step + 1} of {steps}", flush=True)
+            due += _LOG_SECONDS

@@ -1,0 +1,43 @@
+"""A workload as the loop knows it: a model, its data, and how the data becomes the model's input."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchtally.options import Training
+
+if TYPE_CHECKING:
+    from torchtally.training.train_state import TrainState
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and labels, indexed alike."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "Samples":
+        return Samples(self.inputs.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A workload: a model, its data and how one becomes the other's input. It knows nothing of ranks."""
+
+    load: Callable[[Path | None, Path], tuple[Samples, Samples]]
+    fingerprint: str
+    model: Callable[[Training], nn.Module]
+    inputs: Callable[[Tensor], Tensor]
+    optimizer: Callable[[Iterator[nn.Parameter], Training], torch.optim.Optimizer]
+    rate: Callable[[float], float] | None = None  # what the learning rate is multiplied by, from done = 0 to 1
+    # In place of the loop, for ranks that have roles: (name, options, output folder) -> on rank 0 the trained model.
+    fit: "Callable[[str, Any, Path], TrainState] | None" = None
+    files: Callable[[nn.Module], Mapping[str, bytes]] = lambda model: {}  # of other forms of the model, by name
