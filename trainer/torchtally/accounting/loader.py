@@ -22,29 +22,45 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Batch(NamedTuple):
-    """What one rank's loop takes in one step."""
+    """The samples that one rank consumes in one step.
 
-    indices: Tensor  # int64, on the CPU: which samples these are
-    data: Any  # what the collate_fn made of them
-    rows: int = 0  # samples of all ranks in this step, 0 until `Account.epoch` hands it out
+    Attributes:
+        indices: Indices of the samples, int64 (samples,), on the CPU.
+        data: The samples as the `collate_fn` returned them.
+        rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch.
+    """
+
+    indices: Tensor
+    data: Any
+    rows: int = 0
 
 
 class Sampler(data.Sampler[int]):
-    """This rank's part of an epoch's order. Alone, it takes the place of a DistributedSampler, and nothing is proved.
+    """This rank's part of an epoch's order.
 
-    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, and `set_epoch` before each epoch. It repeats
-    no sample; where DDP needs as many batches on every rank, the contract must be padded or drop_last.
+    On its own, it replaces a DistributedSampler and proves nothing:
+    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, with `set_epoch` before each epoch. If DDP
+    needs equally many batches on every rank, use the contract `padded` or `drop_last`.
+
+    Args:
+        n: Number of samples of the dataset.
+        batch_size: Samples of this rank in a step. It only matters for `steps`.
+        seed: Seed of the order of samples, from 0.
+        shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+        contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+        rank: This process's rank (default: that of the process group).
+        world: Number of ranks (default: that of the process group).
     """
 
     def __init__(
         self,
         n: int,
         *,
-        batch_size: int = 1,  # of this rank; matters to `steps` alone
+        batch_size: int = 1,
         seed: int = 0,
         shuffle: bool = True,
         contract: Contract = "exact",
-        rank: int | None = None,  # default: its place in the process group
+        rank: int | None = None,
         world: int | None = None,
     ):
         self.n, self.batch_size, self.seed, self.contract = n, batch_size, seed, contract
@@ -70,11 +86,11 @@ class Sampler(data.Sampler[int]):
         return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's order comes next."""
+        """Choose the epoch whose order comes next."""
         self._epoch.fill_(epoch)
 
     def steps(self) -> Iterator[list[int]]:
-        """This rank's indices of each step: as many steps on every rank, the last one uneven or, on some, empty."""
+        """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
         own, epoch = len(self), int(self._epoch)
         chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
         for at in range(0, own, chunk):
@@ -161,11 +177,11 @@ def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **
 
 
 class Epochs:
-    """The data of one epoch after another for whoever drives the loop itself: each iter() is the next epoch.
+    """The data of one epoch after another, for a library that drives the loop: each `iter()` is the next epoch.
 
-    It has a length, so that libraries need not fetch a batch ahead to see the end. Where one does, a batch counts early
-    and the epoch's end is right. One that has taken all may not ask for one more, which is how a loop says that it has
-    used the last: then `end` says it.
+    Its length is the number of batches, so libraries need not fetch a batch ahead to see the end. If one does, a batch
+    counts early, and the epoch's end is right all the same. A library that stops after the last batch does not ask for
+    the next one, which would count the last. The next `iter()` or `end()` counts it.
     """
 
     def __init__(self, epoch: Callable[[int], Iterator[Batch]], steps: int):
@@ -185,7 +201,7 @@ class Epochs:
         return self._steps
 
     def end(self) -> None:
-        """Nothing more is wanted of the epoch: if all batches were taken, the last one has been used, too."""
+        """End the epoch: count the last batch if the library has taken all of them."""
         if self._taken == self._steps:
             next(self._batches, None)
 

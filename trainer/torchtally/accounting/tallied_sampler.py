@@ -1,19 +1,7 @@
-"""For a script that has a DistributedSampler and a DataLoader: three other lines, and its training is proved.
+"""Accounts for the samples of a script that has a DistributedSampler: docs/guides/own-script.md shows how.
 
-    sampler = TalliedSampler(dataset, epochs=10)                # was DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4)
-    for epoch in range(10):
-        sampler.set_epoch(epoch)
-        for inputs, labels in sampler.tally(loader):            # was loader
-            ...
-    sampler.done()                                              # is new
-
-The contract is DistributedSampler's, so that the loop's mean over ranks means what it did: `padded`, where the first
-samples are repeated until all ranks have as many, or with drop_last=True `drop_last`. Every sample exactly once, where
-the ranks do not divide them, needs a loss that knows how many rows all ranks have: an Account tells it, and takes
-several phases (see account.py).
-
-`sampler.tally(loader)` may be given to a library that drives the loop itself, if that leaves the loader as it is.
+The contract is DistributedSampler's, so that the loop's mean over ranks means the same: `padded`, or `drop_last` with
+drop_last=True. The contract `exact` needs a loss that knows the rows of all ranks, which an Account provides.
 """
 
 import sys
@@ -43,9 +31,18 @@ _TAKEN_OVER = (
 
 
 class TalliedSampler(Sampler):
-    """Takes a DistributedSampler's place in the training of `epochs` epochs. One a run; needs gloo for CPU tensors.
+    """Replaces a DistributedSampler, and proves the samples of the training at the end of each epoch.
 
-    It ends the program with a sentence and the exit codes of errors.py.
+    Create one for each run, in a process group that has gloo for CPU tensors. An exception of torchtally becomes
+    `SystemExit` with its exit code, after its message is printed.
+
+    Args:
+        dataset: The dataset of the DataLoader.
+        epochs: Number of epochs of the training.
+        shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+        seed: Seed of the order of samples, from 0.
+        drop_last: Whether the contract is `drop_last` in place of `padded`.
+        task: Name of the run in its logs and proofs (default: the script's name).
     """
 
     def __init__(
@@ -56,7 +53,7 @@ class TalliedSampler(Sampler):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
-        task: str | None = None,  # default: the script's name
+        task: str | None = None,
     ):
         self._account = Account(task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed).__enter__()
         super().__init__(len(dataset), seed=seed, shuffle=shuffle, contract="drop_last" if drop_last else "padded")
@@ -64,9 +61,10 @@ class TalliedSampler(Sampler):
         self._epochs = Epochs(lambda epoch: iter(()), 0)
 
     def tally(self, loader: DataLoader[Any]) -> Epochs:
-        """The batches of `loader`, whose sampler this is, each counted when the loop comes back for the next one.
+        """Return the batches of `loader`, whose sampler this is.
 
-        Each iter() is the next epoch, whatever `set_epoch` has said.
+        Each `iter()` is the next epoch, whatever the argument of `set_epoch`. A batch counts as consumed when the loop
+        asks for the next one.
         """
         if loader is not self._given:
             with _ending():
@@ -74,7 +72,7 @@ class TalliedSampler(Sampler):
         return self._epochs
 
     def done(self) -> None:
-        """The training has ended: prints the run's last line, or ends the program with 3 where an epoch is missing."""
+        """End the training: print the run's last line, or end the program with 3 if an epoch is missing."""
         self._epochs.end()
         self._account.__exit__(None, None, None)
 
