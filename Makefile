@@ -81,6 +81,7 @@ lint: .venv/.dev ## ruff, mypy, shellcheck, hadolint, actionlint, helm lint, and
 	@scripts/tools.py helm actionlint
 	ruff check
 	ruff format --check
+	lint-imports --no-logo
 	mypy --package torchtally
 	mypy scripts
 	mypy docker/report.py

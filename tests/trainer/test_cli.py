@@ -37,3 +37,18 @@ def test_help_is_quick(arguments: list[str], told: str) -> None:
 def test_the_version_is_the_packages() -> None:
     done = subprocess.run([sys.executable, "-m", "torchtally.cli", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, version("torchtally") + "\n")
+
+
+def test_the_package_exports_what_a_users_own_code_imports() -> None:
+    script = (
+        "import sys, torchtally\n"
+        "assert 'torch' not in sys.modules\n"
+        "from torchtally import Account, Batch, TalliedSampler, evaluate\n"
+        "assert {'Account', 'Batch', 'TalliedSampler', 'evaluate'} <= set(dir(torchtally))\n"
+        "assert Account.__module__ == 'torchtally.accounting.account'\n"
+        "try: torchtally.Acount\n"
+        "except AttributeError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "module 'torchtally' has no attribute 'Acount'\n"

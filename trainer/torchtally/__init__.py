@@ -1,1 +1,29 @@
 """Distributed PyTorch on Kubernetes that accounts for every sample."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchtally.accounting.account import Account as Account
+    from torchtally.accounting.evaluation import evaluate as evaluate
+    from torchtally.accounting.loader import Batch as Batch
+    from torchtally.accounting.tallied_sampler import TalliedSampler as TalliedSampler
+
+_EXPORTS = {
+    "Account": "torchtally.accounting.account",
+    "Batch": "torchtally.accounting.loader",
+    "TalliedSampler": "torchtally.accounting.tallied_sampler",
+    "evaluate": "torchtally.accounting.evaluation",
+}
+__all__ = ["Account", "Batch", "TalliedSampler", "evaluate"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import an export where it is first used: they need torch, which `torchtally --help` does without."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
