@@ -123,6 +123,21 @@ def test_a_message_in_troubleshooting_is_one_of_ours(message: str) -> None:
     assert [part for part in parts if part not in own] == []
 
 
+def test_each_room_of_the_package_is_in_the_architecture() -> None:
+    there = {path.stem for path in PACKAGE.iterdir() if path.stem[0] not in "_."}
+    documented = code(" ".join(first_cells(page("contributing/architecture.md", "## Layers of the package"))))
+    assert sorted(documented) == sorted(there)
+    drawn = re.findall(r'class="name">(.*?)<', page("contributing/architecture.svg"))
+    assert there <= set(drawn)
+
+
+def test_each_module_of_a_run_exists() -> None:
+    steps = page("contributing/architecture.md", "## A run in order")
+    modules = re.findall(r"`([a-z_]+(?:/[a-z_]+)?)`", "\n".join(steps.splitlines()[2:]))
+    assert len(modules) > 9
+    assert [module for module in modules if not (PACKAGE / f"{module}.py").exists()] == []
+
+
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
