@@ -1,8 +1,8 @@
 """Links from Markdown to files of the repository work on GitHub and in the site.
 
 MyST resolves links between the pages under docs/. A relative link to any other file becomes a link to GitHub. The build
-fails if the file does not exist or, for a Markdown file, has no such heading. The repository's Markdown files outside
-docs/ are checked in the same way.
+fails if the file does not exist or, for a Markdown file, has no such heading. Links to the repository on GitHub, and the
+repository's Markdown files outside docs/, are checked in the same way.
 """
 
 import os
@@ -21,6 +21,7 @@ DOCS = ROOT / "docs"
 GITHUB = "https://github.com/torchtally/torchtally"
 
 _LINK = re.compile(r"(?<!!)(\[(?:[^\]\[]|\[[^\]]*\])*\])\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_ON_GITHUB = re.compile(re.escape(GITHUB) + r"/(?:blob|tree)/main/([\w./-]+)(#[\w-]+)?")
 _log = logging.getLogger(__name__)
 
 
@@ -50,16 +51,21 @@ def rewrite(markdown: str, file: Path, page: Path) -> tuple[str, list[str]]:
     """`markdown`, which stands in `file`, as it is to stand in `page` of the site; and its broken links."""
     problems: list[str] = []
 
+    def check(shown: str, target: Path, fragment: str) -> None:
+        if found := problem(target, fragment.removeprefix("#")):
+            problems.append(f"{file.relative_to(ROOT)}: the link {shown} is broken: {found}")
+
     def link(match: re.Match[str]) -> str:
         text, path, fragment = match[1], match[2], match[3] or ""
         target = Path(os.path.normpath(file.parent / path))
-        if found := problem(target, fragment.removeprefix("#")):
-            problems.append(f"{file.relative_to(ROOT)}: the link {path}{fragment} is broken: {found}")
+        check(path + fragment, target, fragment)
         if target.is_relative_to(DOCS) and target.suffix == ".md":
             return f"{text}({os.path.relpath(target, page.parent)}{fragment})"
         kind = "tree" if target.is_dir() else "blob"
         return f"{text}({GITHUB}/{kind}/main/{os.path.relpath(target, ROOT)}{fragment})"
 
+    for match in _ON_GITHUB.finditer(markdown):
+        check(match[0], ROOT / match[1], match[2] or "")
     return _LINK.sub(link, markdown), problems
 
 

@@ -140,6 +140,11 @@ def test_a_link_leads_to_a_page_or_to_github(links: ModuleType, link: str, becom
         ("../../none.py", "there is no none.py"),
         ("../../SECURITY.md#no-such-heading", "SECURITY.md has no heading #no-such-heading"),
         ("../../../etc/passwd", "is outside of the repository"),
+        ("https://github.com/torchtally/torchtally/blob/main/none.py", "there is no none.py"),
+        (
+            "https://github.com/torchtally/torchtally/blob/main/SECURITY.md#no-such-heading",
+            "SECURITY.md has no heading #no-such-heading",
+        ),
     ],
 )
 def test_a_broken_link_is_a_problem(links: ModuleType, link: str, problem: str) -> None:
