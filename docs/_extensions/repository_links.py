@@ -1,8 +1,8 @@
 """Links from Markdown to files of the repository work on GitHub and in the site.
 
 MyST resolves links between the pages under docs/. A relative link to any other file becomes a link to GitHub. The build
-fails if the file does not exist or, for a Markdown file, has no such heading. Links to the repository on GitHub, and the
-repository's Markdown files outside docs/, are checked in the same way.
+fails if the file does not exist or, for a Markdown file, has no such heading. Links to the repository on GitHub are
+checked in the same way, and so are the links of Markdown files outside docs/.
 """
 
 import os
