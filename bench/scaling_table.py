@@ -36,10 +36,10 @@ def _ranks(results: Results) -> list[str]:
         for kind in KINDS:
             rows[-1] += _speed(model.speeds(results, kind, 1), model.speeds(results, kind, world), world, cores)
     return [
-        f"Fashion-MNIST with 1 to 8 ranks of one pod on {cores} cores: weak scaling with {BATCH} samples per rank and "
-        f"step, strong scaling with {model.GLOBAL_BATCH} samples in a step of all ranks. The efficiency by ranks compares "
-        "the speed with that of one rank times the number of ranks. The efficiency by cores compares it with that of one "
-        "rank times the number of cores that the ranks can use:",
+        f"Fashion-MNIST with 1 to 8 ranks of one pod on {cores} cores: weak scaling with {BATCH} samples per rank "
+        f"and step, strong scaling with {model.GLOBAL_BATCH} samples in a step of all ranks. The efficiency by ranks "
+        "compares the speed with that of one rank times the number of ranks. The efficiency by cores compares it with "
+        "that of one rank times the number of cores that the ranks can use:",
         "",
         *markdown(header, rows),
     ]
@@ -88,9 +88,9 @@ def _model(results: Results) -> list[str]:
         "",
         *_far(cost, networks),
         "",
-        "The extrapolation assumes a pod for each rank and a core for each pod, as fast as a core here. It assumes that "
-        "the backward pass hides no part of an all-reduce, that DDP takes no time, that no pod is slower than another, and "
-        "that the network carries all pairs at once. gloo's default is the ring. The latency and the time per byte of "
+        "The extrapolation assumes a pod for each rank and a core for each pod, as fast as a core here. It assumes "
+        "that the backward pass hides no part of an all-reduce, that DDP takes no time, that no pod is slower than "
+        "another, and that the network carries all pairs at once. gloo's default is the ring. The latency and the time per byte of "
         "loopback come from the fit: the latency includes waits for a core, and the time per byte is work of a core, "
         "because there is no wire. The other network is an assumption and was not measured.",
     ]
