@@ -1,7 +1,7 @@
-"""Evaluation that is exact whatever divides: over ranks go sums and counts, never means.
+"""Evaluation that is exact for any number of samples and ranks: ranks exchange sums and counts, never means.
 
-Each rank goes through its own shard on the bare module, at its own pace; nothing is exchanged before the end. (DDP's
-forward can be a collective call, in which the others would wait for a rank that has no batch left.)
+Each rank evaluates its own shard on the bare module at its own pace and communicates only at the end. (DDP's forward
+can be a collective call, which would wait for a rank without batches.)
 """
 
 import math
@@ -33,7 +33,7 @@ CLASSIFICATION: Mapping[str, PerSample] = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of a phase over all ranks, the same on each; `kept` alone is of this rank's samples."""
+    """The result of an evaluation over all ranks, equal on each; only `kept` holds this rank's samples."""
 
     count: int  # samples
     totals: dict[str, float]  # sums over them
@@ -41,7 +41,7 @@ class Evaluation:
     kept: Tensor | None  # in the dataset's order, on the CPU
 
     def mean(self, name: str) -> float:
-        """`totals[name]` a sample; nan where there was none."""
+        """`totals[name]` divided by `count`; nan if `count` is 0."""
         return self.totals[name] / self.count if self.count else math.nan
 
 
@@ -55,16 +55,16 @@ def evaluate(
     metrics: "Mapping[str, Metric] | None" = None,
     keep: Callable[[Any], Tensor] | None = None,
 ) -> Evaluation:
-    """Go through this rank's `batches` of a dataset of n samples, and combine what came of them over all ranks.
+    """Evaluate this rank's `batches` of a dataset of n samples, and combine the results of all ranks.
 
-    A collective call (gloo carries the sums). A batch is (sample indices, (inputs, labels)), as an Account hands them
-    out; tensors go to the model's device. Ranks may have unequal numbers of batches, empty ones, or none. `model` is
-    evaluated without DDP around it and with rank 0's buffers; its modules are afterwards in the modes they were in.
-    `sums` are added up in float64. `metrics` are reset, updated with (outputs, labels) of each batch, computed from
-    all ranks' states, and reset again. `keep`: what to keep of a batch's outputs, a row a sample.
+    A collective call (gloo carries the sums). A batch is (sample indices, (inputs, labels)), as an Account yields it;
+    tensors move to the model's device. Ranks may have different numbers of batches, empty batches, or none. `model` is
+    evaluated without DDP and with rank 0's buffers; afterwards its modules are in their former modes. `sums` are added
+    in float64. `metrics` are reset, updated with (outputs, labels) of each batch, computed from all ranks' states, and
+    reset again. `keep` maps a batch's outputs to the rows to keep, one per sample.
 
-    Raises ValueError for a sum without one value a sample, and for a sample to keep that is not of rank, rank + world,
-    rank + 2 world, ...: the shard of this rank where the order is sequential and the contract exact.
+    Raises ValueError for a sum that has not one value per sample, and for a kept sample outside rank, rank + world,
+    rank + 2 world, ...: the shard of this rank in sequential order with contract exact.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     if isinstance(model, DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""How samples of any dataset reach a loop together with their indices, through any number of DataLoader workers."""
+"""Loaders that carry each sample of any dataset to the loop with its index, through any number of workers."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -22,25 +22,25 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Batch(NamedTuple):
-    """What one rank's loop takes in one step."""
+    """The batch of one rank in one step."""
 
-    indices: Tensor  # int64, on the CPU: which samples these are
-    data: Any  # what the collate_fn made of them
-    rows: int = 0  # samples of all ranks in this step, 0 until `Account.epoch` hands it out
+    indices: Tensor  # int64 (rows,), on the CPU
+    data: Any  # the result of the collate_fn
+    rows: int = 0  # samples of all ranks in this step; `Account.epoch` sets it
 
 
 class Sampler(data.Sampler[int]):
-    """This rank's part of an epoch's order. Alone, it takes the place of a DistributedSampler, and nothing is proved.
+    """This rank's part of an epoch's order. Without an account it replaces DistributedSampler and proves nothing.
 
-    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, and `set_epoch` before each epoch. It repeats
-    no sample; where DDP needs as many batches on every rank, the contract must be padded or drop_last.
+    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, with `set_epoch` before each epoch. It repeats
+    no sample; if DDP needs equally many batches on every rank, the contract must be padded or drop_last.
     """
 
     def __init__(
         self,
         n: int,
         *,
-        batch_size: int = 1,  # of this rank; matters to `steps` alone
+        batch_size: int = 1,  # of this rank; only `steps` uses it
         seed: int = 0,
         shuffle: bool = True,
         contract: Contract = "exact",
@@ -66,15 +66,15 @@ class Sampler(data.Sampler[int]):
 
     @property
     def idle(self) -> bool:
-        """Whether this rank has no sample in the last step, which it makes like the others."""
+        """Whether this rank has no sample in the last step, which all ranks make."""
         return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's order comes next."""
+        """Select the epoch whose order comes next."""
         self._epoch.fill_(epoch)
 
     def steps(self) -> Iterator[list[int]]:
-        """This rank's indices of each step: as many steps on every rank, the last one uneven or, on some, empty."""
+        """Yield this rank's indices of each step: equally many steps on every rank, the last uneven or empty."""
         own, epoch = len(self), int(self._epoch)
         chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
         for at in range(0, own, chunk):
@@ -95,7 +95,7 @@ class Sampler(data.Sampler[int]):
 
 
 class Steps(data.Sampler[list[int]]):
-    """A Sampler by whole steps: what a DataLoader's workers fetch at a time."""
+    """A Sampler whose items are the index lists of steps, which DataLoader's workers fetch at a time."""
 
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
@@ -108,7 +108,7 @@ class Steps(data.Sampler[list[int]]):
 
 
 class ByStep(data.Dataset[Any]):
-    """A dataset whose items are whole steps, by their indices: (indices, data), or the Batch that `collate` made."""
+    """A dataset whose items are the batches of steps: (indices, data), or the Batch that `collate` returned."""
 
     def __init__(self, dataset: Any, collate: Collate):
         self.dataset, self.collate = dataset, collate
@@ -124,7 +124,7 @@ class ByStep(data.Dataset[Any]):
 
 
 class StreamByStep(data.IterableDataset[Any]):
-    """The same of an IterableDataset that has `select`: worker k of W reads the steps k, k + W, k + 2W, ..."""
+    """The same for an IterableDataset that has `select`: worker k of W reads the steps k, k + W, k + 2W, ..."""
 
     def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
         self.dataset, self.sampler, self.collate = dataset, sampler, collate
@@ -135,11 +135,11 @@ class StreamByStep(data.IterableDataset[Any]):
         for step in self._own():
             pairs = list(islice(samples, len(step)))
             if not pairs:
-                return  # it has ended early, which `Account.epoch` sees
+                return  # the stream ended early, which `Account.epoch` detects
             indices, values = zip(*pairs, strict=True)
             sample = values[-1]
             yield _together(self.collate, list(indices), list(values))
-        # DataLoader asks the workers in turn and passes over those that have ended, so this comes last.
+        # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
         info = data.get_worker_info()
         if self.sampler.idle and (info is None or info.id == 0):
             yield _nothing(self.collate, sample)
@@ -161,11 +161,11 @@ def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **
 
 
 class Epochs:
-    """The data of one epoch after another for whoever drives the loop itself: each iter() is the next epoch.
+    """The data of one epoch after another, for a library that drives the loop: each iter() is the next epoch.
 
-    It has a length, so that libraries need not fetch a batch ahead to see the end. Where one does, a batch counts early
-    and the epoch's end is right. One that has taken all may not ask for one more, which is how a loop says that it has
-    used the last: then `end` says it.
+    Its length lets libraries find the end without prefetching a batch. If a library does prefetch, batches count one
+    step early and the end of the epoch is right. If a library takes the last batch and never asks for one more, `end`
+    counts that batch.
     """
 
     def __init__(self, epoch: Callable[[int], Iterator[Batch]], steps: int):
@@ -185,13 +185,13 @@ class Epochs:
         return self._steps
 
     def end(self) -> None:
-        """Nothing more is wanted of the epoch: if all batches were taken, the last one has been used, too."""
+        """End the epoch: if the library took all batches, the last one counts as consumed."""
         if self._taken == self._steps:
             next(self._batches, None)
 
 
 def checked(taken: Any, where: str) -> Batch:
-    """What a loader gave, as a Batch, if it can be what its indices say."""
+    """Return a loader's item as a Batch. Raises Refused and Unproven if its rows cannot be those of its indices."""
     indices = taken[0] if isinstance(taken, list | tuple) and len(taken) > 1 else None
     if isinstance(indices, list):
         indices = torch.tensor(indices, dtype=torch.int64)
@@ -201,10 +201,10 @@ def checked(taken: Any, where: str) -> Batch:
     found = _sizes(batch.data)
     if not len(indices) and 0 not in found:
         raise Refused(
-            f"{where}: this rank has no sample left, and the collate_fn's {type(batch.data).__name__} cannot be cut to "
-            "no rows: use contract padded or drop_last"
+            f"{where}: this rank has no sample left, and the {type(batch.data).__name__} of the collate_fn cannot be cut "
+            "to 0 rows: use contract padded or drop_last"
         )
-    # A collate_fn that returns a Batch says itself which samples are in it.
+    # A collate_fn that returns a Batch names its samples.
     if found and len(indices) not in found and not isinstance(taken, Batch):
         raise Unproven(
             f"{where} is not proved: of the {len(indices)} samples {_few(indices)} the collate_fn made a batch with "
@@ -220,7 +220,7 @@ def _few(indices: Tensor) -> str:
 
 
 def _sizes(part: Any) -> set[int]:
-    """Leading sizes of all tensors and lengths of all sequences in a batch: one of them is its number of samples."""
+    """Leading sizes of all tensors and lengths of all sequences in a batch; one of them is its number of samples."""
     if isinstance(part, Tensor | np.ndarray):
         return {len(part)} if part.ndim else set()
     if isinstance(part, Mapping):
@@ -232,18 +232,18 @@ def _sizes(part: Any) -> set[int]:
 
 def _together(collate: Collate, indices: list[int], samples: list[Any]) -> Any:
     made = collate(samples)
-    # A collate_fn that was given the indices with the samples speaks for itself.
+    # A collate_fn that received the indices with the samples names them.
     return made if isinstance(made, Batch) else (torch.tensor(indices, dtype=torch.int64), made)
 
 
 def _nothing(collate: Collate, sample: Any) -> Any:
-    """The batch of a rank that has no sample left in the last step: of one like `sample`, cut to none."""
+    """The batch of a rank without samples in the last step: a batch of samples like `sample`, cut to 0 rows."""
     none = _extrapolated(collate([sample]), collate([sample, sample]))
     return none if isinstance(none, Batch) else (torch.empty(0, dtype=torch.int64), none)
 
 
 def _extrapolated(one: Any, two: Any) -> Any:
-    """The batch of no sample, from those of one and of two: whatever grew by a sample is cut by as much."""
+    """The batch of 0 samples, from the batches of 1 and 2: each part is cut by as much as it grew."""
     if isinstance(one, Tensor | np.ndarray):
         return one[: max(0, 2 * len(one) - len(two))] if one.ndim else one
     if isinstance(one, MutableMapping):

@@ -1,4 +1,4 @@
-"""For a script that has a DistributedSampler and a DataLoader: three other lines, and its training is proved.
+"""A sampler that proves the training of a script: it replaces DistributedSampler, and three lines change.
 
     sampler = TalliedSampler(dataset, epochs=10)                # was DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4)
@@ -6,14 +6,14 @@
         sampler.set_epoch(epoch)
         for inputs, labels in sampler.tally(loader):            # was loader
             ...
-    sampler.done()                                              # is new
+    sampler.done()                                              # new
 
-The contract is DistributedSampler's, so that the loop's mean over ranks means what it did: `padded`, where the first
-samples are repeated until all ranks have as many, or with drop_last=True `drop_last`. Every sample exactly once, where
-the ranks do not divide them, needs a loss that knows how many rows all ranks have: an Account tells it, and takes
-several phases (see account.py).
+The contract is DistributedSampler's, so that the loop's mean over ranks keeps its meaning: `padded` repeats the first
+samples until all ranks have equally many; drop_last=True selects `drop_last`. To use every sample exactly once if the
+ranks do not divide the data evenly, the loss needs the number of rows of all ranks: use an Account, which provides it
+and takes several phases (see account.py).
 
-`sampler.tally(loader)` may be given to a library that drives the loop itself, if that leaves the loader as it is.
+A library that drives the loop can take `sampler.tally(loader)` if it does not replace the loader.
 """
 
 import sys
@@ -43,9 +43,9 @@ _TAKEN_OVER = (
 
 
 class TalliedSampler(Sampler):
-    """Takes a DistributedSampler's place in the training of `epochs` epochs. One a run; needs gloo for CPU tensors.
+    """Replaces DistributedSampler in a training of `epochs` epochs. One per run; needs gloo for CPU tensors.
 
-    It ends the program with a sentence and the exit codes of errors.py.
+    On failure it ends the program with one sentence and an exit code of errors.py.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class TalliedSampler(Sampler):
         self._epochs = Epochs(lambda epoch: iter(()), 0)
 
     def tally(self, loader: DataLoader[Any]) -> Epochs:
-        """The batches of `loader`, whose sampler this is, each counted when the loop comes back for the next one.
+        """Return the batches of `loader`, whose sampler this is; a batch counts when the loop asks for the next one.
 
-        Each iter() is the next epoch, whatever `set_epoch` has said.
+        Each iter() is the next epoch, whatever number `set_epoch` received.
         """
         if loader is not self._given:
             with _ending():
@@ -74,18 +74,18 @@ class TalliedSampler(Sampler):
         return self._epochs
 
     def done(self) -> None:
-        """The training has ended: prints the run's last line, or ends the program with 3 where an epoch is missing."""
+        """End the run: print its last line, or exit with 3 if an epoch is missing."""
         self._epochs.end()
         self._account.__exit__(None, None, None)
 
     def _take_over(self, loader: DataLoader[Any]) -> None:
-        """Make a loader whose batches carry their indices of one whose batches do not."""
+        """Make a loader whose batches carry their indices, from one whose batches do not."""
         if self._given is not None:
-            raise Refused("tally() must be given the same DataLoader in every epoch: an Account takes several")
+            raise Refused("tally() must receive the same DataLoader in every epoch; an Account takes several")
         if loader.sampler is not self:
             raise Refused(f"the DataLoader's sampler must be the TalliedSampler, not a {type(loader.sampler).__name__}")
         if loader.batch_size is None or loader.drop_last:
-            raise Refused("the DataLoader must make whole batches itself and drop none: drop_last is TalliedSampler's")
+            raise Refused("the DataLoader must have a batch_size and drop_last=False: pass drop_last to TalliedSampler")
         self._given = loader
         tallied = self._account.loader(
             "train",
