@@ -201,8 +201,8 @@ def checked(taken: Any, where: str) -> Batch:
     found = _sizes(batch.data)
     if not len(indices) and 0 not in found:
         raise Refused(
-            f"{where}: this rank has no sample left, and the {type(batch.data).__name__} of the collate_fn cannot be cut "
-            "to 0 rows: use contract padded or drop_last"
+            f"{where}: this rank has no sample left, and the {type(batch.data).__name__} of the collate_fn cannot be "
+            "cut to 0 rows: use contract padded or drop_last"
         )
     # A collate_fn that returns a Batch names its samples.
     if found and len(indices) not in found and not isinstance(taken, Batch):
