@@ -17,8 +17,8 @@ pip install --no-deps --require-hashes -r /requirements.txt
 # need them in an image that adds a compiler.
 find "${VIRTUAL_ENV}"/lib/python3*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete
 
-# Multi-GPU cuSOLVER and the alternative NVRTC: no shared library links or opens them. The build fails if a later library
-# does, because the image would fail at run time.
+# Multi-GPU cuSOLVER and the alternative NVRTC: no shared library links or opens them. The build fails if a later
+# library does, because the image would fail at run time.
 packages=$(echo "${VIRTUAL_ENV}"/lib/python3*/site-packages)
 if [ -d "$packages/nvidia" ]; then
     find "$packages/nvidia" \
