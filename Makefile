@@ -77,7 +77,7 @@ e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/
 	scripts/e2e.sh -k test_fault -m '' $(ARGS)
 
 .PHONY: lint
-lint: .venv/.dev ## run ruff, mypy, shellcheck, hadolint, actionlint and helm lint, and check that the lock files are up to date
+lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint and helm lint, and check that the lock files are up to date
 	@scripts/tools.py helm actionlint
 	ruff check
 	ruff format --check
