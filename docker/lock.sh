@@ -21,8 +21,8 @@ export_lock() {
         --no-annotate --no-header --format requirements-txt
 }
 
-# beside FILE: filters the packages in FILE out of the requirements on stdin.
-beside() {
+# subtract FILE: filters the packages in FILE out of the requirements on stdin.
+subtract() {
     awk '
         /^[^ ]/ { package = $0; sub(/==.*/, "", package); known = package in others }
         FNR == NR { others[package]; next }
@@ -50,10 +50,10 @@ fi
 export_lock >"$all"
 awk '/^[^ ]/ { triton = /^triton=/ } triton' "$all" >"$out/requirements-triton.txt"
 [ -s "$out/requirements-triton.txt" ] || { echo "trainer/uv.lock doesn't contain triton, which EXTRAS=compile installs" >&2; exit 1; }
-beside "$out/requirements-triton.txt" <"$all" >"$out/requirements-cuda.txt"
+subtract "$out/requirements-triton.txt" <"$all" >"$out/requirements-cuda.txt"
 for_cpu <"$out/requirements-cuda.txt" >"$out/requirements-cpu.txt"
 for extra in "${extras[@]}"; do
-    export_lock --extra "$extra" | beside "$all" >"$out/requirements-$extra.txt"
+    export_lock --extra "$extra" | subtract "$all" >"$out/requirements-$extra.txt"
 done
 if [ "$out" = . ]; then
     printf '%s\n' hatchling setuptools | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \

@@ -21,7 +21,7 @@ node_image=${E2E_NODE_IMAGE:-kindest/node:v1.34.11@sha256:44e222ee2132dab25ff873
 users=${KUBECONFIG:-$HOME/.kube/config}
 export KUBECONFIG=$PWD/build/e2e/kubeconfig
 
-say() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
+log() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
 fail() {
     echo "e2e: $*" >&2
     exit 2
@@ -57,7 +57,7 @@ create_cluster() {
     local folder node shared=$PWD/build/e2e/shared
     folder=$(data_folder)
     mkdir -p "$shared"
-    say "creating the kind cluster $cluster"
+    log "creating the kind cluster $cluster"
     docker run --detach --restart=always --publish 127.0.0.1::5000 --name "$registry" registry:2 >/dev/null
     # Not --quiet, which also hides errors.
     kind create cluster --name "$cluster" --image "$node_image" --wait 5m --config - >build/e2e/kind.log 2>&1 <<YAML ||
@@ -98,11 +98,11 @@ use_kind() {
         create_cluster
     fi
     if [ -z "${E2E_IMAGE:-}" ]; then
-        say "pushing torchtally:cpu"
+        log "pushing torchtally:cpu"
         E2E_IMAGE=$(DEVICE=cpu REGISTRY=$(address) docker/image.sh push | tail -n 1)
     fi
     if [ -n "${E2E_TASKS:-}" ]; then
-        say "pushing torchtally:cpu-keras-mlflow-spark"
+        log "pushing torchtally:cpu-keras-mlflow-spark"
         E2E_TASKS_IMAGE=$(DEVICE=cpu EXTRAS=keras,mlflow,spark REGISTRY=$(address) docker/image.sh push | tail -n 1)
     fi
     export E2E_DATA=/e2e/data
@@ -114,7 +114,7 @@ scripts/tools.py helm kubectl cosign syft
 mkdir -p build/e2e
 if [ -n "${E2E_CONTEXT:-}" ]; then use_context; else use_kind; fi
 export E2E_IMAGE E2E_TASKS_IMAGE=${E2E_TASKS_IMAGE:-}
-say "$E2E_IMAGE on $(kubectl config current-context)"
+log "$E2E_IMAGE on $(kubectl config current-context)"
 if [ "${1:-}" = -- ]; then
     "${@:2}"
 else
