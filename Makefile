@@ -93,6 +93,7 @@ lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionl
 	helm lint --strict $(CHART) --values $(CHART)/ci/kind-values.yaml
 	uv lock --quiet --project trainer --check
 	docker/lock.sh --check
+	$(MAKE) --no-print-directory docs-site
 
 .PHONY: lock
 lock: .venv/.dev ## update trainer/uv.lock and the image's requirements after a change of trainer/pyproject.toml
@@ -120,6 +121,11 @@ examples: .venv/.dev ## render examples/ from the chart
 docs: ## generate the chart's README from its values
 	@scripts/tools.py helm-docs
 	helm-docs --chart-search-root charts --sort-values-order file
+
+.PHONY: docs-site
+docs-site: .venv/.dev ## build the documentation's site in build/docs; a broken link or anchor fails it
+	@rm -rf build/docs
+	sphinx-build --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 .PHONY: clean
 clean: ## delete all generated files, including .venv and .tools

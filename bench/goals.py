@@ -16,7 +16,7 @@ _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 def text(results: Results) -> str:
     """All of them, as a Markdown table."""
-    header = ["goal", "asked for", "ours", "beside", "limit", "reached"]
+    header = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
     parts = (_throughput, _gpu, _overhead, _sampler, _verifier, _start)
     rows = [row for part in parts for row in part(results)]
     return "\n".join(markdown(header, rows, left=(0, 1)))

@@ -6,22 +6,22 @@ from pathlib import Path
 from bench import goals, plot, results, table
 from bench.results import FOLDER, Results
 
-README = Path("README.md")
+PAGE = Path("docs/benchmarks.md")
 _BEGIN, _END = "<!-- python -m bench.report writes this: -->\n", "<!-- until here -->\n"
 
 
 def write(found: Results) -> None:
     (FOLDER / "table.md").write_text(table.text(found) + "\n")
     plot.draw(found, FOLDER / "plot.svg")
-    README.write_text(with_goals(README.read_text(), found))
+    PAGE.write_text(with_goals(PAGE.read_text(), found))
 
 
-def with_goals(readme: str, found: Results) -> str:
-    """The README with the table of goals in its place."""
-    before, begin, rest = readme.partition(_BEGIN)
+def with_goals(page: str, found: Results) -> str:
+    """The page with the table of goals in its place."""
+    before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not (begin and end):
-        raise ValueError(f"{README} has no place for the goals: a line {_BEGIN.strip()} and a line {_END.strip()}")
+        raise ValueError(f"{PAGE} has no place for the goals: a line {_BEGIN.strip()} and a line {_END.strip()}")
     return f"{before}{begin}\n{goals.text(found)}\n\n{table.conditions(found)}\n\n{end}{after}"
 
 

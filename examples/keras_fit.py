@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from torchtally.accounting.account import Account
-from torchtally.accounting.evaluation import evaluate
+from torchtally import Account, evaluate
 from torchtally.datasets import idx
 from torchtally.distributed import running_stats
 from torchtally.environment import Places

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from torchtally.accounting.account import Account
+from torchtally import Account
 
 EPOCHS = 3
 

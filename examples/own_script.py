@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from torchtally.accounting.tallied_sampler import TalliedSampler
+from torchtally import TalliedSampler
 
 EPOCHS = 3
 

@@ -35,6 +35,6 @@ def span(noun: str, first: int, last: int) -> str:
 
 
 def differing(one: Digest, other: Digest) -> str:
-    """The names of the words that are not the same in both, as the README has them."""
+    """The names of the words that are not the same in both, as docs/reference/line.md has them."""
     names = [f"S_{k}" for k in range(digest.POWERS)] + ["G"] + [f"I_{k + 1}" for k in range(digest.INDEX_POWERS)]
     return ", ".join(name for name, a, b in zip(names, one.words, other.words, strict=True) if a != b)

@@ -107,8 +107,8 @@ def test_the_table_that_is_kept_is_that_of_the_latest_results() -> None:
     kept = (results.FOLDER / "table.md").read_text()
     newest = results.load(results.newest())
     assert kept == table.text(newest) + "\n", "python -m bench.report writes it"
-    readme = report.README.read_text()
-    assert readme == report.with_goals(readme, newest), "python -m bench.report writes its goals"
+    page = report.PAGE.read_text()
+    assert page == report.with_goals(page, newest), "python -m bench.report writes its goals"
 
 
 def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
@@ -154,6 +154,6 @@ def test_what_was_not_measured_on_a_gpu_says_so() -> None:
     assert [row.endswith("| ✓ |") for row in rows()] == [True, True]
 
 
-def test_a_readme_without_a_place_for_the_goals_is_left_as_it_is() -> None:
+def test_a_page_without_a_place_for_the_goals_is_refused() -> None:
     with pytest.raises(ValueError, match="has no place for the goals"):
-        report.with_goals("# README\n", some())
+        report.with_goals("# Benchmarks\n", some())

@@ -161,7 +161,7 @@ def test_the_monitor_is_one_that_prometheus_operator_takes(render: Render, crds:
 
 
 def test_the_policy_for_signed_images_is_one_that_its_controller_takes(crds: dict[str, Schema]) -> None:
-    for policy in yaml.safe_load_all((ROOT / "docs/signed-images.yaml").read_text()):
+    for policy in yaml.safe_load_all((ROOT / "docs/guides/signed-images.yaml").read_text()):
         assert policy["apiVersion"] == "policy.sigstore.dev/v1beta1"
         jsonschema.Draft202012Validator(crds[policy["kind"]]).validate(policy)
 

@@ -50,7 +50,7 @@ def test_three_lines_and_an_import_are_all_that_is_other() -> None:
     ]
     assert [line for line in changed if "import" in line] == [
         "- from torch.utils.data.distributed import DistributedSampler",
-        "+ from torchtally.tallied import TalliedSampler",
+        "+ from torchtally import TalliedSampler",
     ]
 
 

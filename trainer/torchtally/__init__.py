@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchtally.accounting.account import Account as Account
     from torchtally.accounting.evaluation import evaluate as evaluate
+    from torchtally.accounting.evaluation import gather_predictions as gather_predictions
     from torchtally.accounting.loader import Batch as Batch
     from torchtally.accounting.tallied_sampler import TalliedSampler as TalliedSampler
 
@@ -14,8 +15,9 @@ _EXPORTS = {
     "Batch": "torchtally.accounting.loader",
     "TalliedSampler": "torchtally.accounting.tallied_sampler",
     "evaluate": "torchtally.accounting.evaluation",
+    "gather_predictions": "torchtally.accounting.evaluation",
 }
-__all__ = ["Account", "Batch", "TalliedSampler", "evaluate"]
+__all__ = ["Account", "Batch", "TalliedSampler", "evaluate", "gather_predictions"]
 
 
 def __getattr__(name: str) -> Any:

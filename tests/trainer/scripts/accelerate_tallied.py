@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from torchtally.accounting.tallied_sampler import TalliedSampler
+from torchtally import TalliedSampler
 
 
 def main() -> None:

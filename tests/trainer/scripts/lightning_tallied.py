@@ -4,8 +4,8 @@ import torch.distributed as dist
 from lightning_script import Classifier, points, train
 from torch.utils.data import DataLoader
 
+from torchtally import TalliedSampler
 from torchtally.accounting.loader import Epochs
-from torchtally.accounting.tallied_sampler import TalliedSampler
 
 
 class Tallied(Classifier):

@@ -4,8 +4,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from trainer_script import Counting, train
 
+from torchtally import TalliedSampler
 from torchtally.accounting.loader import Epochs
-from torchtally.accounting.tallied_sampler import TalliedSampler
 
 
 class Tallied(Counting):

@@ -1,35 +1,8 @@
-"""The account of a user's own training loop: it counts each batch and proves each epoch.
+"""Accounts for the samples of a user's own loop: docs/guides/own-loop.md shows how.
 
-    with Account(task="mine", plan={"train": 10}, seed=0) as account:
-        loader = account.loader("train", dataset, batch_size=32, num_workers=4)
-        for epoch in range(1, 11):
-            for batch in account.epoch("train", epoch, loader):
-                inputs, labels = batch.data
-                loss = cross_entropy(model(inputs), labels, reduction="sum") * account.world / batch.rows
-                ...
-
-A batch counts as consumed when the loop asks for the next one; batches that workers have prefetched do not count. An
-epoch that ends by `break` has lost the current batch and all later ones: the proof fails when the next epoch of the
-phase begins, or at the end of the `with`. On failure the `with` ends the program with one sentence and an exit code of
-errors.py.
-
-Pass `account.batches("train", loader)` to a library that drives the loop. A script with a DistributedSampler needs
-three lines: see tallied_sampler.py.
-
-A collate_fn that drops or packs samples must name the samples that it keeps: it returns Batch(indices, data), and the
-dataset's samples are (index, sample). With such a dataset any other DataLoader works as well if its batches are pairs
-of indices and data: DataLoader(pairs, batch_size=32, sampler=account.sampler("train", n, batch_size=32)).
-
-An IterableDataset needs `__iter__`, `__len__` and `select(indices)`. `select` yields (index, sample) for each index, in
-order; the indices are those of this rank and this worker. Example: a file that is read from beginning to end.
-
-    class Lines(IterableDataset):
-        def select(self, indices):          # ascending if shuffle=False
-            wanted = next(indices, None)
-            for index, line in enumerate(open(self.path)):
-                if index == wanted:
-                    yield index, line
-                    wanted = next(indices, None)
+A batch counts as consumed when the loop asks for the next one, whatever the workers have fetched by then. If a `break`
+leaves an epoch, the batch in hand and all that follow are lost. The proof then fails when the phase's next epoch
+begins, or at the end of the `with`.
 """
 
 import os
@@ -61,9 +34,16 @@ _handshakes = count()  # of all accounts: each handshake has its own keys in the
 
 
 class Account:
-    """The samples that the loops of one run consume. Needs a process group with gloo for CPU tensors.
+    """Records which samples the loops of one run consume, and proves them at the end of each epoch.
 
-    `plan` gives the number of epochs of each phase. All ranks must make the same calls in the same order.
+    Use it in a `with` statement, in a process group that has gloo for CPU tensors. All ranks must make the same calls
+    in the same order, and complete the plan before the end of the `with`. There, an exception of torchtally becomes
+    `SystemExit` with its exit code, after its message is printed.
+
+    Args:
+        task: Name of the run in its logs and proofs.
+        plan: Number of epochs of each phase, such as `{"train": 10, "test": 10}`.
+        seed: Seed of the order of samples, from 0.
     """
 
     def __init__(self, *, task: str, plan: Mapping[str, int], seed: int = 0):
@@ -76,10 +56,12 @@ class Account:
 
     @property
     def rank(self) -> int:
+        """This process's rank, from 0."""
         return self._run.rank
 
     @property
     def world(self) -> int:
+        """Number of ranks."""
         return self._run.world
 
     def __enter__(self) -> Self:
@@ -112,7 +94,20 @@ class Account:
         contract: Contract = "exact",
         fingerprint: str | None = None,
     ) -> Sampler:
-        """This rank's part of n samples, `batch_size` a step, for a DataLoader of one's own."""
+        """Return this rank's sampler of a phase, for a DataLoader of your own.
+
+        Args:
+            phase: A phase of the plan.
+            n: Number of samples of the dataset.
+            batch_size: Samples of this rank in a step.
+            shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+            contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+            fingerprint: Text that identifies the data and must be the same on all ranks. Without it, only `n` is
+                compared.
+
+        Raises:
+            Refused: An argument is not valid.
+        """
         if phase not in self._plan:
             raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._plan)}")
         if batch_size < 1:
@@ -141,10 +136,22 @@ class Account:
         contract: Contract = "exact",
         **options: Any,
     ) -> data.DataLoader[Any]:
-        """Return a DataLoader whose batches carry their indices; on a rank without samples left they are empty.
+        """Return a DataLoader of a phase, whose batches carry the indices of their samples.
 
-        `options` are DataLoader's. All ranks must have the same `dataset.fingerprint` (text) if there is one, and
-        otherwise the same length.
+        All ranks have the same number of batches, so the last batch of a rank can be empty.
+
+        Args:
+            phase: A phase of the plan.
+            dataset: A map-style dataset, or an IterableDataset with `__len__` and `select(indices)`. If it has an
+                attribute `fingerprint`, a text, that must be the same on all ranks. Otherwise, only the lengths are
+                compared.
+            batch_size: Samples of this rank in a step.
+            shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+            contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+            options: Other arguments of the DataLoader, such as `num_workers` and `collate_fn`.
+
+        Raises:
+            Refused: An argument is not valid, or the dataset lacks a method.
         """
         stream = isinstance(dataset, data.IterableDataset)
         if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "select")):
@@ -162,9 +169,18 @@ class Account:
         return loader.loader(dataset, sampler, **options)
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Yield the batches of one epoch, then prove that they held exactly the samples of the contract.
+        """Yield the batches of one epoch, and prove at its end that all ranks consumed the right samples.
 
-        Raises Unproven on every rank if the proof fails, and Refused before the first batch for bad input.
+        A batch counts as consumed when the loop asks for the next one.
+
+        Args:
+            phase: A phase with a loader or a sampler.
+            epoch: Number of the epoch, from 1.
+            batches: The phase's loader, or a DataLoader of your own with the phase's sampler.
+
+        Raises:
+            Unproven: Samples were lost or doubled. All ranks raise it.
+            Refused: The epoch is not in the plan, the ranks contradict each other, or `batches` is not valid.
         """
         self._settle(phase)
         tally = self._begin(phase, epoch, batches)
@@ -188,7 +204,7 @@ class Account:
         self._prove(tally)
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
-        """Return the data of `batches` for a library that drives the loop: each iter() is the phase's next epoch."""
+        """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
         self._driven.append(Epochs(lambda epoch: self.epoch(phase, epoch, batches), len(Steps(self._shards[phase]))))
         return self._driven[-1]
 

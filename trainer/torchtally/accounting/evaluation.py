@@ -1,7 +1,7 @@
-"""Evaluation that is exact for any number of samples and ranks: ranks exchange sums and counts, never means.
+"""Evaluation that is exact for any number of ranks: they exchange sums and counts, never means.
 
-Each rank evaluates its own shard on the bare module at its own pace and communicates only at the end. (DDP's forward
-can be a collective call, which would wait for a rank without batches.)
+Each rank evaluates its own shard on the bare module, at its own pace, and exchanges nothing before the end. (DDP's
+forward can be a collective call, in which the others would wait for a rank that has no batch left.)
 """
 
 import math
@@ -33,15 +33,22 @@ CLASSIFICATION: Mapping[str, PerSample] = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation over all ranks, equal on each; only `kept` holds this rank's samples."""
+    """The results of a phase over all ranks. They are equal on all ranks, except `kept`.
 
-    count: int  # samples
-    totals: dict[str, float]  # sums over them
+    Attributes:
+        count: Number of samples.
+        totals: Sums over the samples, by name.
+        metrics: Values of the metrics, by name.
+        kept: What `keep` returned for this rank's samples, in the dataset's order, on the CPU. None without `keep`.
+    """
+
+    count: int
+    totals: dict[str, float]
     metrics: dict[str, Any]
-    kept: Tensor | None  # in the dataset's order, on the CPU
+    kept: Tensor | None
 
     def mean(self, name: str) -> float:
-        """`totals[name]` divided by `count`; nan if `count` is 0."""
+        """Return `totals[name]` divided by the number of samples, or nan if there is none."""
         return self.totals[name] / self.count if self.count else math.nan
 
 
@@ -55,16 +62,25 @@ def evaluate(
     metrics: "Mapping[str, Metric] | None" = None,
     keep: Callable[[Any], Tensor] | None = None,
 ) -> Evaluation:
-    """Evaluate this rank's `batches` of a dataset of n samples, and combine the results of all ranks.
+    """Evaluate this rank's batches of a dataset, and combine the results of all ranks.
 
-    A collective call (gloo carries the sums). A batch is (sample indices, (inputs, labels)), as an Account yields it;
-    tensors move to the model's device. Ranks may have different numbers of batches, empty batches, or none. `model` is
-    evaluated without DDP and with rank 0's buffers; afterwards its modules are in their former modes. `sums` are added
-    in float64. `metrics` are reset, updated with (outputs, labels) of each batch, computed from all ranks' states, and
-    reset again. `keep` maps a batch's outputs to the rows to keep, one per sample.
+    This is a collective call, over gloo. Ranks can have different numbers of batches, empty ones, or none.
 
-    Raises ValueError for a sum that has not one value per sample, and for a kept sample outside rank, rank + world,
-    rank + 2 world, ...: the shard of this rank in sequential order with contract exact.
+    Args:
+        model: The model, evaluated without DDP and with rank 0's buffers. Afterwards, its modules are in their earlier
+            modes.
+        batches: Pairs (indices, (inputs, labels)), as `Account.epoch` yields them. Tensors are moved to the model's
+            device.
+        n: Number of samples of the dataset.
+        sums: Functions by name that compute one value per sample from (outputs, labels). The values are added up in
+            float64. By default, `loss` is the cross entropy and `correct` whether the largest logit is the label's.
+        metrics: Metrics of torchmetrics by name. They are reset, updated with (outputs, labels) of each batch, computed
+            from the states of all ranks, and reset again.
+        keep: Function that returns the part of a batch's outputs to keep, one row per sample.
+
+    Raises:
+        ValueError: A sum does not have one value per sample. Or, with `keep`, a sample is not in this rank's shard of
+            the contract `exact` in the dataset's order (rank, rank + world, rank + 2 world, ...).
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     if isinstance(model, DistributedDataParallel):
@@ -115,13 +131,20 @@ def evaluate(
 
 
 def gather_predictions(own: Tensor, n: int) -> Tensor | None:
-    """Rows of all ranks' samples in the dataset's order, on rank 0 (None elsewhere); `own` are this rank's, in order.
+    """Return the rows of all ranks' samples in the dataset's order, on rank 0. Other ranks return None.
 
-    A collective call: over gloo with `own` on the CPU, over NCCL on a GPU; the result is there too. Rows may have any
-    dtype and shape. Beside `own` and, on rank 0, the result, there are buffers for 64 MiB of rows, or for one of each
-    rank if that is more.
+    This is a collective call: over gloo if `own` is on the CPU, and over NCCL if it is on a GPU. The result is on the
+    same device. Beside `own` and the result, each rank needs memory for 64 MiB of rows, or for one row of each rank if
+    that is more.
 
-    Raises ValueError on every rank if one lacks a row for a sample of its shard of n, or has other rows than others.
+    Args:
+        own: One row per sample of this rank, in the dataset's order, such as `Evaluation.kept`. Rows can have any dtype
+            and shape.
+        n: Number of samples of the dataset.
+
+    Raises:
+        ValueError: A rank does not have one row per sample of its shard, or its rows differ in shape, dtype, or device.
+            All ranks raise it.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     row, dtype, device = _agreed(own, n, world)
@@ -147,12 +170,13 @@ def gather_predictions(own: Tensor, n: int) -> Tensor | None:
 
 
 def compute(metric: "Metric") -> Any:
-    """Value of a torchmetrics metric over all ranks' updates, on every rank; afterwards the metric is reset.
+    """Return the value of a torchmetrics metric over the updates of all ranks, on every rank, and reset the metric.
 
-    A collective call, in place of `metric.compute()`, which fails, if not the process, where a state is a list and a
-    rank had fewer batches than others, or none. The value is computed once, by rank 0, on its CPU.
+    This is a collective call. It replaces `metric.compute()`, which fails, or even aborts the process, if a state is a
+    list and a rank had fewer batches than others, or none. Rank 0 computes the value once, on its CPU.
 
-    Raises RuntimeError on every rank if it cannot be.
+    Raises:
+        RuntimeError: The value cannot be computed. All ranks raise it.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     device = metric.device

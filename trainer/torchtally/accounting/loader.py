@@ -22,29 +22,45 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Batch(NamedTuple):
-    """The batch of one rank in one step."""
+    """The samples that one rank consumes in one step.
 
-    indices: Tensor  # int64 (rows,), on the CPU
-    data: Any  # the result of the collate_fn
-    rows: int = 0  # samples of all ranks in this step; `Account.epoch` sets it
+    Attributes:
+        indices: Indices of the samples, int64 (samples,), on the CPU.
+        data: The samples as the `collate_fn` returned them.
+        rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch.
+    """
+
+    indices: Tensor
+    data: Any
+    rows: int = 0
 
 
 class Sampler(data.Sampler[int]):
-    """This rank's part of an epoch's order. Without an account it replaces DistributedSampler and proves nothing.
+    """This rank's part of an epoch's order.
 
-    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, with `set_epoch` before each epoch. It repeats
-    no sample; if DDP needs equally many batches on every rank, the contract must be padded or drop_last.
+    On its own, it replaces a DistributedSampler and proves nothing:
+    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, with `set_epoch` before each epoch. If DDP
+    needs equally many batches on every rank, use the contract `padded` or `drop_last`.
+
+    Args:
+        n: Number of samples of the dataset.
+        batch_size: Samples of this rank in a step. It only matters for `steps`.
+        seed: Seed of the order of samples, from 0.
+        shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+        contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+        rank: This process's rank (default: that of the process group).
+        world: Number of ranks (default: that of the process group).
     """
 
     def __init__(
         self,
         n: int,
         *,
-        batch_size: int = 1,  # of this rank; only `steps` uses it
+        batch_size: int = 1,
         seed: int = 0,
         shuffle: bool = True,
         contract: Contract = "exact",
-        rank: int | None = None,  # default: its place in the process group
+        rank: int | None = None,
         world: int | None = None,
     ):
         self.n, self.batch_size, self.seed, self.contract = n, batch_size, seed, contract
@@ -70,11 +86,11 @@ class Sampler(data.Sampler[int]):
         return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the epoch whose order comes next."""
+        """Choose the epoch whose order comes next."""
         self._epoch.fill_(epoch)
 
     def steps(self) -> Iterator[list[int]]:
-        """Yield this rank's indices of each step: equally many steps on every rank, the last uneven or empty."""
+        """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
         own, epoch = len(self), int(self._epoch)
         chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
         for at in range(0, own, chunk):
@@ -161,11 +177,11 @@ def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **
 
 
 class Epochs:
-    """The data of one epoch after another, for a library that drives the loop: each iter() is the next epoch.
+    """The data of one epoch after another, for a library that drives the loop: each `iter()` is the next epoch.
 
-    Its length lets libraries find the end without prefetching a batch. If a library does prefetch, batches count one
-    step early and the end of the epoch is right. If a library takes the last batch and never asks for one more, `end`
-    counts that batch.
+    Its length is the number of batches, so libraries need not fetch a batch ahead to see the end. If one does, a batch
+    counts early, and the epoch's end is right all the same. A library that stops after the last batch does not ask for
+    the next one, which would count the last. The next `iter()` or `end()` counts it.
     """
 
     def __init__(self, epoch: Callable[[int], Iterator[Batch]], steps: int):
@@ -185,7 +201,7 @@ class Epochs:
         return self._steps
 
     def end(self) -> None:
-        """End the epoch: if the library took all batches, the last one counts as consumed."""
+        """End the epoch: count the last batch if the library has taken all of them."""
         if self._taken == self._steps:
             next(self._batches, None)
 

@@ -1,19 +1,7 @@
-"""A sampler that proves the training of a script: it replaces DistributedSampler, and three lines change.
+"""Accounts for the samples of a script that has a DistributedSampler: docs/guides/own-script.md shows how.
 
-    sampler = TalliedSampler(dataset, epochs=10)                # was DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4)
-    for epoch in range(10):
-        sampler.set_epoch(epoch)
-        for inputs, labels in sampler.tally(loader):            # was loader
-            ...
-    sampler.done()                                              # new
-
-The contract is DistributedSampler's, so that the loop's mean over ranks keeps its meaning: `padded` repeats the first
-samples until all ranks have equally many; drop_last=True selects `drop_last`. To use every sample exactly once if the
-ranks do not divide the data evenly, the loss needs the number of rows of all ranks: use an Account, which provides it
-and takes several phases (see account.py).
-
-A library that drives the loop can take `sampler.tally(loader)` if it does not replace the loader.
+The contract is DistributedSampler's, so that the loop's mean over ranks means the same: `padded`, or `drop_last` with
+drop_last=True. The contract `exact` needs a loss that knows the rows of all ranks, which an Account provides.
 """
 
 import sys
@@ -43,9 +31,18 @@ _TAKEN_OVER = (
 
 
 class TalliedSampler(Sampler):
-    """Replaces DistributedSampler in a training of `epochs` epochs. One per run; needs gloo for CPU tensors.
+    """Replaces a DistributedSampler, and proves the samples of the training at the end of each epoch.
 
-    On failure it ends the program with one sentence and an exit code of errors.py.
+    Create one for each run, in a process group that has gloo for CPU tensors. An exception of torchtally becomes
+    `SystemExit` with its exit code, after its message is printed.
+
+    Args:
+        dataset: The dataset of the DataLoader.
+        epochs: Number of epochs of the training.
+        shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+        seed: Seed of the order of samples, from 0.
+        drop_last: Whether the contract is `drop_last` in place of `padded`.
+        task: Name of the run in its logs and proofs (default: the script's name).
     """
 
     def __init__(
@@ -56,7 +53,7 @@ class TalliedSampler(Sampler):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
-        task: str | None = None,  # default: the script's name
+        task: str | None = None,
     ):
         self._account = Account(task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed).__enter__()
         super().__init__(len(dataset), seed=seed, shuffle=shuffle, contract="drop_last" if drop_last else "padded")
@@ -64,9 +61,10 @@ class TalliedSampler(Sampler):
         self._epochs = Epochs(lambda epoch: iter(()), 0)
 
     def tally(self, loader: DataLoader[Any]) -> Epochs:
-        """Return the batches of `loader`, whose sampler this is; a batch counts when the loop asks for the next one.
+        """Return the batches of `loader`, whose sampler this is.
 
-        Each iter() is the next epoch, whatever number `set_epoch` received.
+        Each `iter()` is the next epoch, whatever the argument of `set_epoch`. A batch counts as consumed when the loop
+        asks for the next one.
         """
         if loader is not self._given:
             with _ending():
@@ -74,7 +72,7 @@ class TalliedSampler(Sampler):
         return self._epochs
 
     def done(self) -> None:
-        """End the run: print its last line, or exit with 3 if an epoch is missing."""
+        """End the training: print the run's last line, or end the program with 3 if an epoch is missing."""
         self._epochs.end()
         self._account.__exit__(None, None, None)
 

@@ -1,6 +1,6 @@
 """What was consumed: recorded by the loop, combined over ranks, proved against the contract, one JSON line a rank.
 
-The lines are the record that outlives the pods. Their format is described in the README under "How to read a proof";
+The lines are the record that outlives the pods. docs/reference/line.md describes their format;
 `scripts/verify_shards.py` checks them again with nothing but the numbers in them.
 """
 

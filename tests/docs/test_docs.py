@@ -1,0 +1,160 @@
+"""What the documentation states about commands, tasks, and tests is what they are."""
+
+import difflib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def output(*command: str) -> str:
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+
+
+def torchtally(*arguments: str) -> str:
+    return output("-m", "torchtally.cli", *arguments)
+
+
+def tasks() -> list[str]:
+    [names] = re.findall(r"Tasks: ([\w\s,-]+)\.", torchtally("--help"))
+    return re.split(r",\s+", names)
+
+
+def options_of(usage: str) -> dict[str, str | None]:
+    """Options, with their defaults, in the text that `--help` prints."""
+    found = {}
+    _, *parts = re.split(r"^  (?=-)", usage, flags=re.MULTILINE)
+    for part in parts:
+        [name] = re.findall(r"^(?:-\w.*?, )?(--[\w-]+)", part)
+        default = re.search(r"\(default:?\s+([\w.]+)", part)
+        found[name] = default[1] if default else None
+    return {name: default for name, default in found.items() if name not in ("--help", "--version")}
+
+
+def options_in(page: str) -> dict[str, str]:
+    """Options in the tables of a page, with their last column."""
+    rows = re.findall(r"^\| `(?:-\w [A-Z]+`, `)?(--[\w-]+).*\| (.*) \|$", page, re.MULTILINE)
+    return {name: last.strip("`") for name, last in rows}
+
+
+def section(page: Path, heading: str) -> str:
+    return page.read_text().partition(f"\n{heading}\n")[2].partition("\n#")[0]
+
+
+def same(documented: str, actual: str) -> bool:
+    try:
+        return float(documented) == float(actual)
+    except ValueError:
+        return documented.startswith(actual) or not re.fullmatch(r"[\w.]+", documented)
+
+
+def test_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guides/own-script.md"], ids=lambda page: page.name)
+def test_the_diff_of_a_script_is_that_of_the_examples(page: Path) -> None:
+    before, after = ((ROOT / "examples" / name).read_text() for name in ("ordinary_script.py", "own_script.py"))
+    changed = [
+        line
+        for line in difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+        if line.startswith(("+", "-")) and not line.startswith(("+++", "---")) and line[1:].strip()
+    ]
+    [shown] = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
+    assert [line for line in shown.splitlines() if line.startswith(("+", "-"))] == changed
+
+
+def test_each_task_has_a_page() -> None:
+    assert sorted(page.stem for page in (DOCS / "tasks").glob("*.md")) == sorted(["index", *tasks()])
+
+
+@pytest.mark.parametrize("task", tasks())
+def test_options_of_a_task_are_documented(task: str) -> None:
+    own = options_in((DOCS / f"tasks/{task}.md").read_text())
+    documented = options_in(section(DOCS / "reference/cli.md", "### Options of a training")) | own
+    actual = options_of(torchtally("run", task, "--help"))
+    assert set(own) <= set(actual)
+    assert [name for name in actual if name not in documented] == []
+    wrong = {name: default for name, default in actual.items() if default and not same(documented[name], default)}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("script", ["run_local", "verify_shards"])
+def test_options_of_a_script_are_documented(script: str) -> None:
+    documented = options_in(section(DOCS / "reference/cli.md", f"### {script}.py"))
+    actual = options_of(output(f"scripts/{script}.py", "--help"))
+    assert set(documented) == set(actual)
+
+
+def test_options_of_spark_are_documented() -> None:
+    documented = options_in((DOCS / "guides/spark.md").read_text())
+    assert set(documented) == set(options_of(torchtally("spark", "--help")))
+
+
+def test_the_number_of_faults_is_that_of_the_tests() -> None:
+    faults = "tests/local/test_local_faults.py"
+    collected = output("-m", "pytest", "--collect-only", "--quiet", "-m", "not rare", faults)
+    [(some, every)] = re.findall(r"^(\d+)/(\d+) tests collected", collected, re.MULTILINE)
+    local = section(DOCS / "operations/faults.md", "## On one machine")
+    assert f"`make test` runs {some} of the {every} rows" in " ".join(local.split())
+    assert local.count("| yes |") == int(every)
+
+
+@pytest.fixture(scope="module")
+def links() -> ModuleType:
+    """The site's extension that checks links to files of the repository."""
+    spec = importlib.util.spec_from_file_location("repository_links", DOCS / "_extensions/repository_links.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("link", "becomes"),
+    [
+        ("[a](../guides/data.md#provide-data)", "[a](../guides/data.md#provide-data)"),
+        ("[a](https://example.com/x.md)", "[a](https://example.com/x.md)"),
+        ("[a](#here)", "[a](#here)"),
+        ("[`a`](../../LICENSE)", "[`a`](https://github.com/torchtally/torchtally/blob/main/LICENSE)"),
+        ("[a](../../charts)", "[a](https://github.com/torchtally/torchtally/tree/main/charts)"),
+    ],
+)
+def test_a_link_leads_to_a_page_or_to_github(links: ModuleType, link: str, becomes: str) -> None:
+    page = DOCS / "tasks/index.md"
+    assert links.rewrite(f"See {link}.", page, page) == (f"See {becomes}.", [])
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ("../../none.py", "there is no none.py"),
+        ("../../SECURITY.md#no-such-heading", "SECURITY.md has no heading #no-such-heading"),
+        ("../../../etc/passwd", "is outside of the repository"),
+        ("https://github.com/torchtally/torchtally/blob/main/none.py", "there is no none.py"),
+        (
+            "https://github.com/torchtally/torchtally/blob/main/SECURITY.md#no-such-heading",
+            "SECURITY.md has no heading #no-such-heading",
+        ),
+    ],
+)
+def test_a_broken_link_is_a_problem(links: ModuleType, link: str, problem: str) -> None:
+    page = DOCS / "tasks/index.md"
+    [found] = links.rewrite(f"[a]({link})", page, page)[1]
+    assert found.startswith(f"docs/tasks/index.md: the link {link} is broken: ")
+    assert found.endswith(problem)
+
+
+def test_links_of_an_included_file_are_relative_to_it(links: ModuleType) -> None:
+    markdown = "[a](docs/tasks/index.md#results)"
+    found, problems = links.rewrite(markdown, ROOT / "README.md", DOCS / "index.md")
+    assert (found, problems) == ("[a](tasks/index.md#results)", [])

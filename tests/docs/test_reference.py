@@ -1,0 +1,159 @@
+"""What the reference states about lines, codes, variables, faults, and messages is what the code and its tests have."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchtally import errors
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "trainer/torchtally"
+
+
+def page(name: str, heading: str = "") -> str:
+    """The text of a page, or of one section of it."""
+    text = (DOCS / name).read_text()
+    return re.split(r"\n#+ ", text.partition(f"\n{heading}\n")[2])[0] if heading else text
+
+
+def first_cells(text: str) -> list[str]:
+    """The first cell of each row of the tables in `text`, without their headers."""
+    rows = re.findall(r"^\| (?!---)(.*?) \|(?!.*\n\|[ :-]*--)", text, re.MULTILINE)
+    assert rows
+    return rows
+
+
+def code(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def verified(lines: str) -> tuple[int, dict]:
+    command = [sys.executable, "scripts/verify_shards.py", "--json", "-"]
+    ended = subprocess.run(command, cwd=ROOT, input=lines, capture_output=True, text=True, timeout=120)
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_the_verifier_reads_the_example_of_a_line_and_finds_the_fields_of_the_table() -> None:
+    example, _ = re.findall(r"^TORCHTALLY .*", page("reference/line.md"), re.MULTILINE)
+    _, report = verified(example)
+    [tally] = report["tallies"]
+    assert all(
+        problem.startswith("no tally line of ") or "no tally line of" in problem for problem in report["problems"]
+    )
+    fields = code(" ".join(first_cells(page("reference/line.md", "## Fields"))))
+    assert sorted(fields) == sorted(["v", *tally])
+    written = json.loads(example.removeprefix("TORCHTALLY "))
+    assert set(fields) - set(written) == {"lost_indices", "doubled_indices"}
+    assert len(example) < 1024
+
+
+def test_the_example_of_a_last_line_proves_its_run_alone() -> None:
+    _, example = re.findall(r"^TORCHTALLY .*", page("reference/line.md"), re.MULTILINE)
+    code_, report = verified(example)
+    assert (code_, report["problems"]) == (0, [])
+    section = page("reference/line.md", "## Last line of a run")
+    before, _, table = section.partition("\n| field")
+    named = code(before.rpartition("Beside")[2]) + code(" ".join(first_cells(f"| field{table}")))
+    written = json.loads(example.removeprefix("TORCHTALLY "))
+    assert sorted(named) == sorted(written.keys() - {"phase"})
+    of_phases = next(row for row in table.splitlines() if row.startswith("| `phases`"))
+    assert all(sorted(code(of_phases)[1:]) == sorted(phase) for phase in written["phases"].values())
+
+
+def test_each_exit_code_is_documented() -> None:
+    known = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    assert known.pop("SIGNALLED") == 128
+    documented = first_cells(page("reference/exit-codes.md").partition("\n## ")[0])
+    assert sorted(documented) == sorted([*map(str, known.values()), "128 + n"])
+
+
+def test_each_variable_of_torchtally_is_documented() -> None:
+    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    of_its_own = set(re.findall(r'os\.environ\["(TORCHTALLY_\w+)"\] = ', sources))  # for its ranks
+    read = set(re.findall(r'"(TORCHTALLY_[A-Z_]+)"', sources)) - of_its_own
+    documented = code(" ".join(first_cells(page("reference/environment.md", "## Variables of torchtally"))))
+    assert sorted(documented) == sorted(read)
+
+
+def faults(heading: str) -> set[tuple[str, str]]:
+    rows = re.findall(r"^\| (.*?) \| (OnFailure|ExitCode) \|", page("operations/faults.md", heading), re.MULTILINE)
+    return set(rows)
+
+
+def test_the_faults_on_a_cluster_are_those_of_its_tests() -> None:
+    program = "import json, test_faults; print(json.dumps([(case.fault, case.policy) for case in test_faults.CASES]))"
+    folders = ["tests", "tests/e2e", "scripts"]
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {folders}; {program}"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert faults("## On a cluster") == set(map(tuple, json.loads(listed)))
+
+
+def test_the_faults_on_one_machine_are_those_of_its_tests() -> None:
+    collect = ["-m", "pytest", "--collect-only", "--quiet", "-m", "", "tests/local/test_local_faults.py"]
+    listed = subprocess.run([sys.executable, *collect], cwd=ROOT, capture_output=True, text=True, timeout=120).stdout
+    named = set(re.findall(r"\[(.+)\]$", listed, re.MULTILINE))
+    documented = {re.sub(r"\W+", "-", fault) for fault, _ in faults("## On one machine")}
+    assert len(named) > 1
+    assert named <= documented
+    assert len(documented - named) == 1  # a test by itself: the data, too, is of its own
+
+
+def said() -> str:
+    """All text of the package and of the chart, with strings that go on in the next line as one."""
+    paths = [*PACKAGE.rglob("*.py"), *(ROOT / "charts/torchtally/templates").rglob("*.tpl")]
+    return re.sub(r'"\s*\n\s*f?"', "", "".join(path.read_text() for path in paths))
+
+
+def messages() -> Iterator[str]:
+    of_others = {"Bus error", "terminate called without an active exception", "field is immutable"}
+    for cell in first_cells(page("operations/troubleshooting.md")):
+        yield from (each for each in code(cell) if re.search(r"[a-z] [a-z]", each) and each not in of_others)
+
+
+@pytest.mark.parametrize("message", [each for each in messages() if not each.startswith(("helm ", "kubectl "))])
+def test_a_message_in_troubleshooting_is_one_of_ours(message: str) -> None:
+    own = said()
+    parts = [part.strip() for part in re.split(r"\d+|\([A-Z]+\)|demo-[\w-]+|PyTorchJob", message)]
+    assert [part for part in parts if part not in own] == []
+
+
+def test_each_room_of_the_package_is_in_the_architecture() -> None:
+    there = {path.stem for path in PACKAGE.iterdir() if path.stem[0] not in "_."}
+    documented = code(" ".join(first_cells(page("contributing/architecture.md", "## Layers of the package"))))
+    assert sorted(documented) == sorted(there)
+    drawn = re.findall(r'class="name">(.*?)<', page("contributing/architecture.svg"))
+    assert there <= set(drawn)
+
+
+def test_each_module_of_a_run_exists() -> None:
+    steps = page("contributing/architecture.md", "## A run in order")
+    modules = re.findall(r"`([a-z_]+(?:/[a-z_]+)?)`", "\n".join(steps.splitlines()[2:]))
+    assert len(modules) > 9
+    assert [module for module in modules if not (PACKAGE / f"{module}.py").exists()] == []
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"],
+    ids=lambda f: f.stem,
+)
+def test_each_target_of_make_exists(file: Path) -> None:
+    text = file.read_text()
+    quoted = [
+        *re.findall(r"```.*?```", text, re.DOTALL),
+        *re.findall(r"`[^`\n]+`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)),
+    ]
+    named = {
+        word for each in quoted for run in re.findall(r"\bmake((?: [a-z][a-z0-9-]*)+)", each) for word in run.split()
+    }
+    assert named <= targets()
