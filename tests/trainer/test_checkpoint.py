@@ -98,7 +98,8 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Pat
     saved(tmp_path, 1)
     path = tmp_path / checkpoint_file.file_name(1, 2)
     path.write_bytes(b"whatever it may be" * 10 + b"torchtally-checkpoint-1\n")
-    with pytest.raises(Refused, match=r"position-0000000000000000002\.checkpoint was written by another version of torchtally"):
+    told = r"position-0000000000000000002\.checkpoint was written by another version of torchtally"
+    with pytest.raises(Refused, match=told):
         checkpoint_file.newest(tmp_path)
     assert path.exists()
 
