@@ -1,4 +1,4 @@
-# `make help` lists what there is to do.
+# To list the targets, run `make help`.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -14,70 +14,70 @@ LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
 
 .PHONY: help
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: .venv/.demo ## train on 1 master + 3 workers on this machine, then prove every pod's shards
+demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then verify the shards of every pod
 	@rm -rf build/demo && mkdir -p build
 	@TORCHTALLY_OUTPUT=build/demo scripts/run_local.py -f examples/fashion-mnist.yaml 2>&1 | tee -i build/demo.log
 	@scripts/verify_shards.py build/demo.log
 
 .PHONY: test
-test: .venv/.dev ## all tests but the e2e; those that need a Docker engine are skipped without one
+test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
 	python -m pytest --ignore=tests/e2e --ignore=tests/tasks -m 'not rare' $(ARGS)
 
 .PHONY: faults
-faults: .venv/.dev ## the table of faults on this machine: what befalls pods, and what comes of it
+faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes
 	@rm -f build/faults/local.*
 	@python -m pytest tests/local/test_local_faults.py $(ARGS) && status=0 || status=$$?; \
 		cat build/faults/local.md; exit $$status
 
 .PHONY: tasks
-tasks: .venv/.dev ## the table of tasks: each whole, by run_local and by docker run (the image with all extras)
+tasks: .venv/.dev ## run each task in full with run_local and with docker run (the image with all extras), and print a table
 	@scripts/tools.py helm
 	@python -m pytest tests/tasks $(ARGS) && status=0 || status=$$?; cat build/tasks/tasks.md; exit $$status
 
 .PHONY: bench
-bench: .venv/.bench ## measure throughput, start-up, sampler and verifier beside others: bench/results/, 25 minutes
+bench: .venv/.bench ## compare throughput, start-up, sampler and verifier with alternatives: bench/results/, 25 minutes
 	@scripts/tools.py helm
 	@python -m bench
 
 .PHONY: bench-compare
-bench-compare: .venv/.bench ## what the latest results changed by more than noise (BASE=bench/results/….json)
+bench-compare: .venv/.bench ## print the changes of the latest results that exceed noise (BASE=bench/results/….json)
 	@python -m bench.compare $(BASE)
 
 .PHONY: bench-cluster
-bench-cluster: .venv/.bench ## seconds to a job's first step on the e2e's cluster, by phase: ours, by hand (ARGS='--rounds 3')
+bench-cluster: .venv/.bench ## compare the time to the first step, by phase, with a handwritten job on the e2e cluster (ARGS='--rounds 3')
 	scripts/e2e.sh -- python -m bench.cluster $(ARGS)
 
 .PHONY: image
-image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,spark, INDEX_URL=, WHEELS=, CA=, BASE=: docker/image.sh)
+image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,spark, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
 	docker/image.sh build
 
 .PHONY: image-again
-image-again: ## build that image once more, from nothing, and fail if it is another
+image-again: ## rebuild that image without the cache, and fail if the result differs
 	docker/image.sh again
 
 .PHONY: image-report
-image-report: .venv/.dev ## what the image weighs, by layer and by package (IMAGE=torchtally:cpu)
+image-report: .venv/.dev ## print the size of the image by layer and by package, and check its limits (IMAGE=torchtally:cpu)
 	@docker/report.py --check $(IMAGE)
 
 .PHONY: push
-push: ## push that image: REGISTRY=ghcr.io/me
+push: ## push that image to a registry (REGISTRY=ghcr.io/me)
 	docker/image.sh push
 
 .PHONY: e2e
-e2e: .venv/.dev ## test chart and image on a kind cluster (E2E_CONTEXT=, E2E_IMAGE=, E2E_KEEP=: scripts/e2e.sh)
+e2e: .venv/.dev ## test chart and image on a kind cluster (E2E_CONTEXT=, E2E_IMAGE=, E2E_KEEP=: see scripts/e2e.sh)
 	scripts/e2e.sh $(ARGS)
 
 .PHONY: e2e-faults
-e2e-faults: .venv/.dev ## the whole table of faults on such a cluster: build/faults/cluster.md (ARGS='-k out-of-memory')
+e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/faults/cluster.md (ARGS='-k out-of-memory')
 	scripts/e2e.sh -k test_fault -m '' $(ARGS)
 
 .PHONY: lint
-lint: .venv/.dev ## ruff, mypy, shellcheck, hadolint, actionlint, helm lint, and that all that is generated is fresh
+lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint and helm lint, and check that the lock files are up to date
 	@scripts/tools.py helm actionlint
 	ruff check
 	ruff format --check
@@ -96,18 +96,18 @@ lint: .venv/.dev ## ruff, mypy, shellcheck, hadolint, actionlint, helm lint, and
 	$(MAKE) --no-print-directory docs-site
 
 .PHONY: lock
-lock: .venv/.dev ## after a change of trainer/pyproject.toml: lock it, and write the image's requirements
+lock: .venv/.dev ## update trainer/uv.lock and the image's requirements after a change of trainer/pyproject.toml
 	uv lock --project trainer
 	docker/lock.sh
 
 .PHONY: audit
-audit: .venv/.dev ## whether a locked package has a known vulnerability (asks PyPI)
+audit: .venv/.dev ## check the locked packages for known vulnerabilities (queries PyPI)
 	@for file in docker/requirements-*.txt; do \
 		uvx pip-audit==2.10.1 --strict --disable-pip --require-hashes --progress-spinner=off --requirement $$file; \
 	done
 
 .PHONY: mutations
-mutations: .venv/.dev ## whether the chart's tests notice that a line of its templates is gone (ARGS='--sample 100')
+mutations: .venv/.dev ## check that the chart's tests fail without any single line of its templates (ARGS='--sample 100')
 	@scripts/tools.py helm
 	@python tests/chart/mutate.py $(ARGS)
 
@@ -118,7 +118,7 @@ examples: .venv/.dev ## render examples/ from the chart
 	helm template demo $(CHART) --skip-tests >examples/fashion-mnist-gpu.yaml
 
 .PHONY: docs
-docs: ## write the chart's README from its values
+docs: ## generate the chart's README from its values
 	@scripts/tools.py helm-docs
 	helm-docs --chart-search-root charts --sort-values-order file
 
@@ -128,11 +128,11 @@ docs-site: .venv/.dev ## build the documentation's site in build/docs; a broken 
 	sphinx-build --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 .PHONY: clean
-clean: ## remove what all this made, .venv and .tools with it
+clean: ## delete all generated files, including .venv and .tools
 	rm -rf .venv .tools build output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The demo does without the development tools; with them installed, it takes what is there.
+# The demo needs no development tools, but uses an environment that has them.
 .venv/.demo: $(LOCK)
 	scripts/env.sh --no-dev --extra cluster --inexact
 	@touch $@

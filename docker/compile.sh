@@ -1,6 +1,6 @@
 #!/bin/sh
-# Ends a build step that installs packages: compiles them, and gives all files one time, so that the same packages make
-# the same layer. What is compiled is held against nothing when it is imported, as sources do not change in an image.
+# Finishes a build step that installs packages: compiles them and sets one timestamp for all files, so that equal
+# packages make equal layers. Imports don't check the bytecode, because the sources in an image don't change.
 set -eu
 python -m compileall -q --invalidation-mode unchecked-hash "${VIRTUAL_ENV}/lib"
 find /opt/torchtally -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

@@ -1,5 +1,5 @@
-# How the image is built, for this machine (cpu, cuda) and for a release (release-cpu, release-cuda).
-# docker/image.sh says what each variable is, and fills those that it does not name.
+# Builds of the image: for this machine (cpu, cuda) and for a release (release-cpu, release-cuda).
+# docker/image.sh documents the variables that users set, and sets the others.
 
 variable "BASE" { default = "" }
 variable "CA" { default = "" }
@@ -14,7 +14,7 @@ variable "SOURCE_DATE_EPOCH" { default = "" }
 variable "VERSION" { default = "" }
 variable "WHEELS" { default = "" }
 
-# An argument that is null is the Dockerfile's own.
+# A null argument keeps the Dockerfile's default.
 function "given" {
   params = [value]
   result = value != "" ? value : null
@@ -49,13 +49,13 @@ target "cuda" {
   target   = "cuda"
 }
 
-# Needs a builder that can hold attestations: `docker buildx create --use` makes one.
+# Requires a builder that supports attestations. To create one, run `docker buildx create --use`.
 target "release" {
   matrix   = { device = ["cpu", "cuda"] }
   name     = "release-${device}"
   inherits = [device]
   args = {
-    # debian:trixie-slim as of 2026-10; `docker buildx imagetools inspect debian:trixie-slim` tells today's.
+    # debian:trixie-slim as of 2026-10. For the current digest: `docker buildx imagetools inspect debian:trixie-slim`.
     BASE = BASE != "" ? BASE : "debian:trixie-slim@sha256:a29215f6a35e51e22adffa17f89e9d2ef06214e64a2bad10d765c46aea49f11f"
   }
   platforms = split(",", PLATFORMS)

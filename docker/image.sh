@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Builds or pushes the image; the last two print what they pushed by its digest, NAME@sha256:…
-#   docker/image.sh build   as torchtally:$DEVICE, with extras as torchtally:$DEVICE-keras-mlflow
-#   docker/image.sh again   without anything that was kept of that build; 1 where another image comes of it
-#   docker/image.sh push    as $REGISTRY/torchtally:<version>-<the same>
-#   docker/image.sh release builds and pushes it as that, for all platforms, on the pinned base, with its provenance
-# They take what they need from the environment:
+# Builds or pushes the image. `push` and `release` print the digest of the pushed image as NAME@sha256:…
+#   docker/image.sh build    builds torchtally:$DEVICE; with extras, torchtally:$DEVICE-keras-mlflow
+#   docker/image.sh again    rebuilds it without the cache, and fails with 1 if the two images differ
+#   docker/image.sh push     pushes it as $REGISTRY/torchtally:<version>-<tag>
+#   docker/image.sh release  builds and pushes it under the same name for all platforms, on the pinned base image, with
+#                            its provenance
+# Environment variables:
 #   DEVICE      cpu (default) or cuda
-#   EXTRAS      what only some need, separated by commas: compile (what torch.compile calls), keras, mlflow, spark
-#   REGISTRY    where to push, e.g. ghcr.io/me
-#   INDEX_URL   package indexes, the preferred one first, separated by spaces; no other is asked
-#   WHEELS      folder of wheels that are installed first, without a hash
-#   CA          CA bundle for TLS while building
-#   BASE        base image, PYTHON the name of its Python's apt package
-#   PLATFORMS   of a release: linux/amd64,linux/arm64 (default), or one of them
+#   EXTRAS      optional packages, separated by commas: compile (a compiler for torch.compile), keras, mlflow, spark
+#   REGISTRY    registry to push to, such as ghcr.io/me
+#   INDEX_URL   package indexes, separated by spaces, in order of preference; pip uses no others
+#   WHEELS      folder of wheels to install first, without hashes
+#   CA          CA bundle for TLS during the build
+#   BASE        base image
+#   PYTHON      apt package of Python in the base image
+#   PLATFORMS   platforms of a release: linux/amd64,linux/arm64 (default), or one of them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,31 +24,31 @@ fail() {
 }
 
 device=${DEVICE:-cpu}
-case $device in cpu | cuda) ;; *) fail "DEVICE is '$device'; it can be cpu or cuda" ;; esac
+case $device in cpu | cuda) ;; *) fail "DEVICE is '$device'; it must be cpu or cuda" ;; esac
 read -ra extras <<<"$(tr ',' '\n' <<<"${EXTRAS:-}" | sort -u | xargs)"
 for extra in "${extras[@]}"; do
     case $extra in
     compile | keras | mlflow | spark) ;;
-    *) fail "EXTRAS is '$EXTRAS'; it can be of compile, keras, mlflow, spark" ;;
+    *) fail "EXTRAS is '$EXTRAS'; allowed extras are compile, keras, mlflow and spark" ;;
     esac
 done
 tag=$(IFS=- && echo "${extras[*]:+-${extras[*]}}")
 tag=$device$tag
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' trainer/pyproject.toml)
 
-# docker/docker-bake.hcl's target, as that reference; then options of `docker buildx bake`.
+# bake TARGET REFERENCE [OPTION…]: builds a target of docker/docker-bake.hcl with that image reference.
 bake() {
     local target=$1 reference=$2
     local -a options=("${@:3}")
     if [ -n "${WHEELS:-}" ]; then
-        compgen -G "$WHEELS/*.whl" >/dev/null || fail "WHEELS is '$WHEELS', where there is no wheel"
+        compgen -G "$WHEELS/*.whl" >/dev/null || fail "WHEELS is '$WHEELS', which contains no wheel"
         options+=(--allow "fs.read=$WHEELS")
     fi
     if [ -n "${CA:-}" ]; then
-        [ -r "$CA" ] || fail "CA is '$CA', which cannot be read"
+        [ -r "$CA" ] || fail "CA is '$CA', which is not a readable file"
         options+=(--allow "fs.read=$CA")
     fi
-    # Given as an argument it is the image's own time, too: the same commit makes the same image.
+    # As a build argument, SOURCE_DATE_EPOCH also sets the image's time, so that equal commits make equal images.
     EXTRAS=${extras[*]} REFERENCE=$reference VERSION=$version \
         CREATED=$(git log -1 --format=%cI) \
         REVISION=$(git describe --always --dirty --abbrev=40 --exclude '*') \
@@ -60,13 +62,13 @@ again() {
     first=$(docker image inspect --format '{{.Id}} {{.RootFS.Layers}}' "torchtally:$tag")
     second=$(docker image inspect --format '{{.Id}} {{.RootFS.Layers}}' "torchtally:$tag-again")
     docker image rm "torchtally:$tag-again" >/dev/null
-    [ "$first" = "$second" ] || { printf 'image: two builds differ:\n%s\n%s\n' "$first" "$second" >&2 && exit 1; }
-    echo "image: built twice, ${first%% *}"
+    [ "$first" = "$second" ] || { printf 'image: the two builds differ:\n%s\n%s\n' "$first" "$second" >&2 && exit 1; }
+    echo "image: both builds are ${first%% *}"
 }
 
-# Where that image belongs.
+# The image's reference in the registry.
 pushed_as() {
-    [ -n "${REGISTRY:-}" ] || fail "REGISTRY is not set; say where to push, e.g. REGISTRY=ghcr.io/me"
+    [ -n "${REGISTRY:-}" ] || fail "REGISTRY is not set; set it to the registry to push to, such as ghcr.io/me"
     echo "${REGISTRY%/}/torchtally:$version-$tag"
 }
 
@@ -90,5 +92,5 @@ release() {
 case ${1:-} in
 build) bake "$device" "torchtally:$tag" --load ;;
 again | push | release) "$1" ;;
-*) fail "the first argument is '${1:-}'; it can be build, again, push or release" ;;
+*) fail "the first argument is '${1:-}'; it must be build, again, push or release" ;;
 esac

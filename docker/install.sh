@@ -1,25 +1,24 @@
 #!/bin/sh
-# A build step: installs /requirements.txt, after the wheels in /wheels, into the virtual environment.
+# A build step: installs the wheels in /wheels, then /requirements.txt, into the virtual environment.
 set -eu
 
-# What a local wheel meets is not installed again, so the hash is waived for these files alone.
+# pip doesn't reinstall packages that a local wheel provides, so only these skip the hash check.
 set -- /wheels/*.whl
 if [ -e "$1" ]; then
     pip install --no-cache-dir --no-index --no-deps "$@"
 fi
 
-# All indexes are asked for each name, and of the files whose hash is listed the newest is taken: torch X+cpu of
-# PyTorch's index before torch X of PyPI. The requirements are the whole closure, hence --no-deps; torch's own list
-# would bring CUDA's libraries back.
+# pip queries all indexes and takes the newest file with a listed hash: torch X+cpu from PyTorch's index before torch
+# X from PyPI. --no-deps, because the requirements are complete, and torch's own would add the CUDA libraries again.
 export PIP_INDEX_URL="${INDEX_URL%% *}" PIP_EXTRA_INDEX_URL="${INDEX_URL#* }"
 pip install --no-deps --require-hashes -r /requirements.txt
 
-# Of torch's programs only this one is called at run time. Its headers stay, though they are 39 MB: torch.compile and
-# C++ extensions need them in an image that adds a compiler to this one.
+# Of torch's programs, the image needs only this one. torch's headers (39 MB) stay: torch.compile and C++ extensions
+# need them in an image that adds a compiler.
 find "${VIRTUAL_ENV}"/lib/python3*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete
 
-# Nor is cuSOLVER for several GPUs, or the second one of two NVRTCs: no shared library names them, to be linked with them
-# or to open them. If a later one does, it would fail at run time, so the build fails here.
+# Multi-GPU cuSOLVER and the alternative NVRTC: no shared library links or opens them. The build fails if a later
+# library does, because the image would fail at run time.
 packages=$(echo "${VIRTUAL_ENV}"/lib/python3*/site-packages)
 if [ -d "$packages/nvidia" ]; then
     find "$packages/nvidia" \
@@ -28,7 +27,7 @@ if [ -d "$packages/nvidia" ]; then
     grep --recursive --only-matching --text --fixed-strings --include='*.so*' \
         --regexp=libcusolverMg.so --regexp=libnvrtc.alt.so --regexp=libnvrtc-builtins.alt.so "$packages" || status=$?
     if [ "$status" -ne 1 ]; then # 0: found; 2: not all could be read
-        echo "install: a library above needs one that is left out of the image, or cannot be read" >&2
+        echo "install: a library above is unreadable, or requires a library that the image omits" >&2
         exit 1
     fi
 fi

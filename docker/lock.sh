@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Exports trainer/uv.lock as the image's hashed requirements, one file for each device and one for what each extra adds,
-# and locks what builds wheels. Triton, which calls a compiler at run time, has a file of its own.
-#   docker/lock.sh           write them
-#   docker/lock.sh --check   fail where the exported ones are stale
+# Exports trainer/uv.lock as hashed requirements of the image: one file per device, and one with the additional packages
+# of each extra. Also locks the build tools. Triton has a separate file, because it needs a compiler at run time.
+#   docker/lock.sh           writes the files
+#   docker/lock.sh --check   fails if the exported files are stale
 set -euo pipefail
 cd "$(dirname "$0")"
 uv=${UV:-uv}
 
 version=$(sed -n '/^name = "torch"$/{n;s/version = "\(.*\)"/\1/p;q}' ../trainer/uv.lock)
 if grep -qvF "  torch-$version+cpu-" torch-cpu.sha256; then
-    echo "docker/torch-cpu.sha256 is not for torch $version, which trainer/uv.lock has: take the SHA-256 of" \
+    echo "docker/torch-cpu.sha256 doesn't match torch $version in trainer/uv.lock: copy the SHA-256 of" \
         "torch-$version+cpu-*.whl from https://download.pytorch.org/whl/cpu/torch/" >&2
     exit 1
 fi
@@ -21,8 +21,8 @@ export_lock() {
         --no-annotate --no-header --format requirements-txt
 }
 
-# What it has beside the packages of another file.
-beside() {
+# subtract FILE: filters the packages in FILE out of the requirements on stdin.
+subtract() {
     awk '
         /^[^ ]/ { package = $0; sub(/==.*/, "", package); known = package in others }
         FNR == NR { others[package]; next }
@@ -30,7 +30,7 @@ beside() {
     ' "$1" -
 }
 
-# Without CUDA's packages, and with torch's hashes on PyTorch's CPU index beside those on PyPI.
+# Filters out the CUDA packages, and adds torch's hashes on PyTorch's CPU index to those on PyPI.
 for_cpu() {
     awk '
         FILENAME == "torch-cpu.sha256" { hashes = hashes " \\\n    --hash=sha256:" $1; next }
@@ -49,11 +49,11 @@ if [ "${1:-}" = --check ]; then
 fi
 export_lock >"$all"
 awk '/^[^ ]/ { triton = /^triton=/ } triton' "$all" >"$out/requirements-triton.txt"
-[ -s "$out/requirements-triton.txt" ] || { echo "trainer/uv.lock has no triton, which EXTRAS=compile installs" >&2; exit 1; }
-beside "$out/requirements-triton.txt" <"$all" >"$out/requirements-cuda.txt"
+[ -s "$out/requirements-triton.txt" ] || { echo "trainer/uv.lock doesn't contain triton, which EXTRAS=compile installs" >&2; exit 1; }
+subtract "$out/requirements-triton.txt" <"$all" >"$out/requirements-cuda.txt"
 for_cpu <"$out/requirements-cuda.txt" >"$out/requirements-cpu.txt"
 for extra in "${extras[@]}"; do
-    export_lock --extra "$extra" | beside "$all" >"$out/requirements-$extra.txt"
+    export_lock --extra "$extra" | subtract "$all" >"$out/requirements-$extra.txt"
 done
 if [ "$out" = . ]; then
     printf '%s\n' hatchling setuptools | "$uv" pip compile --universal --python-version 3.11 --generate-hashes \

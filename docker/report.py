@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What an image weighs: `docker/report.py torchtally:cpu`, by layer, as kept in a registry, and by package.
+"""Report the size of an image by layer and by package.
 
-Sizes are in MB (10^6 bytes). A layer's second size is that after zstd, level 3, as buildx pushes with compression=zstd.
-With --check it ends with 1 where the image has outgrown docker/size-limits.json.
+Sizes are in MB (10^6 bytes). The second size of a layer is its size in a registry: compressed with zstd, level 3, like
+buildx with compression=zstd.
 """
 
 import argparse
@@ -21,7 +21,7 @@ LIMITS = Path(__file__).parent / "size-limits.json"
 _MB = 1_000_000
 _CHUNK = 1 << 20
 
-# Runs inside, where it finds the packages that the image's Python would import.
+# Runs in the image, to list the packages that its Python imports.
 _PACKAGES = """
 import json
 from importlib.metadata import distributions
@@ -36,7 +36,7 @@ print(json.dumps(sizes))
 
 
 class Unreadable(Exception):
-    """Why Docker does not tell."""
+    """Docker cannot provide the data. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,22 @@ class Report:
         return sum(layer.compressed for layer in self.layers)
 
     def grown(self, limits: dict[str, float]) -> list[str]:
-        """What is above its limit, as sentences."""
+        """Return a message for each size above its limit in MB."""
         sizes = {
             "unpacked": self.unpacked,
             "compressed": self.compressed,
-            "packages but torch": sum(size for name, size in self.packages.items() if name != "torch"),
+            "packages except torch": sum(size for name, size in self.packages.items() if name != "torch"),
             "trainer's layer": self.layers[-1].unpacked,
         }
         return [
-            f"{self.image}: {name} is {sizes[name] / _MB:.1f} MB, and {LIMITS.name} allows {limit} MB"
+            f"{self.image}: {name} is {sizes[name] / _MB:.1f} MB, but the limit in {LIMITS.name} is {limit} MB"
             for name, limit in limits.items()
             if sizes[name] > limit * _MB
         ]
 
 
 def read(image: str) -> Report:
-    """Raises Unreadable."""
+    """Measure an image. Raises Unreadable."""
     layers = _layers(image)
     sizes = json.loads(_docker("run", "--rm", "--network=none", "--entrypoint=python", image, "-c", _PACKAGES))
     environment = json.loads(_docker("image", "inspect", "--format={{json .Config.Env}}", image))
@@ -124,7 +124,7 @@ def _docker(*arguments: str) -> str:
     try:
         result = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise Unreadable("there is no docker on PATH") from None
+        raise Unreadable("docker is not on PATH") from None
     if result.returncode:
         raise Unreadable(result.stderr.strip().splitlines()[-1])
     return result.stdout
@@ -140,7 +140,7 @@ def as_text(report: Report) -> str:
     lines += [row(*total, what=report.image), "", f"{'MB':>10}  package"]
     lines += [row(size, what=name) for name, size in report.packages.items() if size >= _MB]
     rest = [size for size in report.packages.values() if size < _MB]
-    return "\n".join([*lines, row(sum(rest), what=f"{len(rest)} smaller ones")])
+    return "\n".join([*lines, row(sum(rest), what=f"{len(rest)} smaller packages")])
 
 
 def _short(layer: Layer) -> str:
@@ -150,9 +150,9 @@ def _short(layer: Layer) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image", nargs="?", default="torchtally:cpu")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the tables; sizes in bytes")
-    parser.add_argument("--check", action="store_true", help="hold it against docker/size-limits.json")
+    parser.add_argument("image", nargs="?", default="torchtally:cpu", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON with sizes in bytes instead of tables")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a limit in size-limits.json is exceeded")
     options = parser.parse_args()
     try:
         report = read(options.image)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv from trainer/uv.lock. Arguments go to `uv sync`; its own UV_* variables (an index, a folder of wheels) hold.
+# Creates .venv from trainer/uv.lock. Passes its arguments to `uv sync`, which also reads UV_* variables (an index, a
+# folder of wheels).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +9,7 @@ if [ ! -x "$uv" ]; then
     python=${PYTHON:-python3}
     if ! "$python" -m venv --clear .tools/uv >/dev/null; then
         rm -rf .tools/uv
-        echo "cannot make a virtual environment with $python: install its venv module (Debian: python3-venv), or put uv on PATH" >&2
+        echo "cannot create a virtual environment with $python: install its venv module (Debian: python3-venv), or put uv on PATH" >&2
         exit 1
     fi
     .tools/uv/bin/python -m pip install --quiet --require-hashes --requirement scripts/uv.txt

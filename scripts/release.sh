@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# What a release does with what was pushed (docker/image.sh release pushes an image). Every command prints what it was
-# about by its digest, NAME@sha256:…
-#   scripts/release.sh chart         package the chart and push it, as oci://$REGISTRY/charts/torchtally
-#   scripts/release.sh sign REF      sign an image or a chart
-#   scripts/release.sh sbom REF      list what is in an image, for each of its platforms, and sign that (SPDX, by syft)
-#   scripts/release.sh verify REF    check the signature of an image or a chart
-# REGISTRY is where to push, e.g. ghcr.io/me. Who signs is either
-#   COSIGN_KEY and COSIGN_PUB        the files of a pair of keys, the password in COSIGN_PASSWORD; or
-#   COSIGN_IDENTITY                  no key: who runs this, as COSIGN_ISSUER (default: GitHub Actions) attests and a
-#                                    public log shows
+# Publishes the artifacts of a release, after docker/image.sh release has pushed the image. Each command prints the
+# digest of its artifact as NAME@sha256:…
+#   scripts/release.sh chart         packages the chart and pushes it to oci://$REGISTRY/charts/torchtally
+#   scripts/release.sh sign REF      signs an image or a chart
+#   scripts/release.sh sbom REF      attests a signed SBOM (SPDX, by syft) for each platform of an image
+#   scripts/release.sh verify REF    verifies the signature of an image or a chart
+# Environment variables:
+#   REGISTRY                         registry to push to, such as ghcr.io/me
+#   COSIGN_KEY, COSIGN_PUB           files of a key pair, with the password in COSIGN_PASSWORD
+#   COSIGN_IDENTITY                  without keys: identity of the signer, issued by COSIGN_ISSUER (default: GitHub
+#                                    Actions) and recorded in a public transparency log
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="${TOOLS_DIR:-$PWD/.tools/bin}:$PATH"
@@ -18,33 +19,33 @@ fail() {
     exit 2
 }
 
-# A signature is of what is there, which a tag does not say.
+# Signatures refer to content. A tag can move to other content.
 by_digest() {
-    [[ ${1:-} =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || fail "'${1:-}' is no NAME@sha256:… of an image or a chart"
+    [[ ${1:-} =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || fail "'${1:-}' is not an image or a chart of the form NAME@sha256:…"
 }
 
 chart() {
-    [ -n "${REGISTRY:-}" ] || fail "REGISTRY is not set; say where to push, e.g. REGISTRY=ghcr.io/me"
+    [ -n "${REGISTRY:-}" ] || fail "REGISTRY is not set; set it to the registry to push to, such as ghcr.io/me"
     local -a options=()
     case $REGISTRY in localhost:* | 127.0.0.1:*) options+=(--plain-http) ;; esac
-    local said
+    local output
     scripts/tools.py helm
     helm package charts/torchtally --destination "$folder" >&2
-    said=$(helm push "${options[@]}" "$folder"/*.tgz "oci://${REGISTRY%/}/charts" 2>&1) || fail "$said"
-    echo "$said" >&2
-    echo "${REGISTRY%/}/charts/torchtally@$(grep -o 'sha256:[0-9a-f]*' <<<"$said")"
+    output=$(helm push "${options[@]}" "$folder"/*.tgz "oci://${REGISTRY%/}/charts" 2>&1) || fail "$output"
+    echo "$output" >&2
+    echo "${REGISTRY%/}/charts/torchtally@$(grep -o 'sha256:[0-9a-f]*' <<<"$output")"
 }
 
-# Sets `signer`, cosign's options to sign.
+# Sets `signer` to cosign's options for signing.
 choose_signer() {
     scripts/tools.py cosign
     if [ -n "${COSIGN_KEY:-}" ]; then
-        # A key of one's own needs no log; and with one, admission controllers do not know the newer format.
+        # Your own key needs no transparency log, and admission controllers don't support the new format with keys.
         signer=(--key "$COSIGN_KEY" --use-signing-config=false --tlog-upload=false --new-bundle-format=false)
     elif [ -n "${COSIGN_IDENTITY:-}" ]; then
         signer=()
     else
-        fail "COSIGN_KEY is not set; name the file of the key: cosign generate-key-pair makes one (or COSIGN_IDENTITY)"
+        fail "COSIGN_KEY is not set; set it to the file of the private key (cosign generate-key-pair), or set COSIGN_IDENTITY"
     fi
 }
 
@@ -55,7 +56,7 @@ sign() {
     echo "$1"
 }
 
-# An index lists the image of each platform, and beside it, of the platform `unknown`, how it was built.
+# An index lists the image of each platform, and provenance attestations with the platform `unknown`.
 PLATFORMS='
 import json, sys
 for image in json.load(sys.stdin).get("manifests", ()):
@@ -86,7 +87,7 @@ verify() {
         of=(--certificate-identity "$COSIGN_IDENTITY")
         of+=(--certificate-oidc-issuer "${COSIGN_ISSUER:-https://token.actions.githubusercontent.com}")
     else
-        fail "COSIGN_PUB is not set; name the file of the public key, cosign.pub (or COSIGN_IDENTITY)"
+        fail "COSIGN_PUB is not set; set it to the file of the public key (cosign.pub), or set COSIGN_IDENTITY"
     fi
     cosign verify "${of[@]}" "$1" >/dev/null
     echo "$1"
@@ -96,5 +97,5 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 case ${1:-} in
 chart | sign | sbom | verify) "$@" ;;
-*) fail "the first argument is '${1:-}'; it can be chart, sign, sbom or verify" ;;
+*) fail "the first argument is '${1:-}'; it must be chart, sign, sbom or verify" ;;
 esac

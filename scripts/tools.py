@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Finds or installs the programs that tests and lint need beside Python: `scripts/tools.py helm kind …`.
+"""Install the programs that tests and lint need in addition to Python: `scripts/tools.py helm kind …`.
 
-In this order: one on PATH whose version will do; the official release, by its pinned checksum; a build through the Go
-module proxy. What is installed goes to .tools/bin ($TOOLS_DIR moves it). Needs nothing but Python's own library.
+For each program, the script tries in this order: a supported version on PATH, the official release with its pinned
+checksum, a build from the Go module proxy. It installs to .tools/bin, or to $TOOLS_DIR. It needs only Python's standard
+library.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 BIN = Path(os.environ.get("TOOLS_DIR") or Path(__file__).parent.parent / ".tools/bin").absolute()
@@ -27,15 +28,15 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    version: str  # what is installed when PATH has none that will do
+    version: str  # the version to install
     at_least: Version = ()
-    below: Version = ()  # empty: any version will do, and it is not asked for
+    below: Version = ()  # empty: any version is supported
     ask: tuple[str, ...] = ()  # arguments that print the version
     url: str
-    sums: dict[str, str]  # SHA-256 of the release's file
-    member: str = ""  # the program's path inside that file, if it is an archive
+    sums: dict[str, str]  # SHA-256 of the file at url, by platform
+    member: str = ""  # path of the program, if the file is an archive
     go: str = ""  # package to `go install`
-    go_main: tuple[str, ...] = field(default=())  # or: modules, then the program's source
+    go_main: tuple[str, ...] = ()  # or: modules, then the source of the program
 
 
 KUBECTL_MAIN = """
@@ -86,7 +87,7 @@ TOOLS = {
     ),
     "kubectl": Tool(
         version="1.34.4",
-        at_least=(1, 33),  # one minor version either side of the e2e's cluster, as Kubernetes supports
+        at_least=(1, 33),  # Kubernetes supports one minor version of skew with the e2e cluster
         below=(1, 36),
         ask=("version", "--client"),
         url="https://dl.k8s.io/release/v{version}/bin/{os}/{arch}/kubectl",
@@ -96,7 +97,7 @@ TOOLS = {
             "darwin-amd64": "9861e775578651d903a779f840ff8e4c0013ae29a1ffc67f05d967262fcf734c",
             "darwin-arm64": "d9b239414a5fdf624835bfb62eef28a0885f1645d579f98056a9ab3293f51f87",
         },
-        # k8s.io/kubernetes cannot be installed by `go install`: it replaces its own modules.
+        # `go install` doesn't support k8s.io/kubernetes, because it has replace directives.
         go_main=("k8s.io/kubectl@v0.34.4", "k8s.io/component-base@v0.34.4", KUBECTL_MAIN),
     ),
     "cosign": Tool(
@@ -159,10 +160,10 @@ TOOLS = {
 
 
 class Unavailable(Exception):
-    """Why one way to get a tool is closed, in words."""
+    """An installation method failed. The message is the reason."""
 
 
-def will_do(path: str, tool: Tool) -> bool:
+def is_supported(path: str, tool: Tool) -> bool:
     if not tool.below:
         return os.access(path, os.X_OK)
     try:
@@ -187,7 +188,9 @@ def download(name: str, tool: Tool) -> None:
     except (OSError, urllib.error.URLError) as error:
         raise Unavailable(f"{url}: {getattr(error, 'reason', error)}") from None
     if (found := hashlib.sha256(data).hexdigest()) != tool.sums[key]:
-        sys.exit(f"tools: {url} has SHA-256 {found}, expected {tool.sums[key]}; nothing was installed")
+        sys.exit(
+            f"tools: {url} has SHA-256 {found}, but the pinned checksum is {tool.sums[key]}; nothing was installed"
+        )
     if tool.member:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             member = archive.extractfile(tool.member.format(**fields))
@@ -201,7 +204,7 @@ def download(name: str, tool: Tool) -> None:
 
 def build(name: str, tool: Tool) -> None:
     if not shutil.which("go"):
-        raise Unavailable("no Go to build it with")
+        raise Unavailable("go, which is needed to build it, is not on PATH")
     environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath", "GOBIN": str(BIN)}
     with tempfile.TemporaryDirectory() as folder:
         if tool.go:
@@ -224,12 +227,12 @@ def build(name: str, tool: Tool) -> None:
 def ensure(name: str) -> None:
     tool = TOOLS[name]
     for path in (str(BIN / name), shutil.which(name)):
-        if path and will_do(path, tool):
+        if path and is_supported(path, tool):
             return
     BIN.mkdir(parents=True, exist_ok=True)
     reasons = []
     for way in (download, build):
-        print(f"tools: {name} {tool.version}: {way.__name__}", file=sys.stderr)
+        print(f"tools: {way.__name__} {name} {tool.version}", file=sys.stderr)
         try:
             way(name, tool)
             return
@@ -237,12 +240,12 @@ def ensure(name: str) -> None:
             reasons.append(str(reason))
     low, high = (".".join(map(str, version)) for version in (tool.at_least, tool.below))
     wanted = f"{name} (at least {low}, below {high})" if high else name
-    sys.exit(f"tools: install {wanted} by hand; {'; '.join(reasons)}")
+    sys.exit(f"tools: cannot install {name}: {'; '.join(reasons)}; install {wanted} manually")
 
 
 def main() -> None:
     if unknown := [name for name in sys.argv[1:] if name not in TOOLS]:
-        sys.exit(f"tools: {unknown[0]!r} is none of {', '.join(TOOLS)}")
+        sys.exit(f"tools: {unknown[0]!r} is not a known tool; allowed are {', '.join(TOOLS)}")
     for name in sys.argv[1:]:
         ensure(name)
 

@@ -1,9 +1,9 @@
-"""Whether the chart's tests notice a change of any line: takes lines of its templates away, one at a time.
+"""Mutation test of the chart: removes lines of its templates, one at a time, and runs the unit tests.
 
     python tests/chart/mutate.py [--sample N] [--seed S]
 
-Prints the lines of which no test of `helm unittest` noticed that they were gone, and then the share of the others.
-The exit code is 1 if there was any.
+Prints the lines that can be removed without a failure of `helm unittest`, and the share of the other lines. The exit
+code is 1 if there are any such lines.
 """
 
 import argparse
@@ -22,7 +22,7 @@ COMMENT = re.compile(r"\{\{- /\*.*?\*/\}\}", re.DOTALL)
 
 
 def candidates() -> list[tuple[Path, int]]:
-    """File and line number of all lines that do something."""
+    """Return file and line number of all lines except comments and empty lines."""
     found = []
     for path in sorted((CHART / "templates").rglob("*")):
         if path.is_file():
@@ -36,7 +36,7 @@ def _does_something(line: str) -> bool:
 
 
 def noticed(line: tuple[Path, int] | None) -> bool:
-    """Whether the tests of a copy without this line fail: of a new one, as helm unittest writes snapshots anew."""
+    """Return whether the unit tests fail without this line, in a new copy because they rewrite snapshots."""
     with tempfile.TemporaryDirectory() as folder:
         chart = Path(folder, "torchtally")
         shutil.copytree(CHART, chart)
@@ -50,7 +50,7 @@ def noticed(line: tuple[Path, int] | None) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, metavar="N", help="so many lines, drawn at random (default: all)")
+    parser.add_argument("--sample", type=int, metavar="N", help="number of random lines (default: all lines)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     lines = candidates()
@@ -58,7 +58,7 @@ def main() -> int:
         lines = sorted(random.Random(options.seed).sample(lines, min(options.sample, len(lines))))
     unnoticed = []
     if noticed(None):
-        sys.exit("the chart's tests fail as it is: helm unittest charts/torchtally")
+        sys.exit("mutate: the unit tests of the unchanged chart fail; run helm unittest charts/torchtally")
     for line in tqdm(lines, "lines", leave=False, disable=None):
         if not noticed(line):
             path, number = line
@@ -67,7 +67,7 @@ def main() -> int:
     print(*unnoticed, sep="\n")
     seen = len(lines) - len(unnoticed)
     share = f"{seen} of {len(lines)} lines ({seen / len(lines):.1%})"
-    print(f"the chart's tests notice that a line is gone for {share}")
+    print(f"the unit tests detect the removal of {share}")
     return 1 if unnoticed else 0
 
 

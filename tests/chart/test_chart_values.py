@@ -95,7 +95,7 @@ def test_contradictions_are_told_in_one_line(helm: Helm) -> None:
     assert result.returncode != 0
     [line] = [line for line in result.stderr.splitlines() if line.startswith("Error:")]
     assert "task, command and args are all empty" in line
-    assert "nprocPerNode is 2 and resources.gpu is 1" in line
+    assert "nprocPerNode is 2 but resources.gpu is 1" in line
 
 
 @pytest.mark.parametrize(("workers", "allowed"), [(0, 54), (1, 54), (10, 54), (11, 53), (100, 53), (101, 52)])
@@ -110,27 +110,27 @@ def test_names_fit_to_the_last_character(helm: Helm, render: Render, workers: in
 
     refused = helm("template", "demo", CHART, "--set", f"workers={workers},jobName={'a' * (allowed + 1)}")
     assert refused.returncode != 0
-    assert f"has {allowed + 1} characters, allowed are {allowed}" in refused.stderr
+    assert f"has {allowed + 1} characters, but the maximum is {allowed}:" in refused.stderr
 
 
 def test_the_longest_name_of_a_release_fits_or_is_refused(helm: Helm, render: Render) -> None:
     assert render(name="a" * 53)
     refused = helm("template", "a" * 53, CHART, "--set", "workers=101")
-    assert "(or the release's name)" in refused.stderr and "allowed are 52" in refused.stderr
+    assert "(or the release name)" in refused.stderr and "the maximum is 52:" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["1demo", "de.mo"])
 def test_a_release_whose_name_no_service_can_have_is_refused(helm: Helm, name: str) -> None:
     refused = helm("template", name, CHART)
     assert refused.returncode != 0
-    assert f'jobName (or the release\'s name) "{name}" is no name for a Service' in refused.stderr
+    assert f'jobName (or the release name) "{name}" is not a valid Service name' in refused.stderr
 
 
 def test_a_missing_operator_is_told_in_a_sentence(helm: Helm, render: Render) -> None:
     """A real API server lists its kinds, v1/Pod among them; without one, nothing is known and nothing refused."""
     missing = helm("template", "demo", CHART, "--api-versions", "v1/Pod")
     assert missing.returncode != 0
-    assert "install the Kubeflow training operator first" in missing.stderr
+    assert "to install the Kubeflow training operator, run kubectl apply" in missing.stderr
     assert render("--api-versions", "v1/Pod", "--api-versions", "kubeflow.org/v1/PyTorchJob")
     assert render()
 
@@ -147,7 +147,7 @@ def test_a_file_arrives_as_it_is_and_is_refused_where_a_configmap_cannot_hold_it
     assert render(*given)
     result = helm("template", "demo", CHART, *given, "--set", r"files.more\.py=pass")
     assert result.returncode != 0
-    assert "files are 1048580 bytes together, and a ConfigMap holds 1048576" in result.stderr
+    assert "files have 1048580 bytes in total, but a ConfigMap is limited to 1048576" in result.stderr
 
 
 def test_it_can_be_a_subchart(render: Render, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_a_missing_operator_is_named(own_cluster: None, namespace: Namespace) ->
         pytest.skip("the kept cluster has the operator already")
     result = namespace.install(*KIND_VALUES, check=False)
     assert result.returncode != 0
-    assert "install the Kubeflow training operator first" in result.stderr
+    assert "to install the Kubeflow training operator, run kubectl apply" in result.stderr
     assert namespace.helm("list", "--short").stdout == ""
 
 

@@ -89,4 +89,4 @@ def test_what_is_in_an_image_is_listed_and_signed(registry: str, tmp_path: Path)
 
 def test_a_tag_is_not_signed(registry: str) -> None:
     refused = release({}, "sign", f"{registry}/torchtally:0.1.0-cpu")
-    assert refused.returncode == 2 and "no NAME@sha256:" in refused.stderr
+    assert refused.returncode == 2 and "is not an image or a chart of the form NAME@sha256:" in refused.stderr

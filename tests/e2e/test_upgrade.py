@@ -30,7 +30,7 @@ def test_a_running_job_is_changed_or_it_is_said_why_not(operator: None, namespac
 
     refused = upgrade(namespace, *values("--epochs", "1"), check=False)
     assert refused.returncode != 0
-    assert "PyTorchJob demo runs, and its controller gives the pods of a running job no new values" in refused.stderr
+    assert "PyTorchJob demo is running, and the pods of a running job cannot change" in refused.stderr
     job = namespace.list("pytorchjob")["demo"]
     assert job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["args"][2:] == LONG
 
@@ -50,14 +50,15 @@ def test_a_running_job_is_changed_or_it_is_said_why_not(operator: None, namespac
     namespace.wait_for_job("demo", "Succeeded")
     assert verify(namespace).keys() == {("train", 1), ("test", 1)}
 
-    # An ended job is not started again; another one, in its place, has the same claim.
+    # A finished job cannot restart; a new job that replaces it has the same claim.
     refused = upgrade(namespace, *changed, "--set", "suspend=true", check=False)
-    assert "PyTorchJob demo has ended, and is not started again, and heeds no other suspend" in refused.stderr
+    assert "PyTorchJob demo has finished and cannot restart, and" in refused.stderr
+    assert "ignores changes to suspend:" in refused.stderr
     upgrade(namespace, *changed, "--set", "ttlSecondsAfterFinished=86400")
     assert namespace.list("pytorchjob")["demo"]["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 86400
     refused = upgrade(namespace, *changed, "--set", "workers=2", check=False)
     assert refused.returncode != 0
-    assert "PyTorchJob demo has ended, and is not started again" in refused.stderr
+    assert "PyTorchJob demo has finished and cannot restart" in refused.stderr
     upgrade(namespace, *changed, "--set", "workers=2,jobNameRevision=true,model.subPath=third")
     (name,) = namespace.list("pytorchjob")
     assert name.startswith("demo-")

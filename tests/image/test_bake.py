@@ -49,4 +49,4 @@ def test_a_release_needs_to_know_where() -> None:
     command = [str(ROOT / "docker/image.sh"), "release"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "image: REGISTRY is not set; say where to push, e.g. REGISTRY=ghcr.io/me\n"
+    assert result.stderr == "image: REGISTRY is not set; set it to the registry to push to, such as ghcr.io/me\n"

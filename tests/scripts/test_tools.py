@@ -32,19 +32,19 @@ def program(path: Path, version: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "will_do"),
+    ("version", "supported"),
     [("v2.0.0", True), ("2.9", True), ("v1.99.3", False), ("3.0.0", False), ("10.0.0", False), ("none", False)],
 )
-def test_only_a_version_within_bounds_will_do(tmp_path: Path, version: str, will_do: bool) -> None:
-    assert tools.will_do(str(program(tmp_path / "tool", version)), TOOL) is will_do
+def test_only_a_version_within_bounds_is_supported(tmp_path: Path, version: str, supported: bool) -> None:
+    assert tools.is_supported(str(program(tmp_path / "tool", version)), TOOL) is supported
 
 
-def test_a_program_that_cannot_run_will_not_do(tmp_path: Path) -> None:
+def test_a_program_that_cannot_run_is_not_supported(tmp_path: Path) -> None:
     broken = tmp_path / "tool"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o755)
-    assert not tools.will_do(str(broken), TOOL)
-    assert not tools.will_do(str(tmp_path / "absent"), TOOL)
+    assert not tools.is_supported(str(broken), TOOL)
+    assert not tools.is_supported(str(tmp_path / "absent"), TOOL)
 
 
 def release(folder: Path, content: bytes) -> tools.Tool:
@@ -67,7 +67,7 @@ def test_a_release_is_unpacked_when_its_checksum_fits(tmp_path: Path, bin_folder
 
 def test_a_release_with_another_checksum_is_refused(tmp_path: Path, bin_folder: Path) -> None:
     tool = replace(release(tmp_path, b"the program"), sums={KEY: "0" * 64})
-    with pytest.raises(SystemExit, match=r"expected 0{64}; nothing was installed"):
+    with pytest.raises(SystemExit, match=r"but the pinned checksum is 0{64}; nothing was installed"):
         tools.download("tool", tool)
     assert not any(bin_folder.iterdir())
 
@@ -78,8 +78,10 @@ def test_every_way_that_is_closed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit) as exit_:
         tools.ensure("tool")
-    assert str(exit_.value).startswith("tools: install tool (at least 2, below 3) by hand; file://")
-    assert str(exit_.value).endswith("; no Go to build it with")
+    assert str(exit_.value).startswith("tools: cannot install tool: file://")
+    assert str(exit_.value).endswith(
+        "; go, which is needed to build it, is not on PATH; install tool (at least 2, below 3) manually"
+    )
 
 
 def test_path_comes_before_any_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bin_folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_loop_that_breaks_has_lost_the_rest_and_the_proof_says_so(how: str) ->
         assert each["code"] == 3
         assert "train epoch 1 is not proved: of 49 samples" in each["err"]
         assert "33 were lost and 0 doubled" in each["err"]
-        assert each["err"].endswith(": the loop left it in step 3 of 7\n")
+        assert each["err"].endswith(": the loop left the epoch in step 3 of 7\n")
         train = {line["rank"]: line for line in each["lines"] if line["phase"] == "train"}
         assert (train[rank]["consumed"], train[rank]["lost"]) == (8, train[rank]["expected"] - 8)
         assert {line["epoch"] for line in train.values()} == {1}
@@ -122,7 +122,7 @@ def makes(epochs: list[int], planned: int) -> None:
         ([], 1, 3, "the plan has 1 epochs of train, and 0 were made"),
         ([1, 2], 1, 2, "train epoch 2 must be one of the plan's, 1 to 1"),
         ([0], 1, 2, "train epoch 0 must be one of the plan's, 1 to 1"),
-        ([1, 1], 2, 2, "train epoch 1 has been made already"),
+        ([1, 1], 2, 2, "train epoch 1 was made before"),
     ],
 )
 def test_the_plan_is_kept(epochs: list[int], planned: int, code: int, sentence: str) -> None:
@@ -202,10 +202,16 @@ def test_any_other_dataloader_counts_if_the_index_comes_with_the_sample(contract
 @pytest.mark.parametrize(
     ("dataset", "size", "options", "code", "sentence"),
     [
-        (Pairs(), 4, {}, 2, "the loader has more batches than that"),
-        (Pairs(), 16, {}, 3, "the loader has ended after 4 of 7 steps"),
+        (Pairs(), 4, {}, 2, "the loader has more batches; its batch_size must be"),
+        (Pairs(), 16, {}, 3, "the loader ended after 4 of 7 steps"),
         (Squares(), SIZE, {}, 2, "must be pairs of indices and data"),
-        (Pairs(), SIZE, {"num_workers": 1, "in_order": False}, 2, "in_order=False mixes up the steps"),
+        (
+            Pairs(),
+            SIZE,
+            {"num_workers": 1, "in_order": False},
+            2,
+            "has in_order=False, which mixes up the steps: it must be True",
+        ),
         (Pairs(0), SIZE, {}, 2, "train has no sample: 0 for 1 ranks"),
     ],
 )

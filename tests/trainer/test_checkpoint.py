@@ -50,11 +50,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    best = checkpoint_file.name(1, 2)
+    best = checkpoint_file.file_name(1, 2)
     assert saved(tmp_path, 1, 2, 9, 10, 100, best=best) == [
         best,
-        checkpoint_file.name(1, 10),
-        checkpoint_file.name(1, 100),
+        checkpoint_file.file_name(1, 10),
+        checkpoint_file.file_name(1, 100),
     ]
     assert newest(tmp_path) == (100, [])
     checkpoint_file.save(tmp_path, 2, 0, state(5), 2)  # a later epoch, though fewer samples of it
@@ -77,18 +77,18 @@ def flip(data: bytes) -> bytes:
 def test_a_damaged_file_is_said_and_the_one_before_it_loads(tmp_path: Path, harm: object, what: str) -> None:
     saved(tmp_path, 1, 2, 3, keep=3)
     for number in (2, 3):
-        path = tmp_path / checkpoint_file.name(1, number)
+        path = tmp_path / checkpoint_file.file_name(1, number)
         path.write_bytes(harm(path.read_bytes()))  # type: ignore[operator]
     number, skipped = newest(tmp_path)
     assert number == 1
-    assert [f"{checkpoint_file.name(1, 3)}: it is {what}" in skipped[0], len(skipped)] == [True, 2]
+    assert [f"{checkpoint_file.file_name(1, 3)}: it is {what}" in skipped[0], len(skipped)] == [True, 2]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_what_is_saved_after_damaged_ones_were_skipped_stays(tmp_path: Path, keep: int) -> None:
     saved(tmp_path, 1, 3, 4, 5, keep=4)
     for number in (3, 4, 5):
-        (tmp_path / checkpoint_file.name(1, number)).write_bytes(b"")
+        (tmp_path / checkpoint_file.file_name(1, number)).write_bytes(b"")
     for number in (1, 2):
         saved(tmp_path, number, keep=keep)
         assert newest(tmp_path)[0] == number
@@ -96,9 +96,10 @@ def test_what_is_saved_after_damaged_ones_were_skipped_stays(tmp_path: Path, kee
 
 def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    path = tmp_path / checkpoint_file.name(1, 2)
+    path = tmp_path / checkpoint_file.file_name(1, 2)
     path.write_bytes(b"whatever it may be" * 10 + b"torchtally-checkpoint-1\n")
-    with pytest.raises(Refused, match=r"position-0000000000000000002\.checkpoint is of another version of torchtally"):
+    told = r"position-0000000000000000002\.checkpoint was written by another version of torchtally"
+    with pytest.raises(Refused, match=told):
         checkpoint_file.newest(tmp_path)
     assert path.exists()
 
@@ -138,7 +139,7 @@ def test_a_full_disk_leaves_what_was_there(tiny_disk: Path) -> None:
         saved(tiny_disk, 1)
         with pytest.raises(OSError):
             checkpoint_file.save(tiny_disk, 1, 2, {"weights": torch.zeros(30000)}, 2)
-        assert [path.name for path in tiny_disk.iterdir()] == [checkpoint_file.name(1, 1)]
+        assert [path.name for path in tiny_disk.iterdir()] == [checkpoint_file.file_name(1, 1)]
         assert newest(tiny_disk) == (1, [])
     finally:
         subprocess.run(["umount", tiny_disk], check=True)

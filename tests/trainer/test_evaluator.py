@@ -109,7 +109,7 @@ def test_a_folder_is_its_model_or_else_its_newest_whole_checkpoint(trained: Path
     folder.mkdir()
     (last,) = (trained / "checkpoints").glob("epoch-00000002-*")
     (folder / last.name).write_bytes(last.read_bytes())
-    (folder / checkpoint_file.name(3, 0)).write_bytes(last.read_bytes()[:-9])  # cut off
+    (folder / checkpoint_file.file_name(3, 0)).write_bytes(last.read_bytes()[:-9])  # cut off
     half = folder / ".x.checkpoint.y"  # which a training writes just now
     half.touch()
     for path in (tmp_path, folder, folder / last.name):

@@ -47,7 +47,7 @@ class Interrupting(Checkpointer):
         if self._made == self._save_after:
             self.save(train_state)
         if self._made == self._end_after:
-            self._note(train_state)
+            self._record_progress(train_state)
             raise Interrupted
 
 
@@ -215,7 +215,7 @@ def test_it_stops_between_epochs_too(tmp_path: Path) -> None:
     for result in ranks.run(2, stopped_by_ctrl_c, tmp_path):
         assert isinstance(result, Stopped)
         assert str(result) == "stopped by signal 2, after a step and a checkpoint"
-    assert (tmp_path / checkpoint_file.name(2, 0)).exists()
+    assert (tmp_path / checkpoint_file.file_name(2, 0)).exists()
 
 
 def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Refused)
         assert "cannot be taken up: KeyError: 'facts'" in str(result)
-    path = tmp_path / "folder" / checkpoint_file.name(9, 9)
+    path = tmp_path / "folder" / checkpoint_file.file_name(9, 9)
     path.mkdir()
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Volume)
@@ -339,5 +339,5 @@ def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
     found = ranks.run(2, resumed, tmp_path)
     best = max(found[0]["epochs"], key=lambda epoch: epoch.correct)
     kept = {path.name for path in tmp_path.glob("*.checkpoint")}
-    assert checkpoint_file.name(best.epoch + 1, 0) in kept
+    assert checkpoint_file.file_name(best.epoch + 1, 0) in kept
     assert len(kept) <= 3

@@ -157,7 +157,8 @@ def opaque() -> None:
 def test_a_batch_that_cannot_be_emptied_is_never_used_for_an_empty_one() -> None:
     found = ranks.run(2, as_rank, opaque)
     assert found[1]["code"] == 2
-    assert "step 2 of 2: this rank has no sample left, and the collate_fn's Opaque cannot be cut" in found[1]["err"]
+    assert "step 2 of 2: this rank has no sample left" in found[1]["err"]
+    assert "the Opaque of the collate_fn cannot be cut" in found[1]["err"]
 
 
 # What a loader's workers do to the random numbers.

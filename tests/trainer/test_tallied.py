@@ -89,7 +89,7 @@ def test_a_library_that_leaves_an_epoch_early_has_lost_what_it_did_not_take() ->
         assert "train epoch 1 is not proved: of 50 samples that the contract padded names" in each["err"]
         # The batch in hand, too, has not been used for certain.
         assert "18 were lost" in each["err"]
-        assert each["err"].endswith(": the loop left it in step 3 of 4\n")
+        assert each["err"].endswith(": the loop left the epoch in step 3 of 4\n")
 
 
 def misused(how: str) -> None:
@@ -119,9 +119,9 @@ def misused(how: str) -> None:
     ("how", "code", "sentence"),
     [
         ("another sampler", 2, "the DataLoader's sampler must be the TalliedSampler, not a SequentialSampler"),
-        ("drop_last", 2, "the DataLoader must make whole batches itself and drop none"),
-        ("no batches", 2, "the DataLoader must make whole batches itself and drop none"),
-        ("another loader", 2, "tally() must be given the same DataLoader in every epoch"),
+        ("drop_last", 2, "the DataLoader must have a batch_size and drop_last=False"),
+        ("no batches", 2, "the DataLoader must have a batch_size and drop_last=False"),
+        ("another loader", 2, "tally() must receive the same DataLoader in every epoch"),
         ("an epoch more", 2, "train epoch 3 must be one of the plan's, 1 to 2"),
         ("an epoch less", 3, "the plan has 2 epochs of train, and 1 were made"),
         ("no tally", 3, "the plan has 2 epochs of train, and 0 were made"),

@@ -1,4 +1,4 @@
-{{- /* What all revisions have in common. */}}
+{{- /* The name that all revisions share. */}}
 {{- define "torchtally.name" -}}
 {{ .Values.jobName | default .Release.Name }}
 {{- end }}
@@ -7,7 +7,7 @@
 {{ include "torchtally.name" . }}{{ if .Values.jobNameRevision }}-{{ .Release.Revision }}{{ end }}
 {{- end }}
 
-{{- /* Where the two kinds of job differ for others than themselves. */}}
+{{- /* Properties of the job's kind that other objects refer to. */}}
 {{- define "torchtally.api" -}}
 {{- if eq .Values.api "trainjob" }}
 kind: TrainJob
@@ -18,7 +18,7 @@ labels:
   jobset.sigs.k8s.io/replicatedjob-name: node
 container: node
 port: 29500
-install: Kubeflow Trainer first, kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
+install: Kubeflow Trainer, run kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
 {{- else }}
 kind: PyTorchJob
 version: kubeflow.org/v1
@@ -27,12 +27,12 @@ labels:
   training.kubeflow.org/job-name: {{ include "torchtally.job" . }}
 container: pytorch
 port: 23456
-install: the Kubeflow training operator first, kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"
+install: the Kubeflow training operator, run kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"
 {{- end }}
 {{- end }}
 
-{{- /* The host names of the pods, and but for a TrainJob, whose pods have five characters more, the pods' own; of an
-elastic job's, those that there may be. */}}
+{{- /* The hostnames of all pods, for an elastic job of the maximum number. They are also the names of a PyTorchJob's pods;
+the names of a TrainJob's pods end in a random suffix. */}}
 {{- define "torchtally.podNames" -}}
 {{- $job := include "torchtally.job" . }}
 {{- $workers := int .Values.workers }}
@@ -50,7 +50,7 @@ elastic job's, those that there may be. */}}
 {{- toYaml $names }}
 {{- end }}
 
-{{- /* How many pods the job begins with. */}}
+{{- /* The initial number of pods. */}}
 {{- define "torchtally.podCount" -}}
 {{ ternary (int .Values.workers) (add1 .Values.workers | int) (gt (len .Values.elasticPolicy) 0) }}
 {{- end }}
@@ -59,7 +59,7 @@ elastic job's, those that there may be. */}}
 {{ .Values.model.existingClaim | default (printf "%s-model" (include "torchtally.name" .)) }}
 {{- end }}
 
-{{- /* Its name has a hash of what is in it: a job of another revision gets another one. */}}
+{{- /* The ConfigMap's name contains a hash of the files, because the ConfigMap is immutable. */}}
 {{- define "torchtally.files" -}}
 {{ include "torchtally.job" . }}-files-{{ .Values.files | toJson | sha256sum | trunc 8 }}
 {{- end }}
@@ -77,13 +77,13 @@ elastic job's, those that there may be. */}}
   ) (deepCopy .Values.podLabels)) }}
 {{- end }}
 
-{{- /* The job's pods, by the labels that its controller gives them. */}}
+{{- /* Selects the job's pods by the labels that its controller sets. */}}
 {{- define "torchtally.selector" -}}
 matchLabels:
   {{- (include "torchtally.api" . | fromYaml).labels | toYaml | nindent 2 }}
 {{- end }}
 
-{{- /* The same, as kubectl takes it. */}}
+{{- /* The same selector in kubectl's syntax. */}}
 {{- define "torchtally.labelSelector" -}}
 {{- $pairs := list }}
 {{- range $name, $value := (include "torchtally.api" . | fromYaml).labels }}{{ $pairs = append $pairs (printf "%s=%s" $name $value) }}{{ end }}
@@ -114,24 +114,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .Values.nprocPerNode | default (max 1 (int .Values.resources.gpu)) }}
 {{- end }}
 
-{{- /* A controller adds up the restarts of all pods, and a fault of one restarts every one of them. */}}
+{{- /* The controller counts the restarts of all pods, and a fault in one pod restarts every pod. */}}
 {{- define "torchtally.backoffLimit" -}}
 {{- $given := .Values.backoffLimit }}
 {{- if kindIs "invalid" $given }}{{ mul 6 (include "torchtally.podCount" .) }}{{ else }}{{ $given | int64 }}{{ end }}
 {{- end }}
 
-{{- /* The values of the pods of a type, from (dict "root" $ "type" "Master"|"Worker"|"Node"): those of all pods,
-and its own. */}}
-{{- define "torchtally.valuesOf" -}}
-{{- include "torchtally.merged" (list .root.Values (index .root.Values (lower .type))) }}
+{{- /* The values for all pods merged with the overrides of one type, from (dict "root" $ "type" "Master"|"Worker"|"Node"). */}}
+{{- define "torchtally.replicaValues" -}}
+{{- include "torchtally.merge" (list .root.Values (index .root.Values (lower .type))) }}
 {{- end }}
 
-{{- /* The second of two maps on top of the first. Sprig's mergeOverwrite takes no 0, false, "" or null from it. */}}
-{{- define "torchtally.merged" -}}
+{{- /* Merges a map with overrides, from (list MAP OVERRIDES). Sprig's mergeOverwrite ignores overrides of 0, false, ""
+and null. */}}
+{{- define "torchtally.merge" -}}
 {{- $merged := deepCopy (index . 0) }}
 {{- range $name, $own := index . 1 }}
 {{- if and (kindIs "map" $own) (kindIs "map" (index $merged $name)) }}
-{{- $_ := set $merged $name (include "torchtally.merged" (list (index $merged $name) $own) | fromYaml) }}
+{{- $_ := set $merged $name (include "torchtally.merge" (list (index $merged $name) $own) | fromYaml) }}
 {{- else }}
 {{- $_ := set $merged $name $own }}
 {{- end }}
@@ -143,26 +143,19 @@ and its own. */}}
 {{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" }}true{{ end }}
 {{- end }}
 
-{{- /* Annotations by which a Prometheus without an operator finds the metrics. */}}
-{{- define "torchtally.scraped" -}}
+{{- /* Scrape annotations for a Prometheus without its operator. */}}
+{{- define "torchtally.prometheusAnnotations" -}}
 {{- if not (include "torchtally.podMonitors" .) }}
 {{- toYaml (dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .Values.metrics.port)) }}
 {{- end }}
 {{- end }}
 
-{{- /* What makes the pods what they are, of which no controller changes anything while they run. */}}
+{{- /* The part of the job's spec that defines its pods. No controller changes them while they run. */}}
 {{- define "torchtally.pods" -}}
-{{- include (printf "torchtally.podsOf.%s" .Values.api) . }}
+{{- include (printf "torchtally.pods.%s" .Values.api) . }}
 {{- end }}
 
-{{- define "torchtally.podsHash" -}}
-{{- $pods := include "torchtally.pods" . | fromYaml }} {{- /* comments are no part of it */}}
-{{- /* The one thing that the operator does change: it adds and removes pods of an elastic job. */}}
-{{- if .Values.elasticPolicy }}{{ $_ := unset (dig "pytorchReplicaSpecs" "Worker" dict $pods) "replicas" }}{{ end }}
-{{- toYaml $pods | sha256sum }}
-{{- end }}
-
-{{- /* What the operator changes in place while a job runs. */}}
+{{- /* The part of a PyTorchJob's spec that the operator updates in place while the job runs. */}}
 {{- define "torchtally.runPolicy" -}}
 cleanPodPolicy: {{ .Values.cleanPodPolicy }}
 backoffLimit: {{ include "torchtally.backoffLimit" . }}
@@ -183,7 +176,7 @@ schedulingPolicy:
 {{- end }}
 {{- end }}
 
-{{- define "torchtally.podsOf.pytorchjob" -}}
+{{- define "torchtally.pods.pytorchjob" -}}
 nprocPerNode: {{ include "torchtally.nprocPerNode" . | quote }}
 {{- with .Values.elasticPolicy }}
 elasticPolicy:
@@ -208,7 +201,7 @@ template:
   {{- include "torchtally.podTemplate" . | nindent 2 }}
 {{- end }}
 
-{{- /* Overrides for `kubectl run`: a pod that sleeps with the model's claim mounted, so that `kubectl cp` can read it. */}}
+{{- /* Overrides for `kubectl run`: a sleeping pod with the model's claim mounted, for `kubectl cp`. */}}
 {{- define "torchtally.fetchPod" -}}
 {{- $mount := dict "name" "model" "mountPath" "/output" "readOnly" true }}
 {{- with tpl .Values.model.subPath . }}{{ $_ := set $mount "subPath" . }}{{ end }}

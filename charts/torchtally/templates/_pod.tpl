@@ -1,4 +1,4 @@
-{{- /* Requests and limits of a pod: gpu, cpu and memory in both, then what the values add or, by null, take away. */}}
+{{- /* Requests and limits of a pod: gpu, cpu and memory in both, then additions. A null value removes a resource. */}}
 {{- define "torchtally.resources" -}}
 {{- $values := .Values.resources }}
 {{- $both := dict }}
@@ -17,18 +17,18 @@
 {{- toYaml $resources }}
 {{- end }}
 
-{{- /* The chart's own variables, less those that the values set, then the values'. */}}
+{{- /* The chart's variables, except those that `env` overrides, then `env`. */}}
 {{- define "torchtally.env" -}}
 {{- $given := dict }}
 {{- range .Values.env }}{{ $_ := set $given .name true }}{{ end }}
 {{- $own := dict "TORCHTALLY_DEVICE" (include "torchtally.device" .) }}
-{{- /* The agent ends what is left of its ranks before the kubelet ends the agent, so that the exit code is its own. */}}
+{{- /* The agent kills the remaining ranks before the kubelet kills the agent, so that the agent sets the exit code. */}}
 {{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
 {{- if .Values.data }}{{ $_ := set $own "TORCHTALLY_DATA" "/data" }}{{ end }}
 {{- with .Values.network }}
 {{- with .interface }}
 {{- $_ := set $own "GLOO_SOCKET_IFNAME" . }}
-{{- $_ := set $own "NCCL_SOCKET_IFNAME" (printf "=%s" .) }} {{- /* without =, any whose name begins so */}}
+{{- $_ := set $own "NCCL_SOCKET_IFNAME" (printf "=%s" .) }} {{- /* without =, NCCL matches prefixes */}}
 {{- $_ := set $own "TP_SOCKET_IFNAME" (splitList "," . | first) }}
 {{- end }}
 {{- range $name, $value := .nccl }}{{ $_ := set $own (printf "NCCL_%s" $name) $value }}{{ end }}
@@ -40,8 +40,8 @@
 {{- toYaml (concat $env .Values.env) }}
 {{- end }}
 
-{{- /* A container that does nothing but have the node pull the training's image. It asks for as much as the training
-but for devices: so the pod asks for no more than without it, and is Guaranteed where it was. */}}
+{{- /* A no-op container that makes the node pull the training image. It requests the same resources as the training
+container, except devices, so that the pod's total request and QoS class stay the same. */}}
 {{- define "torchtally.pull" -}}
 name: pull
 image: {{ include "torchtally.image" .root }}
@@ -55,8 +55,8 @@ resources:
   {{- end }}
 {{- end }}
 
-{{- /* Init containers, then the sidecars as such that go on; the training's security where they name none. Workers first
-pull the image: they wait for the master in an init container of the operator's, which comes last. */}}
+{{- /* Init containers, then sidecars as restartable init containers. The securityContext defaults to the training
+container's. Workers pull the image first, because the operator appends an init container that waits for the master. */}}
 {{- define "torchtally.initContainers" -}}
 {{- $values := .own.Values }}
 {{- $security := dict "securityContext" $values.securityContext }}
@@ -66,7 +66,7 @@ pull the image: they wait for the master in an init container of the operator's,
 {{- with $containers }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{- /* The constraints; one that does not say which pods it counts means this job's. */}}
+{{- /* Constraints, whose labelSelector defaults to the job's pods. */}}
 {{- define "torchtally.topologySpreadConstraints" -}}
 {{- $own := dict "labelSelector" (include "torchtally.selector" .root | fromYaml) }}
 {{- $constraints := list }}
@@ -74,9 +74,9 @@ pull the image: they wait for the master in an init container of the operator's,
 {{- with $constraints }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{- /* The template of pods, from (dict "root" $ "type" "Master"|"Worker"|"Node"); a TrainJob's are all of type Node. */}}
+{{- /* The pod template, from (dict "root" $ "type" "Master"|"Worker"|"Node"). All pods of a TrainJob have the type Node. */}}
 {{- define "torchtally.podTemplate" -}}
-{{- $values := include "torchtally.valuesOf" . | fromYaml }}
+{{- $values := include "torchtally.replicaValues" . | fromYaml }}
 {{- $own := set (omit .root "Values") "Values" $values }}
 {{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
 {{- $keeps := and $values.model.enabled $mayBeRank0 }}
@@ -85,14 +85,14 @@ pull the image: they wait for the master in an init container of the operator's,
 metadata:
   labels:
     {{- include "torchtally.podLabels" $own | nindent 4 }}
-  {{- with merge (deepCopy $values.podAnnotations) (ternary (include "torchtally.scraped" .root | fromYaml) dict $metrics) }}
+  {{- with merge (deepCopy $values.podAnnotations) (ternary (include "torchtally.prometheusAnnotations" .root | fromYaml) dict $metrics) }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
   serviceAccountName: {{ include "torchtally.serviceAccount" .root }}
   automountServiceAccountToken: {{ $values.serviceAccount.automountToken }}
-  # A Service named "master" would otherwise put a MASTER_PORT of its own into the pods.
+  # A Service named "master" would otherwise override MASTER_PORT.
   enableServiceLinks: false
   {{- if eq .type "Node" }}
   restartPolicy: {{ ternary "OnFailure" "Never" (eq $values.restartPolicy "OnFailure") }}
@@ -134,7 +134,7 @@ spec:
     {{- . | nindent 4 }}
   {{- end }}
   containers:
-    - name: {{ (include "torchtally.api" .root | fromYaml).container }} # by which the controller finds it
+    - name: {{ (include "torchtally.api" .root | fromYaml).container }} # the name that the controller expects
       image: {{ include "torchtally.image" .root }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       {{- with $values.command }}

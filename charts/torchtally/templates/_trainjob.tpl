@@ -1,5 +1,5 @@
-{{- /* The pods of a TrainJob: what it says itself, and the TrainingRuntime that the chart makes for it, if any. */}}
-{{- define "torchtally.podsOf.trainjob" -}}
+{{- /* The parts that define the pods of a TrainJob: its own spec, and the TrainingRuntime unless it exists already. */}}
+{{- define "torchtally.pods.trainjob" -}}
 trainjob:
   {{- include "torchtally.trainJob" . | nindent 2 }}
 {{- if not .Values.runtime }}
@@ -14,7 +14,7 @@ numNodes: {{ include "torchtally.podCount" . }}
 {{- if ne $processes "auto" }}
 numProcPerNode: {{ $processes }}
 {{- else if not .Values.resources.gpu }}
-numProcPerNode: 1 {{- /* Trainer would take one for each CPU that is asked for */}}
+numProcPerNode: 1 {{- /* Trainer's default is one per requested CPU */}}
 {{- end }}
 {{- end }}
 
@@ -27,7 +27,7 @@ runtimeRef:
   {{- toYaml .Values.runtime | nindent 2 }}
 trainer:
   {{- include "torchtally.nodes" . | nindent 2 }}
-  {{- include "torchtally.ofTrainer" . | nindent 2 }}
+  {{- include "torchtally.trainerPatch" . | nindent 2 }}
 runtimePatches:
   - manager: torchtally/chart
     trainingRuntimeSpec:
@@ -83,40 +83,41 @@ template:
               {{- include "torchtally.podTemplate" (dict "root" . "type" "Node") | nindent 14 }}
 {{- end }}
 
-{{- /* What a TrainJob can say of the pods to a runtime of the cluster; the rest of a template is the runtime's affair. */}}
-{{- define "torchtally.patchable" -}}
+{{- /* The fields of a pod template that a TrainJob can pass to an existing runtime: in `trainer`, and in patches of the
+container and the pod. The runtime sets those in `runtime`. */}}
+{{- define "torchtally.patchableFields" -}}
 trainer: [image, command, args, env, resources]
 container: [name, volumeMounts, securityContext]
 pod: [serviceAccountName, volumes, imagePullSecrets, securityContext, nodeSelector, affinity, tolerations, terminationGracePeriodSeconds]
 runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartPolicy, terminationMessagePolicy, imagePullPolicy]
 {{- end }}
 
-{{- /* Of a map what a list names, from (list MAP NAMES). */}}
-{{- define "torchtally.picked" -}}
+{{- /* The entries of a map with the listed keys, from (list MAP KEYS). */}}
+{{- define "torchtally.pick" -}}
 {{- $picked := dict }}
 {{- range $name, $value := index . 0 }}{{ if has $name (index $ 1) }}{{ $_ := set $picked $name $value }}{{ end }}{{ end }}
 {{- toYaml $picked }}
 {{- end }}
 
-{{- define "torchtally.ofTrainer" -}}
+{{- define "torchtally.trainerPatch" -}}
 {{- $container := (include "torchtally.podTemplate" (dict "root" . "type" "Node") | fromYaml).spec.containers | first }}
-{{- $trainer := include "torchtally.picked" (list $container (include "torchtally.patchable" . | fromYaml).trainer) | fromYaml }}
+{{- $trainer := include "torchtally.pick" (list $container (include "torchtally.patchableFields" . | fromYaml).trainer) | fromYaml }}
 {{- toYaml (set (omit $trainer "resources") "resourcesPerNode" $container.resources) }}
 {{- end }}
 
 {{- define "torchtally.podPatch" -}}
-{{- $patchable := include "torchtally.patchable" . | fromYaml }}
+{{- $patchable := include "torchtally.patchableFields" . | fromYaml }}
 {{- $pod := include "torchtally.podTemplate" (dict "root" . "type" "Node") | fromYaml }}
-{{- $container := include "torchtally.picked" (list (first $pod.spec.containers) $patchable.container) | fromYaml }}
-{{- $spec := include "torchtally.picked" (list $pod.spec $patchable.pod) | fromYaml }}
+{{- $container := include "torchtally.pick" (list (first $pod.spec.containers) $patchable.container) | fromYaml }}
+{{- $spec := include "torchtally.pick" (list $pod.spec $patchable.pod) | fromYaml }}
 {{- toYaml (dict "metadata" $pod.metadata "spec" (set $spec "containers" (list $container))) }}
 {{- end }}
 
-{{- /* The values of pods that it cannot say there, by name. */}}
-{{- define "torchtally.unpatchable" -}}
+{{- /* The names of set values that a TrainJob cannot pass to an existing runtime. */}}
+{{- define "torchtally.unpatchableValues" -}}
 {{- $pod := include "torchtally.podTemplate" (dict "root" . "type" "Node") | fromYaml }}
 {{- $known := list }}
-{{- range include "torchtally.patchable" . | fromYaml }}{{ $known = concat $known . }}{{ end }}
+{{- range include "torchtally.patchableFields" . | fromYaml }}{{ $known = concat $known . }}{{ end }}
 {{- $named := dict "ports" "metrics.enabled" "initContainers" "initContainers (or sidecars)" }}
 {{- $names := list }}
 {{- range concat (keys $pod.spec) (keys (first $pod.spec.containers)) }}

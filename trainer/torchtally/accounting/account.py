@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # made before a group: else it keeps the group, whose threads may abort Python's end
+import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.utils import data
 
@@ -30,7 +30,7 @@ from torchtally.proof import run_summary
 from torchtally.proof.contract import CONTRACTS, Contract
 
 _UNKNOWN = "unknown"  # the data's fingerprint
-_agreements = count()  # of all accounts: each has a place of its own in the job's store
+_handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 
 
 class Account:
@@ -50,8 +50,8 @@ class Account:
         self._task, self._plan, self._seed = task, dict(plan), seed
         self._shards: dict[str, Sampler] = {}  # by phase
         self._data: dict[str, str] = {}  # fingerprints, by phase
-        self._open: dict[str, tuple[Tally, int]] = {}  # by phase: its epoch so far, and the steps made in it
-        self._proved: dict[tuple[str, int], dict[str, Any]] = {}  # what all ranks together have consumed
+        self._open: dict[str, tuple[Tally, int]] = {}  # by phase: the epoch in progress, and its number of steps so far
+        self._proved: dict[tuple[str, int], dict[str, Any]] = {}  # (phase, epoch) -> the line of all ranks together
         self._driven: list[Epochs] = []
 
     @property
@@ -66,7 +66,7 @@ class Account:
 
     def __enter__(self) -> Self:
         try:
-            self._meet()
+            self._join()
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self
@@ -187,20 +187,20 @@ class Account:
         sampler, steps = self._shards[phase], len(Steps(self._shards[phase]))
         sampler.set_epoch(epoch)
         if isinstance(batches, data.DataLoader):
-            # iter() draws a seed for the workers: not from the random numbers of the training.
+            # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(_seed_of(sampler, epoch))
         self._open[phase] = tally, 0
         step = 0
         for step, taken in enumerate(batches, start=1):
             where = f"{phase} epoch {epoch}, step {step} of {steps}"
             if step > steps:
-                raise Refused(f"{where}: the loader has more batches than that; is its batch_size the sampler's?")
+                raise Refused(f"{where}: the loader has more batches; its batch_size must be the sampler's")
             batch = loader.checked(taken, where)
             yield batch._replace(rows=min(sampler.batch, sampler.total - (step - 1) * sampler.batch))
             tally.record(batch.indices)
             self._open[phase] = tally, step
         if step < steps:
-            raise Unproven(f"{phase} epoch {epoch} is not proved: the loader has ended after {step} of {steps} steps")
+            raise Unproven(f"{phase} epoch {epoch} is not proved: the loader ended after {step} of {steps} steps")
         self._prove(tally)
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
@@ -208,10 +208,10 @@ class Account:
         self._driven.append(Epochs(lambda epoch: self.epoch(phase, epoch, batches), len(Steps(self._shards[phase]))))
         return self._driven[-1]
 
-    def _meet(self) -> None:
-        """Find this rank's place, and the run's id, which is rank 0's."""
+    def _join(self) -> None:
+        """Find this rank's place, and agree on the run's id, which rank 0 draws."""
         if not dist.is_initialized():
-            raise Refused("an Account needs torch.distributed.init_process_group before it")
+            raise Refused("call torch.distributed.init_process_group before you make an Account")
         process, problem = Process.from_env(os.environ), None
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
@@ -234,7 +234,7 @@ class Account:
         self._run = replace(self._run, run=self._agree(facts, problem)["_run"])
 
     def _begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> Tally:
-        """An empty tally, after all ranks have agreed on what is to be in it."""
+        """Return an empty tally, once all ranks agree on what belongs in it."""
         run = self._run
         if phase not in self._shards:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
@@ -250,7 +250,10 @@ class Account:
         }
         self._agree(facts, self._problem(phase, epoch, batches))
         if self._data[phase] == _UNKNOWN and run.rank == 0 and epoch == 1:
-            print(f"torchtally: {phase}: the dataset has no fingerprint, so its length alone was compared", flush=True)
+            print(
+                f"torchtally: {phase}: the dataset has no fingerprint, so the ranks compared only its length",
+                flush=True,
+            )
         return Tally(
             replace(run, data=self._data[phase]),
             Phase(
@@ -268,12 +271,12 @@ class Account:
         if not 1 <= epoch <= planned:
             return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
         if (phase, epoch) in self._proved:
-            return f"{phase} epoch {epoch} has been made already"
+            return f"{phase} epoch {epoch} was made before"
         if not sampler.total:
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
-            return f"{phase}: a DataLoader with in_order=False mixes up the steps"
-        # An empty batch is made of another sample's; a stream has only those that it was asked for.
+            return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
+        # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
         source = getattr(batches, "dataset", None)
         able = isinstance(source, loader.ByStep) or (isinstance(source, loader.StreamByStep) and len(sampler))
         if sampler.idle and not able:
@@ -284,7 +287,7 @@ class Account:
         return None
 
     def _agree(self, facts: Mapping[str, Any], problem: str | None) -> Mapping[str, Any]:
-        store = PrefixStore(f"torchtally/{next(_agreements)}", _get_default_store())
+        store = PrefixStore(f"torchtally/{next(_handshakes)}", _get_default_store())
         return agree(store, self.rank, self.world, self._run.pod, facts, problem)
 
     def _prove(self, tally: Tally, left: str = "") -> None:
@@ -299,10 +302,10 @@ class Account:
             raise Unproven(f"{sentence}{left}") from None
 
     def _settle(self, phase: str) -> None:
-        """Prove an epoch that the loop has left before its end, which shows what is missing."""
+        """Prove an epoch that the loop left before its end, so that the line names the lost samples."""
         if phase in self._open:
             tally, step = self._open[phase]
-            self._prove(tally, f": the loop left it in step {step + 1} of {len(Steps(self._shards[phase]))}")
+            self._prove(tally, f": the loop left the epoch in step {step + 1} of {len(Steps(self._shards[phase]))}")
 
     def _finish(self) -> None:
         for each in self._driven:
@@ -318,5 +321,5 @@ class Account:
 
 
 def _seed_of(sampler: Sampler, epoch: int) -> int:
-    """For the seeds of a loader's workers: another one for each epoch and rank."""
+    """Return the seed of a loader's workers, which differs between epochs and ranks."""
     return int(np.random.SeedSequence([sampler.seed, epoch, sampler.rank]).generate_state(1, np.uint64)[0])

@@ -1,4 +1,4 @@
-"""How samples of any dataset reach a loop together with their indices, through any number of DataLoader workers."""
+"""Loaders that carry each sample of any dataset to the loop with its index, through any number of workers."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -82,7 +82,7 @@ class Sampler(data.Sampler[int]):
 
     @property
     def idle(self) -> bool:
-        """Whether this rank has no sample in the last step, which it makes like the others."""
+        """Whether this rank has no sample in the last step, which all ranks make."""
         return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -111,7 +111,7 @@ class Sampler(data.Sampler[int]):
 
 
 class Steps(data.Sampler[list[int]]):
-    """A Sampler by whole steps: what a DataLoader's workers fetch at a time."""
+    """A Sampler whose items are the index lists of steps, which DataLoader's workers fetch at a time."""
 
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
@@ -124,7 +124,7 @@ class Steps(data.Sampler[list[int]]):
 
 
 class ByStep(data.Dataset[Any]):
-    """A dataset whose items are whole steps, by their indices: (indices, data), or the Batch that `collate` made."""
+    """A dataset whose items are the batches of steps: (indices, data), or the Batch that `collate` returned."""
 
     def __init__(self, dataset: Any, collate: Collate):
         self.dataset, self.collate = dataset, collate
@@ -140,7 +140,7 @@ class ByStep(data.Dataset[Any]):
 
 
 class StreamByStep(data.IterableDataset[Any]):
-    """The same of an IterableDataset that has `select`: worker k of W reads the steps k, k + W, k + 2W, ..."""
+    """The same for an IterableDataset that has `select`: worker k of W reads the steps k, k + W, k + 2W, ..."""
 
     def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
         self.dataset, self.sampler, self.collate = dataset, sampler, collate
@@ -151,11 +151,11 @@ class StreamByStep(data.IterableDataset[Any]):
         for step in self._own():
             pairs = list(islice(samples, len(step)))
             if not pairs:
-                return  # it has ended early, which `Account.epoch` sees
+                return  # the stream ended early, which `Account.epoch` detects
             indices, values = zip(*pairs, strict=True)
             sample = values[-1]
             yield _together(self.collate, list(indices), list(values))
-        # DataLoader asks the workers in turn and passes over those that have ended, so this comes last.
+        # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
         info = data.get_worker_info()
         if self.sampler.idle and (info is None or info.id == 0):
             yield _nothing(self.collate, sample)
@@ -207,7 +207,7 @@ class Epochs:
 
 
 def checked(taken: Any, where: str) -> Batch:
-    """What a loader gave, as a Batch, if it can be what its indices say."""
+    """Return a loader's item as a Batch. Raises Refused and Unproven if its rows cannot be those of its indices."""
     indices = taken[0] if isinstance(taken, list | tuple) and len(taken) > 1 else None
     if isinstance(indices, list):
         indices = torch.tensor(indices, dtype=torch.int64)
@@ -217,10 +217,10 @@ def checked(taken: Any, where: str) -> Batch:
     found = _sizes(batch.data)
     if not len(indices) and 0 not in found:
         raise Refused(
-            f"{where}: this rank has no sample left, and the collate_fn's {type(batch.data).__name__} cannot be cut to "
-            "no rows: use contract padded or drop_last"
+            f"{where}: this rank has no sample left, and the {type(batch.data).__name__} of the collate_fn cannot be "
+            "cut to 0 rows: use contract padded or drop_last"
         )
-    # A collate_fn that returns a Batch says itself which samples are in it.
+    # A collate_fn that returns a Batch names its samples.
     if found and len(indices) not in found and not isinstance(taken, Batch):
         raise Unproven(
             f"{where} is not proved: of the {len(indices)} samples {_few(indices)} the collate_fn made a batch with "
@@ -236,7 +236,7 @@ def _few(indices: Tensor) -> str:
 
 
 def _sizes(part: Any) -> set[int]:
-    """Leading sizes of all tensors and lengths of all sequences in a batch: one of them is its number of samples."""
+    """Leading sizes of all tensors and lengths of all sequences in a batch; one of them is its number of samples."""
     if isinstance(part, Tensor | np.ndarray):
         return {len(part)} if part.ndim else set()
     if isinstance(part, Mapping):
@@ -248,18 +248,18 @@ def _sizes(part: Any) -> set[int]:
 
 def _together(collate: Collate, indices: list[int], samples: list[Any]) -> Any:
     made = collate(samples)
-    # A collate_fn that was given the indices with the samples speaks for itself.
+    # A collate_fn that received the indices with the samples names them.
     return made if isinstance(made, Batch) else (torch.tensor(indices, dtype=torch.int64), made)
 
 
 def _nothing(collate: Collate, sample: Any) -> Any:
-    """The batch of a rank that has no sample left in the last step: of one like `sample`, cut to none."""
+    """The batch of a rank without samples in the last step: a batch of samples like `sample`, cut to 0 rows."""
     none = _extrapolated(collate([sample]), collate([sample, sample]))
     return none if isinstance(none, Batch) else (torch.empty(0, dtype=torch.int64), none)
 
 
 def _extrapolated(one: Any, two: Any) -> Any:
-    """The batch of no sample, from those of one and of two: whatever grew by a sample is cut by as much."""
+    """The batch of 0 samples, from the batches of 1 and 2: each part is cut by as much as it grew."""
     if isinstance(one, Tensor | np.ndarray):
         return one[: max(0, 2 * len(one) - len(two))] if one.ndim else one
     if isinstance(one, MutableMapping):

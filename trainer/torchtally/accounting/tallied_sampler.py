@@ -77,13 +77,13 @@ class TalliedSampler(Sampler):
         self._account.__exit__(None, None, None)
 
     def _take_over(self, loader: DataLoader[Any]) -> None:
-        """Make a loader whose batches carry their indices of one whose batches do not."""
+        """Make a loader whose batches carry their indices, from one whose batches do not."""
         if self._given is not None:
-            raise Refused("tally() must be given the same DataLoader in every epoch: an Account takes several")
+            raise Refused("tally() must receive the same DataLoader in every epoch; an Account takes several")
         if loader.sampler is not self:
             raise Refused(f"the DataLoader's sampler must be the TalliedSampler, not a {type(loader.sampler).__name__}")
         if loader.batch_size is None or loader.drop_last:
-            raise Refused("the DataLoader must make whole batches itself and drop none: drop_last is TalliedSampler's")
+            raise Refused("the DataLoader must have a batch_size and drop_last=False: pass drop_last to TalliedSampler")
         self._given = loader
         tallied = self._account.loader(
             "train",

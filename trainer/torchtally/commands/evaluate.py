@@ -90,7 +90,7 @@ def find(path: Path) -> Saved:
         if path.is_dir():
             return _find_in(path)
         data = path.read_bytes()
-        payload, wrong = checkpoint_file.whole(path, data)
+        payload, wrong = checkpoint_file.verify(path, data)
         if payload is not None:
             return Saved(path, checkpoint_file.load(payload)["model"], None)
         if path.suffix == checkpoint_file.SUFFIX:

@@ -1,4 +1,4 @@
-"""The end of a training: its model, its proof and its last line; and whether a pod finds that it has been reached."""
+"""The artifacts of a finished training: the model, the proof and the last line; a restarted pod recognizes them."""
 
 import errno
 import hashlib
@@ -22,29 +22,29 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def training(task: str, chosen: Training, fingerprint: str) -> dict[str, Any]:
-    """What makes it the same training, whatever the number of ranks."""
+    """The facts that identify a training, at any number of ranks."""
     of_options = {name if name == "seed" else f"option {name}": value for name, value in chosen.of_training().items()}
     return {"task": task, "data": fingerprint, **of_options}
 
 
 def prepare(output: Path) -> None:
-    """Make the output folder, and see that it can be written; raises Refused."""
+    """Make the output folder and check that it is writable. Raises Refused."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         replace(output / ".writable", b"").unlink()
     except OSError as error:
-        if error.errno not in _FULL:  # which may be over before anything is to be written
+        if error.errno not in _FULL:  # space may be free again when the model is written
             raise Refused(
                 f"the output folder {output} (--output, TORCHTALLY_OUTPUT) cannot be written: {error}"
             ) from None
 
 
 def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str, Any]) -> None:
-    """Write the model, what the task makes of it, then the proof, each beside its place and renamed.
+    """Write the model, the task's own files and then the proof, each atomically; print the last line.
 
-    Prints the last line. Raises OSError.
+    Raises OSError.
     """
-    model = checkpoint_file.saved({name: value.cpu() for name, value in train_state.model.state_dict().items()})
+    model = checkpoint_file.serialize({name: value.cpu() for name, value in train_state.model.state_dict().items()})
     hashed, files = sha256(model), task.files(train_state.model)
     last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
     proof = {
@@ -64,9 +64,9 @@ def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str,
 
 
 def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> bool:
-    """Whether this training is complete in `output`; if so, its last line is printed again.
+    """Whether this training is complete in `output`; if so, print its last line again.
 
-    The master of a job whose workers have succeeded would wait for them in vain.
+    A restarted master, whose workers have succeeded, would wait for them for ever.
     """
     facts = training(task, chosen, fingerprint)
     try:
@@ -84,5 +84,5 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
 
 
 def sha256(data: bytes) -> str:
-    """The hash of a model's bytes, as last lines name it."""
+    """The hash of a model's bytes in the form of the last line."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -1,4 +1,4 @@
-"""BatchNorm cannot take a batch of one row: which contract a training has with it, and which batches are refused."""
+"""The contract and the batch sizes of models with BatchNorm, which cannot take a batch of one row."""
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,7 +11,7 @@ from torchtally.proof.contract import Contract
 
 
 def contract(options: Training, model: nn.Module, n: int, run: Run) -> Contract:
-    """The contract of the training. Raises Refused where it leaves no sample."""
+    """Return the contract of the training. Raises Refused if it leaves no sample."""
     with_batch_norm = _has_batch_norm(model)
     chosen = options.contract or ("drop_last" if with_batch_norm else "exact")
     everything = shards.total(n, run.world, chosen)
@@ -27,7 +27,7 @@ def contract(options: Training, model: nn.Module, n: int, run: Run) -> Contract:
 
 
 def refuse_single_rows(model: nn.Module, tally: Tally) -> None:
-    """Raise Refused where BatchNorm would get a batch of one row in an epoch's last step."""
+    """Raise Refused if the last step of an epoch would pass BatchNorm a batch of one row."""
     if not _has_batch_norm(model):
         return
     phase, world = tally.phase, tally.run.world
@@ -42,7 +42,7 @@ def refuse_single_rows(model: nn.Module, tally: Tally) -> None:
 
 
 def _has_batch_norm(model: nn.Module) -> bool:
-    """Whether there is torch's, or Keras', whose layers are no modules of the model and whose parameters tell."""
+    """Whether the model has torch's BatchNorm, or Keras', which shows in its parameters' names only."""
     return any(isinstance(module, _BatchNorm) for module in model.modules()) or any(
         name.endswith("/moving_variance") for name, _ in model.named_parameters()
     )

@@ -18,13 +18,13 @@ Batches = Callable[[Run, Phase], Iterator[Tensor]]
 
 
 def batches(run: Run, phase: Phase, device: torch.device = _CPU) -> Iterator[Tensor]:
-    """This rank's sample indices of each step, on `device`: as many steps on every rank, the last uneven or empty.
+    """Yield this rank's sample indices of each step, on `device`: equally many steps on every rank, the last uneven.
 
-    Step s is the positions [start + s · batch, start + (s + 1) · batch) of the order, whatever the number of ranks.
+    Step s covers the positions [start + s · batch, start + (s + 1) · batch) of the order at any number of ranks.
     """
 
     def begin(step: int) -> int:
-        """The number in this rank's shard of its first sample at or after the step's first position."""
+        """The number, in this rank's shard, of its first sample at or after the step's first position."""
         return max(0, -(-(step * phase.batch - run.rank) // run.world))
 
     shard = (phase.n, run.rank, run.world, phase.contract, phase.order, run.seed, phase.epoch)

@@ -1,6 +1,6 @@
-"""Checkpoints on disk: each is a file that is whole or is skipped; the newest few and the best one are kept.
+"""Checkpoint files: the newest few and the best one are kept; damaged ones are skipped with a warning.
 
-A file is what torch.save writes, followed by the SHA-256 of that and a mark. Its name says how far the training was.
+A file holds the bytes of torch.save, their SHA-256 and a format mark. Its name holds the epoch and the position.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import torch
 from torchtally.atomic_file import replace
 from torchtally.errors import Refused
 
-State = dict[str, Any]  # what torch.load(weights_only=True) takes: tensors, numbers, text, lists, dictionaries
+State = dict[str, Any]  # for torch.load(weights_only=True): tensors, numbers, text, lists, dictionaries
 
 _ANY_MARK = b"torchtally-checkpoint-"
 _MARK = _ANY_MARK + b"2\n"
@@ -26,7 +26,7 @@ _NAME = re.compile(r"epoch-(\d{8})-position-(\d{19})\.checkpoint")
 
 @dataclass(frozen=True)
 class Found:
-    """The newest whole checkpoint, if there is one, and a sentence for each newer file that was skipped."""
+    """The newest intact checkpoint, if there is one, and a warning for each newer file that was skipped."""
 
     payload: bytes | None
     path: Path | None
@@ -34,13 +34,13 @@ class Found:
 
 
 def save(folder: Path, epoch: int, position: int, state: State, keep: int, best: str | None = None) -> Path:
-    """Write `state`, then delete all older checkpoints but the `keep` newest, with this one, and the one named `best`.
+    """Write `state`, then keep the `keep` newest checkpoints up to this one and the one named `best`.
 
-    Raises OSError. What is newer was skipped when the training was taken up, and is left alone.
+    Newer files stay: a resume has skipped them. Raises OSError.
     """
-    payload = saved(state)
+    payload = serialize(state)
     folder.mkdir(parents=True, exist_ok=True)
-    path = replace(folder / name(epoch, position), payload + hashlib.sha256(payload).digest() + _MARK)
+    path = replace(folder / file_name(epoch, position), payload + hashlib.sha256(payload).digest() + _MARK)
     older = [each for each in _all(folder) if each.name < path.name]
     for each in older[keep - 1 :]:
         if each.name != best:
@@ -48,29 +48,29 @@ def save(folder: Path, epoch: int, position: int, state: State, keep: int, best:
     return path
 
 
-def saved(state: State) -> bytes:
-    """What torch.save makes of `state`; to a file on a full disk it would write half of it and raise RuntimeError."""
+def serialize(state: State) -> bytes:
+    """The bytes of torch.save, which on a full disk would leave half a file and raise RuntimeError."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
 
 
-def name(epoch: int, position: int) -> str:
-    """The file name of a checkpoint, made after `position` samples of `epoch`; names sort as the training goes."""
+def file_name(epoch: int, position: int) -> str:
+    """The name of a checkpoint after `position` samples of `epoch`; names sort in the order of training."""
     return f"epoch-{epoch:08d}-position-{position:019d}{SUFFIX}"
 
 
 def newest(folder: Path, clear: bool = True) -> Found:
-    """Find the newest checkpoint that is whole, and `clear` away what a killed process left half written.
+    """Find the newest intact checkpoint; `clear` deletes temporary files that a killed process left.
 
-    Raises OSError where the folder is there and cannot be read, and Refused for a checkpoint in another version's form.
+    Raises OSError if the folder exists and cannot be read, and Refused for a checkpoint in another format.
     """
     skipped: list[str] = []
     for path in _all(folder):
         try:
-            payload, wrong = whole(path, path.read_bytes())
+            payload, wrong = verify(path, path.read_bytes())
         except FileNotFoundError:
-            continue  # the master that this one replaces may still be ending
+            continue  # a master that is still terminating may delete it
         if payload is not None:
             for half in folder.glob(".*.checkpoint.*") if clear else ():
                 half.unlink(missing_ok=True)
@@ -79,18 +79,18 @@ def newest(folder: Path, clear: bool = True) -> Found:
     return Found(None, None, skipped)
 
 
-def whole(path: Path, data: bytes) -> tuple[bytes | None, str]:
-    """What was saved to `path`, which holds `data`; or None, and a word for what is wrong with it.
+def verify(path: Path, data: bytes) -> tuple[bytes | None, str]:
+    """Return the payload in `data`, the contents of `path`; or None and the kind of damage.
 
-    Raises Refused for a checkpoint in another version's form.
+    Raises Refused for a checkpoint in another format.
     """
     payload, sha256, mark = data[:-_TAIL], data[-_TAIL : -len(_MARK)], data[-len(_MARK) :]
     if mark == _MARK and hashlib.sha256(payload).digest() == sha256:
         return payload, ""
     if mark != _MARK and mark.startswith(_ANY_MARK):
         raise Refused(
-            f"the checkpoint {path} is of another version of torchtally: go on with that one, or choose another "
-            "--output"
+            f"the checkpoint {path} was written by another version of torchtally: use that version, or choose "
+            "another --output"
         )
     return None, "empty" if not data else "cut off" if mark != _MARK else "damaged"
 

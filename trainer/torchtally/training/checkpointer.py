@@ -1,8 +1,8 @@
-"""Saving, stopping and resuming, which all ranks do together.
+"""Saving, stopping and resuming of all ranks together.
 
-Rank 0 has the folder. Everybody meets now and then, a second apart, and learns whether rank 0 wants to save and whether
-anybody was asked to stop; so all save after the same step, and leave after it. At the start rank 0 finds the newest
-checkpoint and hands it to all.
+Rank 0 has the folder. About once a second all ranks exchange whether a checkpoint is due and whether any rank has
+received a signal to stop, so all save and stop after the same step. At the start rank 0 finds the newest checkpoint and
+broadcasts it.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from torchtally.training import checkpoint_file
 from torchtally.training.checkpoint_file import State
 from torchtally.training.train_state import TrainState
 
-_MEETING_SECONDS = 1.0
+_SYNCHRONIZE_SECONDS = 1.0
 _REACHED = "reached"
 FOLDER = "checkpoints"
 
 
 def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
-    """The newest whole checkpoint's state on every rank, or None if there is none. A collective call.
+    """Return the state of the newest intact checkpoint on every rank, or None. A collective call.
 
-    Rank 0 says what was skipped, and what differs so that the last bits of the weights will. On every rank, raises
-    Refused for a checkpoint of another training, with both values, and Volume where they cannot be read.
+    Rank 0 prints a warning for each skipped file, and for differences that change the last bits of the weights. Raises
+    on every rank: Refused for a checkpoint of another training, with both values; Volume if none can be read.
     """
     payload: bytes | None = None
     state: State | None = None
@@ -47,15 +47,15 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
             if payload := found.payload:
                 state = checkpoint_file.load(payload)
                 if not (refused := _refusal(found.path, state["facts"], facts)):
-                    discarded = _since(folder, state)
+                    discarded = _lost_since(folder, state)
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
                     _say(f"took up {found.path}{lost}")
                     _say_what_differs(found.path, state, device)
         except (Refused, PermissionError) as error:
             refused = str(error)
-        except OSError as error:  # a volume may be well again in a while
+        except OSError as error:  # a volume may recover
             failed = f"the checkpoints in {folder} cannot be read: {error}"
-        except Exception as error:  # whatever it is, the other ranks wait
+        except Exception as error:  # the other ranks wait for the broadcast
             refused = f"the checkpoints in {folder} cannot be taken up: {type(error).__name__}: {error}"
     head: list[Any] = [refused, failed, len(payload or b""), discarded]
     dist.broadcast_object_list(head, src=0)
@@ -74,7 +74,7 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
-    """What has to be the same for the same weights, bit for bit, beside the number of ranks."""
+    """The conditions, beside the number of ranks, under which the weights are equal bit for bit."""
     return {
         "PyTorch": str(torch.__version__),  # a class of its own, which a checkpoint may not hold
         "threads": torch.get_num_threads(),
@@ -84,49 +84,49 @@ def numerics(device: torch.device) -> dict[str, Any]:
 
 
 class Checkpointer:
-    """Saves into `folder`, which is rank 0's, and stops. Without a folder it only stops."""
+    """Saves into `folder` of rank 0, and stops. Without a folder it only stops."""
 
     def __init__(
         self, folder: Path | None, facts: Mapping[str, Any], device: torch.device, keep: int, seconds: float
     ) -> None:
         self._folder, self._keep, self._seconds = folder, keep, seconds
         self._facts = {"facts": dict(facts), "numerics": numerics(device)}
-        self._stop = 0  # the signal that asked for it
-        self._pace = self._left = 1  # steps between two meetings, and until the next
-        self._met = self._saved = time.monotonic()
-        self._mark: int | None = None  # the file of _note, open
+        self._stop = 0  # the number of the received signal
+        self._pace = self._left = 1  # steps between two exchanges, and until the next
+        self._synchronized = self._saved = time.monotonic()
+        self._mark: int | None = None  # the open file of _record_progress
         self._failed = False
 
     def listen(self) -> None:
-        """From here on SIGTERM, or Ctrl-C, ends the run after a step, with a checkpoint."""
+        """Handle SIGTERM and SIGINT: they end the run after a step, with a checkpoint."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._asked_to_stop)
 
     def after_step(self, train_state: TrainState) -> None:
-        """Meet, if it is time to; save or stop if anybody wants to. Raises Stopped on every rank."""
+        """Synchronize if due; save or stop if any rank asks for it. Raises Stopped on every rank."""
         self._left -= 1
         if self._left == 0:
-            self._meet(train_state)
+            self._synchronize(train_state)
 
     def after_epoch(self, train_state: TrainState, last: bool) -> None:
-        """Save, and stop if anybody wants to and there is more to do. Raises Stopped on every rank."""
+        """Save; stop if any rank asks for it, except after the last epoch. Raises Stopped on every rank."""
         self.save(train_state)
         if not last:
             stop = torch.tensor(self._stop)
             dist.all_reduce(stop, dist.ReduceOp.MAX)
             if stop:
-                self._leave(int(stop))
+                self._stop_together(int(stop))
 
     def save(self, train_state: TrainState) -> None:
-        """Save; a collective call. What cannot be written is said, and the training goes on: the last one is there."""
+        """Save; a collective call. A failed write is a warning: the former checkpoint remains."""
         if self._folder is None:
             return
-        whole = train_state.state()  # on all ranks: it gathers their tallies
+        saved = train_state.state()  # a collective call, which gathers their tallies
         if dist.get_rank() == 0:
-            epoch, position = whole["epoch"], whole["position"]
+            epoch, position = saved["epoch"], saved["position"]
             try:
                 path = checkpoint_file.save(
-                    self._folder, epoch, position, whole | self._facts, self._keep, whole["best"]
+                    self._folder, epoch, position, saved | self._facts, self._keep, saved["best"]
                 )
                 if self._failed:
                     _say(f"checkpoints can be written again: {path}")
@@ -136,33 +136,35 @@ class Checkpointer:
                 _say(f"no checkpoint could be written to {self._folder}, the training goes on without: {error}")
         self._saved = time.monotonic()
 
-    def _meet(self, train_state: TrainState) -> None:
+    def _synchronize(self, train_state: TrainState) -> None:
         now = time.monotonic()
         due = self._folder is not None and dist.get_rank() == 0 and now - self._saved >= self._seconds
         # Rank 0's clock sets the pace for all.
-        spent = max(now - self._met, 1e-6)
-        pace = max(1, min(2 * self._pace, round(self._pace * _MEETING_SECONDS / spent))) if dist.get_rank() == 0 else 0
+        spent = max(now - self._synchronized, 1e-6)
+        pace = (
+            max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if dist.get_rank() == 0 else 0
+        )
         wishes = torch.tensor([self._stop, due, pace], dtype=torch.int64)
         dist.all_reduce(wishes, dist.ReduceOp.MAX)
         stop, save, pace = wishes.tolist()
-        self._note(train_state)
+        self._record_progress(train_state)
         if stop or save:
             self.save(train_state)
         if stop:
-            self._leave(stop)
+            self._stop_together(stop)
         self._pace = self._left = pace
-        self._met = time.monotonic()
+        self._synchronized = time.monotonic()
 
-    def _leave(self, number: int) -> None:
-        # Together: a pod that leaves makes the others end soon, and rank 0 may still be writing.
+    def _stop_together(self, number: int) -> None:
+        # Together, because the first pod that ends makes the others end while rank 0 may still be writing.
         failed = torch.tensor(int(self._failed))
         dist.all_reduce(failed, dist.ReduceOp.MAX)
         raise Stopped(number, saved=not failed)
 
-    def _note(self, train_state: TrainState) -> None:
-        """Leave word of how far the training is, to tell after a crash how much was lost.
+    def _record_progress(self, train_state: TrainState) -> None:
+        """Record the number of consumed samples, from which a resume after a crash counts the discarded ones.
 
-        Into the page cache, which outlives the process and waits for no disk.
+        The write goes to the page cache, which outlives the process and does not wait for a disk.
         """
         if self._folder is not None and dist.get_rank() == 0:
             with contextlib.suppress(OSError):
@@ -174,13 +176,13 @@ class Checkpointer:
         self._stop = number
 
 
-def _since(folder: Path, state: State) -> int:
-    """How many samples are known to have been consumed after the checkpoint was made."""
+def _lost_since(folder: Path, state: State) -> int:
+    """The number of samples known to have been consumed after the checkpoint."""
     try:
         attempt, consumed = map(int, (folder / _REACHED).read_text().split())
     except (OSError, ValueError):
         return 0
-    # What an earlier attempt has reached was discarded, and counted, before.
+    # An earlier resume has counted the samples that an earlier attempt lost.
     return max(0, consumed - state["consumed"]) if attempt >= state["attempt"] else 0
 
 

@@ -1,4 +1,4 @@
-"""One training step of a rank, and how a GPU replays it: launched one by one its kernels would wait for Python."""
+"""A training step as a CUDA graph: kernels that Python launches one by one would wait for Python."""
 
 import sys
 from collections.abc import Callable
@@ -11,20 +11,20 @@ Step = Callable[[Tensor, float], Tensor]  # (sample indices, what their loss is 
 
 
 class Graph(Protocol):
-    """Work on fixed memory that can be captured once and replayed."""
+    """Work on fixed memory that is captured once and then replayed."""
 
     def warm_up(self, work: Callable[[], None]) -> None:
-        """Do it as it is, in such a way that it can be captured later."""
+        """Run `work` eagerly, on the stream that captures it later."""
 
     def capture(self, work: Callable[[], None]) -> None:
-        """Note what it does, without doing it. Raises RuntimeError if that cannot be noted."""
+        """Capture `work` without running it. Raises RuntimeError if it cannot be captured."""
 
     def replay(self) -> None:
-        """Do what was noted."""
+        """Run the captured work."""
 
 
 class CudaGraph:
-    """CUDA's, as PyTorch's notes on CUDA semantics ask for it to be made ("Whole-network capture")."""
+    """A CUDA graph, made as PyTorch's notes on CUDA semantics describe ("Whole-network capture")."""
 
     def __init__(self, device: torch.device) -> None:
         self._graph, self._aside = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
@@ -44,10 +44,10 @@ class CudaGraph:
 
 
 class Captured:
-    """A step whose full batches, `rows` on each, are captured after a few and then replayed: to the bit the same.
+    """A step that is captured after a few batches of `rows` rows and then replayed, with bit-equal results.
 
-    What it does may depend on the indices' values alone. A batch of another size is done as it is. What a replay draws
-    follows from the generator's seed at that time.
+    The work may depend only on the values of the indices. A batch of another size runs eagerly. Random numbers of a
+    replay follow from the generator's seed at that time.
     """
 
     _WARM_UP = 3  # steps, as many as PyTorch's notes take
@@ -75,7 +75,10 @@ class Captured:
             except RuntimeError as error:
                 self._graph = None
                 why = str(error).splitlines()[0]
-                print(f"torchtally: the step cannot be captured and is slower for it: {why}", file=sys.stderr)
+                print(
+                    f"torchtally: the step cannot be captured in a CUDA graph, so it runs slower: {why}",
+                    file=sys.stderr,
+                )
                 return self._step(chosen, scale)
         self._graph.replay()
         return self._loss

@@ -1,4 +1,4 @@
-"""Train and evaluate: every rank makes the same number of steps, and says afterwards what it consumed in them."""
+"""Train and evaluate: every rank makes the same number of steps, and the epoch's proof follows."""
 
 import sys
 import time
@@ -35,7 +35,7 @@ _LOG_SECONDS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A training as one rank does it."""
+    """The training loop of one rank."""
 
     task: Task
     options: Training
@@ -81,7 +81,7 @@ class Loop:
         return train_state
 
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> Step:
-        """What a step does, with the model as the ranks train it together."""
+        """Return the training step, with the model wrapped for all ranks."""
         task, train = self.task, self.train
         # DDP broadcasts rank 0's buffers before each step.
         memory = None if any(True for _ in model.buffers()) else self.memory
@@ -159,7 +159,7 @@ class Loop:
             if self.task.rate:
                 for group in train_state.optimizer.param_groups:  # nothing to save: it follows from the position
                     group["lr"] = train_state.optimizer.defaults["lr"] * self.task.rate(train_state.done)
-            # The sum over ranks is divided by their number. Scaled like this it is the mean over the samples of the
+            # DDP divides the sum over ranks by their number. Scaled like this it is the mean over the samples of the
             # step, also where the last batch is uneven or, on some ranks, empty.
             loss = step(indices.to(self.device, non_blocking=True), run.world / max(rows, 1))
             running_stats.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
@@ -195,7 +195,7 @@ def _steps_so_far(phase: Phase, position: int) -> int:
 
 
 def _reseed(run: Run, phase: Phase, step: int, device: torch.device) -> None:
-    """What is drawn in a step (dropout) follows from seed, position and rank, so no generator has to be saved."""
+    """Seed the random numbers of a step (dropout) by seed, position and rank, so that no generator is saved."""
     seed = 0
     for value in (run.seed, phase.epoch, phase.start + step * phase.batch, run.rank):
         seed = (seed + value) * 0x9E3779B97F4A7C15 & ((1 << 64) - 1)
@@ -214,9 +214,9 @@ def examine(
     first: bool = False,
     callback: Callback | None = None,
 ) -> tuple[Evaluation, dict[str, Any]]:
-    """Evaluate on all test samples; returns what came of it and the line of all ranks. A collective call.
+    """Evaluate on all test samples; return the result and the line of all ranks. A collective call.
 
-    Raises Unproven on every rank if the proof fails and `mode` is to enforce it. `first`: nothing was proved before.
+    Raises Unproven on every rank if the proof fails and `mode` is "enforce". `first`: the table needs its header.
     """
     together = _EVALUATION_BATCH * run.world
     tally = Tally(
@@ -234,7 +234,7 @@ def examine(
 
 
 def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, callback: Callback | None) -> dict[str, Any]:
-    """The line of all ranks. Raises Unproven as `enforce` does, after the callback has heard of it."""
+    """Return the line of all ranks, after the callback has received it. Raises Unproven as `enforce` does."""
     proof = prove(tally)
     if callback:
         callback.proof(proof.lines[-1], proof.holds)

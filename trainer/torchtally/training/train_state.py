@@ -1,4 +1,4 @@
-"""Where a training stands: what goes into a checkpoint, and how it is taken up from one, at any world size."""
+"""The state of a training: saved to a checkpoint, and restored from one at any world size."""
 
 import json
 from dataclasses import asdict, dataclass, field, replace
@@ -12,12 +12,12 @@ from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import running_stats
 from torchtally.proof.digest import Digest
 from torchtally.proof.run_summary import World
-from torchtally.training.checkpoint_file import State, name
+from torchtally.training.checkpoint_file import State, file_name
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What came of one epoch, over all ranks."""
+    """The results of one epoch over all ranks."""
 
     epoch: int
     loss: float  # mean over the training samples
@@ -29,7 +29,7 @@ class Epoch:
 
 @dataclass
 class TrainState:
-    """A training under way: `steps` of `epoch` are made since it was taken up at position `start` of its order."""
+    """A training in progress: `steps` steps of `epoch` are done since position `start` of its order."""
 
     run: Run
     model: nn.Module
@@ -49,37 +49,37 @@ class TrainState:
 
     @property
     def consumed(self) -> int:
-        """Training samples that the weights have seen, in all epochs."""
+        """Training samples in the weights, over all epochs."""
         before: int = sum(line["consumed"] for line in self.lines if line["phase"] == "train")
         return before + self.position
 
     @property
     def position(self) -> int:
-        """How many samples of the epoch's order all ranks together have consumed."""
+        """Samples of the epoch's order that all ranks together have consumed."""
         if self.tally is None:
             return 0
         return min(self.start + self.steps * self.tally.phase.batch, self.tally.phase.n)
 
     @property
     def done(self) -> float:
-        """The share of the whole training that is done, from 0 to 1."""
+        """The completed share of the training, from 0 to 1."""
         epochs = self.epoch - 1 + (self.position / self.tally.phase.n if self.tally else 0)
         return epochs / self.run.plan["train"]
 
     def begin(self, phase: Phase) -> Tally:
-        """The tally of the training phase to go on with."""
+        """Return the tally of the epoch in progress, or a new one."""
         if self.tally is None:
             self.tally = Tally(self.run, phase)
         return self.tally
 
     def end_epoch(self, done: Epoch) -> None:
-        """Note what came of the epoch, and turn to the next."""
+        """Record the results of the epoch and advance to the next."""
         self.epochs.append(done)
         self.epoch, self.start, self.steps, self.tally = self.epoch + 1, 0, 0, None
         self.loss.zero_()
 
     def state(self) -> State:
-        """What a checkpoint holds. A collective call over gloo; complete on rank 0 alone."""
+        """Return the contents of a checkpoint, complete on rank 0 only. A collective call over gloo."""
         running_stats.check(running_stats.statistics(self.model))
         tally = self.tally
         own = {
@@ -106,14 +106,14 @@ class TrainState:
             "worlds": [list(each) for each in self.worlds],
             "discarded": self.discarded,
             "history": json.dumps({"lines": self.lines, "epochs": [asdict(each) for each in self.epochs]}),
-            "best": name(best.epoch + 1, 0) if best else None,
+            "best": file_name(best.epoch + 1, 0) if best else None,
         }
 
     def restore(self, state: State, phase: Phase) -> None:
-        """Take up what `state` says; `phase` is its epoch's, from position 0 on.
+        """Restore `state`; `phase` is that of its epoch, from position 0.
 
-        As many ranks as saved it go on with their tallies. Another number of them divides what is left afresh: what
-        was consumed before is carried on as a sum.
+        If the number of ranks is unchanged, each continues its own tally. Otherwise the remaining samples are divided
+        again, and the digest of the consumed ones is carried as a sum.
         """
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
