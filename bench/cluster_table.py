@@ -25,8 +25,8 @@ def text(results: Results) -> str:
             "",
             *markdown(["phase", *_TOOLS.values()], rows),
             "",
-            "Medians, with the least and the most in brackets; + joins what the logs of one of them do not tell apart. "
-            "± 1 s: a cluster's own moments are whole seconds. "
+            "Medians, with the minimum and the maximum in brackets. + joins phases that the logs of one of the two "
+            "jobs do not separate. The cluster's own times are whole seconds, so each value is ± 1 s. "
             f"{', '.join(f'{name} n = {count}' for name, count in counts.items())}; "
             f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
             f"{', '.join(f'{name} {version}' for name, version in results.versions.items())}; "

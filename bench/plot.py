@@ -32,9 +32,9 @@ def draw(results: Results, path: Path) -> None:
         if most := limit(results, _TASK, world):
             axes.hlines(most, place - 0.4, place + 0.4, "grey", "dotted", label="" if place else "limit")
     axes.set_xticks(range(len(worlds)), [f"{world} rank{'s' * (world > 1)}" for world in worlds])
-    axes.set_ylabel("samples a second")
-    axes.set_title("Fashion-MNIST, 784-512-512-10, batch 32 a rank: medians, least and most", fontsize=9)
-    axes.legend(frameon=False)
+    axes.set_ylabel("samples per second")
+    axes.set_title("Fashion-MNIST, 784-512-512-10, batch 32 per rank: medians, minimum and maximum", fontsize=9)
+    axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

@@ -29,16 +29,17 @@ def _ranks(results: Results) -> list[str]:
     cores = int(results.machine["cores"])
     header = ["ranks"]
     for kind in KINDS:
-        header += [f"{kind}, samples/s", "of w ranks'", "of the cores'"]
+        header += [f"{kind}, samples/s", "efficiency by ranks", "efficiency by cores"]
     rows = []
     for world in model.WORLDS:
         rows.append([str(world)])
         for kind in KINDS:
             rows[-1] += _speed(model.speeds(results, kind, 1), model.speeds(results, kind, world), world, cores)
     return [
-        f"Fashion-MNIST by 1 to 8 ranks of one pod on {cores} cores: weak scaling with {BATCH} samples a rank, strong "
-        f"with {model.GLOBAL_BATCH} a step of all. Efficiency is the speed over w times that of one rank, and over as "
-        "many times that as there are cores for w ranks:",
+        f"Fashion-MNIST with 1 to 8 ranks of one pod on {cores} cores: weak scaling with {BATCH} samples per rank "
+        f"and step, strong scaling with {model.GLOBAL_BATCH} samples in a step of all ranks. The efficiency by ranks "
+        "compares the speed with that of one rank times the number of ranks. The efficiency by cores compares it with "
+        "that of one rank times the number of cores that the ranks can use:",
         "",
         *markdown(header, rows),
     ]
@@ -80,17 +81,18 @@ def _model(results: Results) -> list[str]:
         f"× max(1, w / {cores}) + {_of_network('log2 w', cost.network)}, where bytes are those that a core moves for "
         f"its ranks (2 (w - 1) / w of the gradient for each). gloo's all-reduce alone, between pods over loopback: "
         + ", or ".join(_of_network(name, network) for name, network in networks.items())
-        + f". Fitted to the medians of all but {HELD_OUT} ranks, with no term below 0. Held out: {'; '.join(held)}.",
+        + f". The fit takes the medians of all but {HELD_OUT} ranks, without negative terms. "
+        f"Predictions for {HELD_OUT} ranks: {'; '.join(held)}.",
         "",
-        f"Drawn on from there, weak scaling with {BATCH} samples a rank:",
+        f"Efficiency of weak scaling with {BATCH} samples per rank and step, extrapolated by this model:",
         "",
         *_far(cost, networks),
         "",
-        "It assumes a pod for each rank and a core for each pod, as fast as one here; that no part of an all-reduce "
-        "hides behind the backward pass; that DDP itself takes no time, and no pod more than others; a network that "
-        "carries all pairs at once. gloo's default is the ring. Loopback's alpha and beta are those of the fit: the "
-        "first holds waits for a core, the second is a core's work, and there is no wire. The other network is stated, "
-        "not measured.",
+        "The extrapolation assumes a pod for each rank and a core for each pod, as fast as a core here. It assumes "
+        "that the backward pass hides no part of an all-reduce, that DDP takes no time, that no pod is slower than "
+        "another, and that the network carries all pairs at once. gloo's default is the ring. The latency and the time per byte of "
+        "loopback come from the fit: the latency includes waits for a core, and the time per byte is work of a core, "
+        "because there is no wire. The other network is an assumption and was not measured.",
     ]
 
 
@@ -105,7 +107,12 @@ def _of_network(messages: str, network: Network) -> str:
 
 def _far(cost: Cost, networks: dict[str, Network]) -> list[str]:
     last = FAR[-1]
-    header = ["network", "messages", *(f"{world:,} ranks" for world in FAR), f"samples a rank for 90% of {last:,}"]
+    header = [
+        "network",
+        "messages",
+        *(f"{world:,} ranks" for world in FAR),
+        f"samples per rank for 90% at {last:,} ranks",
+    ]
     rows = []
     for messages, network in networks.items():
         alpha, beta = _STATED
@@ -127,7 +134,11 @@ def _many(results: Results) -> list[str]:
         return []
     sizes = sorted({int(each.case["n"]) for each in results.of("many")})
     header = ["seconds of N", *(f"{n:,}" for n in sizes), f"x of Nˣ from {sizes[-2]:,} to {sizes[-1]:,}"]
-    return ["How time grows with the chart's workers and with PyTorchJobs; 1 is linear:", "", *markdown(header, rows)]
+    return [
+        "Growth of time with the number of workers of the chart, and of PyTorchJobs (x = 1 is linear):",
+        "",
+        *markdown(header, rows),
+    ]
 
 
 def _growths(results: Results) -> Iterator[list[str]]:

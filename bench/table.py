@@ -33,7 +33,8 @@ def conditions(results: Results) -> str:
     loads = [load for each in results.series for load in each.loads]
     rounds = len({number for each in results.series for number in each.rounds})
     return (
-        f"Medians of up to {rounds} rounds, with the least and the most in brackets; ratios are taken round by round. "
+        f"Medians of up to {rounds} rounds, with the minimum and the maximum in brackets; a ratio compares values of "
+        "the same round. "
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
         f"load average {min(loads):.1f} to {max(loads):.1f}; commit {results.commit}, {results.began}."
@@ -41,7 +42,7 @@ def conditions(results: Results) -> str:
 
 
 def _throughput(results: Results) -> list[str]:
-    header = ["task", "ranks", *TOOLS.values(), "n", "ours / blog's", "ours / best peer's", "of the limit"]
+    header = ["task", "ranks", *TOOLS.values(), "n", "over the blog's loop", "over the best peer", "of the limit"]
     rows = []
     for ours in results.of("throughput", tool="torchtally"):
         case = {name: value for name, value in ours.case.items() if name != "tool"}
@@ -52,7 +53,7 @@ def _throughput(results: Results) -> list[str]:
         named = [str(case["task"]), str(case["world"])]
         rows.append([*named, *cells, str(len(ours.values)), *beside, _of_limit(results, ours)])
     return [
-        "Samples a second, of all ranks together (batch 32 a rank, one thread a rank):",
+        "Samples per second of all ranks together, with a batch of 32 and one thread for each rank:",
         "",
         *markdown(header, rows),
     ]
