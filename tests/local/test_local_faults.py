@@ -19,6 +19,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fork_server
 import psutil
 import pytest
 from fault_table import FIRST_LINE, NEXT_STEP, Row, last, lost_and_doubled, record
@@ -103,7 +104,7 @@ class Fault:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The SHA-256 of the weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Training(folder, "OnFailure", {}) as training:
+    with fork_server.cold(), Training(folder, "OnFailure", {}) as training:
         training.end()
     return weights(training)
 

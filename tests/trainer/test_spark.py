@@ -139,7 +139,7 @@ def assert_one_sentence(ended: subprocess.CompletedProcess[str], code: int, *par
         assert part in sentence
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.cold), 2])
 def test_on_this_machine(environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, processes: int) -> None:
     arguments = ["--processes", str(processes), *SMALL, "--epochs", "1", "--data", str(fashion_mnist)]
     if processes == 2:

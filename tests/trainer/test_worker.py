@@ -95,6 +95,7 @@ def assert_refused(ended: subprocess.CompletedProcess[str], *parts: str) -> None
         assert part in ended.stderr
 
 
+@pytest.mark.cold
 def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[str, str], tmp_path: Path) -> None:
     each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
     ended = pods(2, environment, QUICK, each)
