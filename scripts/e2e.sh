@@ -118,5 +118,5 @@ log "$E2E_IMAGE on $(kubectl config current-context)"
 if [ "${1:-}" = -- ]; then
     "${@:2}"
 else
-    python -m pytest tests/e2e -m 'not rare' "$@"
+    python -m pytest tests/e2e -m 'not nightly' "$@"
 fi

@@ -88,7 +88,7 @@ def test_workers_under_the_restricted_standard(restricted_operator: None, namesp
         check_shards(namespace, 1, *OPENSHIFT, *data)
 
 
-@pytest.mark.rare
+@pytest.mark.nightly
 def test_six_workers_prove_their_shards(operator: None, namespace: Namespace) -> None:
     check_shards(namespace, 6, *KIND_VALUES, *data_values())
 
@@ -125,7 +125,7 @@ else:
 
 @pytest.mark.parametrize(
     ("policy", "left"),
-    [("None", {*PODS[:3]}), pytest.param("Running", {PODS[0]}, marks=pytest.mark.rare), ("All", set())],
+    [("None", {*PODS[:3]}), pytest.param("Running", {PODS[0]}, marks=pytest.mark.nightly), ("All", set())],
 )
 def test_clean_pod_policy(operator: None, namespace: Namespace, policy: str, left: set[str]) -> None:
     options = ["--set", f"task=,workers=2,cleanPodPolicy={policy}"]

@@ -52,7 +52,7 @@ def image(own_cluster: None, tmp_path: Path) -> Iterator[str]:
     run("docker", "image", "rm", name)
 
 
-@pytest.mark.rare
+@pytest.mark.nightly
 def test_a_script_in_an_image_of_its_own(operator: None, image: str, namespace: Namespace) -> None:
     repository, _, tag = image.rpartition(":")
     options = [*KIND_VALUES, "--set", f"image.repository={repository},image.tag={tag}"]

@@ -31,6 +31,8 @@ from torchtally.pod import failure
 from torchtally.spark import executor, java
 from torchtally.spark.heard import Heard
 
+pytestmark = pytest.mark.xdist_group("spark cluster")
+
 VERIFY = Path(__file__).parents[2] / "scripts/verify_shards.py"
 LIMIT = 400  # seconds
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
