@@ -110,7 +110,7 @@ use_kind() {
     export E2E_REGISTRY
 }
 
-scripts/tools.py helm kubectl cosign syft
+scripts/tools.py helm kubectl
 mkdir -p build/e2e
 if [ -n "${E2E_CONTEXT:-}" ]; then use_context; else use_kind; fi
 export E2E_IMAGE E2E_TASKS_IMAGE=${E2E_TASKS_IMAGE:-}

@@ -1,6 +1,6 @@
 """What befalls pods under the real operator: the job ends with the weights of an undisturbed one, and proves them.
 
-All rows are `make e2e-faults`; `make e2e` leaves out those that are marked `nightly`. Either takes `-k` with a row's name.
+All rows are `make e2e-faults`; `make e2e` leaves out those marked `nightly`. Either takes `-k` with a row's name.
 """
 
 import json
@@ -89,7 +89,6 @@ CASES = [
         fault="kill -9 the agent in the master when all workers have ended",
         disturb=faults.kill_the_master_alone,
         around=faults.lingering,
-        nightly=False,
     ),
     Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice),
     Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice, policy="ExitCode"),

@@ -61,6 +61,7 @@ def test_a_script_in_an_image_of_its_own(operator: None, image: str, namespace: 
     assert verify(namespace) == {("train", epoch): PROVED for epoch in (1, 2, 3)}
 
 
+@pytest.mark.nightly
 def test_the_model_in_a_claim_is_evaluated_alone(operator: None, namespace: Namespace) -> None:
     training = ["--set-json", 'args=["--epochs", "1", "--batch-size", "1000"]']
     namespace.install(*KIND_VALUES, *data_values(), *training)
