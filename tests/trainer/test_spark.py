@@ -31,6 +31,8 @@ from torchtally.pod import failure
 from torchtally.spark import executor, java
 from torchtally.spark.heard import Heard
 
+pytestmark = pytest.mark.xdist_group("spark cluster")
+
 VERIFY = Path(__file__).parents[2] / "scripts/verify_shards.py"
 LIMIT = 400  # seconds
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -139,7 +141,7 @@ def assert_one_sentence(ended: subprocess.CompletedProcess[str], code: int, *par
         assert part in sentence
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.cold), 2])
 def test_on_this_machine(environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, processes: int) -> None:
     arguments = ["--processes", str(processes), *SMALL, "--epochs", "1", "--data", str(fashion_mnist)]
     if processes == 2:
