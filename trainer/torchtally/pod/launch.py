@@ -77,8 +77,6 @@ def launch(
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if not job.in_cluster:
         options.append("--local-addr=127.0.0.1")  # a laptop's own name need not resolve
-    # A rank says itself what went wrong; the agent's reports would bury that.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The agent fills ${...} macros of its own into arguments and takes $$ for $; a user's are handed on as they are.
     verbatim = [argument.replace("$", "$$") for argument in arguments]
     parsed = torchrun.parse_args([*options, program, *verbatim])
@@ -113,7 +111,10 @@ def launch(
 
 
 def _quieten() -> None:
-    """The agent asks stores that may be gone, and says itself what that means: c10d's C++ would add its backtraces."""
+    """A rank's own message would be buried by the agent's log, and by the backtraces of c10d's C++ when a store is gone."""
+    log = logging.getLogger("torch.distributed.elastic")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False  # and no level: each logger below has its own
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
         with contextlib.suppress(OSError, AttributeError):  # of a build that names it otherwise
