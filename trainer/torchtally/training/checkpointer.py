@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchtally import events
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.training import checkpoint_file
 from torchtally.training.checkpoint_file import State
@@ -32,8 +33,9 @@ FOLDER = "checkpoints"
 def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
     """The newest whole checkpoint's state on every rank, or None if there is none. A collective call.
 
-    Rank 0 says what was skipped, and what differs so that the last bits of the weights will. On every rank, raises
-    Refused for a checkpoint of another training, with both values, and Volume where they cannot be read.
+    The state on rank 0 has the file's "path", too. Rank 0 says what was skipped, and what differs so that the last bits
+    of the weights will. On every rank, raises Refused for a checkpoint of another training, with both values, and
+    Volume where they cannot be read.
     """
     payload: bytes | None = None
     state: State | None = None
@@ -45,7 +47,7 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
             for sentence in found.skipped:
                 _say(sentence)
             if payload := found.payload:
-                state = checkpoint_file.load(payload)
+                state = checkpoint_file.load(payload) | {"path": str(found.path)}
                 if not (refused := _refusal(found.path, state["facts"], facts)):
                     discarded = _since(folder, state)
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
@@ -115,7 +117,7 @@ class Checkpointer:
             stop = torch.tensor(self._stop)
             dist.all_reduce(stop, dist.ReduceOp.MAX)
             if stop:
-                self._leave(int(stop))
+                self._leave(train_state, int(stop))
 
     def save(self, train_state: TrainState) -> None:
         """Save; a collective call. What cannot be written is said, and the training goes on: the last one is there."""
@@ -123,18 +125,23 @@ class Checkpointer:
             return
         whole = train_state.state()  # on all ranks: it gathers their tallies
         if dist.get_rank() == 0:
-            epoch, position = whole["epoch"], whole["position"]
-            try:
-                path = checkpoint_file.save(
-                    self._folder, epoch, position, whole | self._facts, self._keep, whole["best"]
-                )
-                if self._failed:
-                    _say(f"checkpoints can be written again: {path}")
-                self._failed = False
-            except OSError as error:
-                self._failed = True
-                _say(f"no checkpoint could be written to {self._folder}, the training goes on without: {error}")
+            events.emit(self._write(self._folder, whole), train_state.run.source)
         self._saved = time.monotonic()
+
+    def _write(self, folder: Path, whole: State) -> events.Saved | events.SaveFailed:
+        epoch, position = whole["epoch"], whole["position"]
+        began = time.monotonic()
+        try:
+            path = checkpoint_file.save(folder, epoch, position, whole | self._facts, self._keep, whole["best"])
+        except OSError as error:
+            self._failed = True
+            _say(f"no checkpoint could be written to {folder}, the training goes on without: {error}")
+            return events.SaveFailed(epoch=epoch, position=position, cause=str(error))
+        if self._failed:
+            _say(f"checkpoints can be written again: {path}")
+        self._failed = False
+        seconds = round(time.monotonic() - began, 3)
+        return events.Saved(path=str(path), epoch=epoch, position=position, seconds=seconds)
 
     def _meet(self, train_state: TrainState) -> None:
         now = time.monotonic()
@@ -149,15 +156,20 @@ class Checkpointer:
         if stop or save:
             self.save(train_state)
         if stop:
-            self._leave(stop)
+            self._leave(train_state, stop)
         self._pace = self._left = pace
         self._met = time.monotonic()
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, train_state: TrainState, number: int) -> None:
         # Together: a pod that leaves makes the others end soon, and rank 0 may still be writing.
         failed = torch.tensor(int(self._failed))
         dist.all_reduce(failed, dist.ReduceOp.MAX)
-        raise Stopped(number, saved=not failed)
+        stopped = Stopped(number, saved=not failed)
+        if dist.get_rank() == 0:
+            epoch, position = train_state.epoch, train_state.position
+            event = events.Stopped(signal=number, saved=stopped.saved, epoch=epoch, position=position)
+            events.emit(event, train_state.run.source)
+        raise stopped
 
     def _note(self, train_state: TrainState) -> None:
         """Leave word of how far the training is, to tell after a crash how much was lost.
