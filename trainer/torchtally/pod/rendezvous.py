@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as elastic_store
 
+from torchtally import events
 from torchtally.errors import LOST, Lost
 from torchtally.pod import signals
 from torchtally.pod.failure import Failure, Kind
@@ -100,6 +101,7 @@ class Peers(RendezvousHandler):
         """Wait for all pods. Raises Lost with the names of those that did not come, and Complete."""
         if self._store is None:
             self._store = self._meet()
+            events.emit(events.Rendezvous(pods=self._count), events.Source(pod=self._pod))
             os.environ["TORCHTALLY_PODS"] = json.dumps(self._names)  # for the ranks, which name each other's
             heard = self._store.clone()  # a wait on one connection blocks all other calls on it
             self._heard = PrefixStore(self._run_id, heard)
