@@ -115,7 +115,7 @@ def launch(
 
 
 def _quieten() -> None:
-    """A rank's own message would be buried by the agent's log, and by the backtraces of c10d's C++ when a store is gone."""
+    """Silence the agent's log and the backtraces of c10d, which would bury the message of the rank that failed."""
     log = logging.getLogger("torch.distributed.elastic")
     log.addHandler(logging.NullHandler())
     log.propagate = False  # and no level: each logger below has its own

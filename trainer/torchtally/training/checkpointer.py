@@ -33,9 +33,9 @@ FOLDER = "checkpoints"
 def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
     """Return the state of the newest intact checkpoint on every rank, or None. A collective call.
 
-    On rank 0 the state has the file's "path" as well. Rank 0 prints a warning for each skipped file, and for differences
-    that change the last bits of the weights. Raises on every rank: Refused for a checkpoint of another training, with
-    both values; Volume if none can be read.
+    On rank 0 the state has the file's "path" as well. Rank 0 prints a warning for each skipped file, and for
+    differences that change the last bits of the weights. Raises on every rank: Refused for a checkpoint of another
+    training, with both values; Volume if none can be read.
     """
     payload: bytes | None = None
     state: State | None = None
