@@ -13,6 +13,9 @@ export PATH := $(CURDIR)/.venv/bin:$(TOOLS_DIR):$(CURDIR)/.tools/uv/bin:$(PATH)
 LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
 
+# More than there are cores: tests wait as much as they compute.
+TEST_PROCESSES ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +29,15 @@ demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then ver
 .PHONY: test
 test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
-	python -m pytest --ignore=tests/e2e --ignore=tests/tasks -m 'not rare' $(ARGS)
+	python -m pytest --ignore=tests/e2e --ignore=tests/tasks -m 'not nightly' \
+		--numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+
+.PHONY: test-newest-torch
+test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
+	rm .venv/.dev
+	uv pip install --python .venv --upgrade torch
+	python -m pytest --ignore=tests/e2e --ignore=tests/tasks --ignore=tests/image -m 'not nightly' \
+		--numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 .PHONY: faults
 faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes

@@ -110,7 +110,7 @@ use_kind() {
     export E2E_REGISTRY
 }
 
-scripts/tools.py helm kubectl cosign syft
+scripts/tools.py helm kubectl
 mkdir -p build/e2e
 if [ -n "${E2E_CONTEXT:-}" ]; then use_context; else use_kind; fi
 export E2E_IMAGE E2E_TASKS_IMAGE=${E2E_TASKS_IMAGE:-}
@@ -118,5 +118,5 @@ log "$E2E_IMAGE on $(kubectl config current-context)"
 if [ "${1:-}" = -- ]; then
     "${@:2}"
 else
-    python -m pytest tests/e2e -m 'not rare' "$@"
+    python -m pytest tests/e2e -m 'not nightly' "$@"
 fi

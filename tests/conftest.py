@@ -1,14 +1,17 @@
 """For all tests. Those that need a Docker engine carry `@pytest.mark.engine`: whether one answers is asked once."""
 
+import contextlib
 import functools
 import os
 import subprocess
 
+import fork_server
 import hypothesis
 import pytest
 
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("shared")
+fork_server.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +35,12 @@ def no_engine() -> str:
     except subprocess.TimeoutExpired:
         return "the Docker engine does not answer within 300 s"
     return "" if result.returncode == 0 else "no Docker engine answers"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    with fork_server.cold() if item.get_closest_marker("cold") else contextlib.nullcontext():
+        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

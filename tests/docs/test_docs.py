@@ -102,7 +102,7 @@ def test_options_of_spark_are_documented() -> None:
 
 def test_the_number_of_faults_is_that_of_the_tests() -> None:
     faults = "tests/local/test_local_faults.py"
-    collected = output("-m", "pytest", "--collect-only", "--quiet", "-m", "not rare", faults)
+    collected = output("-m", "pytest", "--collect-only", "--quiet", "-m", "not nightly", faults)
     [(some, every)] = re.findall(r"^(\d+)/(\d+) tests collected", collected, re.MULTILINE)
     local = section(DOCS / "operations/faults.md", "## On one machine")
     assert f"`make test` runs {some} of the {every} rows" in " ".join(local.split())

@@ -3,6 +3,7 @@
 import json
 
 import nodes
+import pytest
 from cluster import KIND_VALUES, Namespace, data_values, run, verify, wait_for
 from faults import act
 
@@ -14,6 +15,7 @@ def said(namespace: Namespace) -> str:
     return "".join(namespace.log(pod) for pod in namespace.list("pod"))
 
 
+@pytest.mark.nightly
 def test_a_pod_that_comes_later_takes_its_part(operator: None, own_cluster: None, namespace: Namespace) -> None:
     with nodes.shared_volume(namespace) as volume:
         elastic = ["--set", "workers=2", "--set-json", f"elasticPolicy={json.dumps(POLICY)}"]

@@ -81,7 +81,12 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+NIGHTLY = {"no-nprocPerNode", "another-port", "elastic-by-default"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else []) for name in JOBS]
+)
 def test_equals_what_run_local_gives(operator: None, namespace: Namespace, tmp_path: Path, name: str) -> None:
     document = JOBS[name]()
     namespace.apply(document)

@@ -1,6 +1,6 @@
 """What befalls pods under the real operator: the job ends with the weights of an undisturbed one, and proves them.
 
-All rows are `make e2e-faults`; `make e2e` leaves out those that are marked `rare`. Either takes `-k` with a row's name.
+All rows are `make e2e-faults`; `make e2e` leaves out those marked `nightly`. Either takes `-k` with a row's name.
 """
 
 import json
@@ -34,11 +34,11 @@ class Case:
     options: list[str] = field(default_factory=list)
     around: Callable[[Namespace], AbstractContextManager[list[str]]] = nodes.nothing
     needs: Literal["operator", "own_cluster", "operator_apart"] = "operator"
-    rare: bool = True
+    nightly: bool = True
 
     @property
     def marks(self) -> list[pytest.MarkDecorator]:
-        return [pytest.mark.rare] if self.rare else []
+        return [pytest.mark.nightly] if self.nightly else []
 
 
 def at_a_moment(deed: Callable[[str, str], Fault], pod: str, moment: str, policy: str, **more: object) -> Case:
@@ -66,13 +66,13 @@ def at_a_moment(deed: Callable[[str, str], Fault], pod: str, moment: str, policy
 CASES = [
     at_a_moment(kill, MASTER, MID_EPOCH, "OnFailure"),
     at_a_moment(kill, WORKER, MID_EPOCH, "ExitCode"),
-    at_a_moment(kill, MASTER, SAVE, "ExitCode", rare=False),
+    at_a_moment(kill, MASTER, SAVE, "ExitCode", nightly=False),
     at_a_moment(kill, WORKER, DATA, "OnFailure"),
     at_a_moment(kill, MASTER, RENDEZVOUS, "OnFailure"),
     at_a_moment(kill, WORKER, RENDEZVOUS, "ExitCode"),
     at_a_moment(kill, MASTER, LAST_STEP, "ExitCode"),
     at_a_moment(kill, WORKER, LAST_STEP, "OnFailure"),
-    at_a_moment(delete, WORKER, MID_EPOCH, "ExitCode", rare=False),
+    at_a_moment(delete, WORKER, MID_EPOCH, "ExitCode", nightly=False),
     at_a_moment(delete, MASTER, MID_EPOCH, "OnFailure"),
     at_a_moment(delete, MASTER, SAVE, "ExitCode"),
     at_a_moment(delete, MASTER, DATA, "ExitCode"),
@@ -89,7 +89,6 @@ CASES = [
         fault="kill -9 the agent in the master when all workers have ended",
         disturb=faults.kill_the_master_alone,
         around=faults.lingering,
-        rare=False,
     ),
     Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice),
     Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice, policy="ExitCode"),
@@ -98,7 +97,7 @@ CASES = [
         fault="a worker's memory limit exceeded (OOMKilled)",
         disturb=faults.exhaust_memory,
         options=["--set", "resources.memory=1Gi,shmSize=1Gi"],
-        rare=False,
+        nightly=False,
     ),
     Case(
         name="volume-full",
@@ -107,7 +106,7 @@ CASES = [
         restarts=False,
         around=nodes.small_volume,
         needs="own_cluster",
-        rare=False,
+        nightly=False,
     ),
     Case(
         name="name-gone",
@@ -119,7 +118,7 @@ CASES = [
         fault="a worker's pod frozen for 30 s",
         disturb=faults.freeze(WORKER),
         restarts=False,
-        rare=False,
+        nightly=False,
     ),
     Case(
         name="freeze-master",

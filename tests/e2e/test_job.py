@@ -82,13 +82,14 @@ def test_a_master_alone_under_the_restricted_standard(operator: None, namespace:
         )
 
 
+@pytest.mark.nightly
 def test_workers_under_the_restricted_standard(restricted_operator: None, namespace: Namespace) -> None:
     namespace.restrict()
     with nodes.claimed_data(namespace) as data:
         check_shards(namespace, 1, *OPENSHIFT, *data)
 
 
-@pytest.mark.rare
+@pytest.mark.nightly
 def test_six_workers_prove_their_shards(operator: None, namespace: Namespace) -> None:
     check_shards(namespace, 6, *KIND_VALUES, *data_values())
 
@@ -125,7 +126,11 @@ else:
 
 @pytest.mark.parametrize(
     ("policy", "left"),
-    [("None", {*PODS[:3]}), pytest.param("Running", {PODS[0]}, marks=pytest.mark.rare), ("All", set())],
+    [
+        ("None", {*PODS[:3]}),
+        pytest.param("Running", {PODS[0]}, marks=pytest.mark.nightly),
+        pytest.param("All", set(), marks=pytest.mark.nightly),
+    ],
 )
 def test_clean_pod_policy(operator: None, namespace: Namespace, policy: str, left: set[str]) -> None:
     options = ["--set", f"task=,workers=2,cleanPodPolicy={policy}"]
@@ -151,6 +156,7 @@ def nodes_with_gpus(own_cluster: None) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_default_values_are_scheduled_on_gpus_and_say_that_none_can_be_used(
     operator: None, nodes_with_gpus: None, namespace: Namespace
 ) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from cluster import CONTAINER, Namespace, Object, stays, wait_for
 
-pytestmark = pytest.mark.rare
+pytestmark = pytest.mark.nightly
 
 STAY = ["tini", "sleep", "3600"]
 KILLED = ["sh", "-c", "sleep 1; exit 137"]

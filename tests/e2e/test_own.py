@@ -52,7 +52,7 @@ def image(own_cluster: None, tmp_path: Path) -> Iterator[str]:
     run("docker", "image", "rm", name)
 
 
-@pytest.mark.rare
+@pytest.mark.nightly
 def test_a_script_in_an_image_of_its_own(operator: None, image: str, namespace: Namespace) -> None:
     repository, _, tag = image.rpartition(":")
     options = [*KIND_VALUES, "--set", f"image.repository={repository},image.tag={tag}"]
@@ -61,6 +61,7 @@ def test_a_script_in_an_image_of_its_own(operator: None, image: str, namespace: 
     assert verify(namespace) == {("train", epoch): PROVED for epoch in (1, 2, 3)}
 
 
+@pytest.mark.nightly
 def test_the_model_in_a_claim_is_evaluated_alone(operator: None, namespace: Namespace) -> None:
     training = ["--set-json", 'args=["--epochs", "1", "--batch-size", "1000"]']
     namespace.install(*KIND_VALUES, *data_values(), *training)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+import pytest
 from cluster import CHART, KIND_VALUES, Namespace, Object, data_values, image_values, run, verify, wait_for
 
 SECURE = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}, "allowPrivilegeEscalation": False}
@@ -24,6 +25,7 @@ def succeeded(namespace: Namespace) -> dict[str, Object] | None:
     return pods if all(pod["status"]["phase"] == "Succeeded" for pod in pods.values()) else None
 
 
+@pytest.mark.nightly
 def test_a_job_ends_with_its_training_whatever_stands_beside_it(operator: None, namespace: Namespace) -> None:
     image = os.environ["E2E_IMAGE"]
     values = {

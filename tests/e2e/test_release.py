@@ -10,11 +10,14 @@ import nodes
 import pytest
 from cluster import CHART, LIMIT, ROOT, Namespace, image_values, run, verify, wait_for
 
+pytestmark = pytest.mark.nightly
+
 VALUES = f"--values={CHART / 'ci/restricted-values.yaml'}"
 
 
 @pytest.fixture
 def registry(own_cluster: None) -> str:
+    run(str(ROOT / "scripts/tools.py"), "cosign", "syft")
     return os.environ["E2E_REGISTRY"]
 
 

@@ -51,6 +51,7 @@ def train(namespace: Namespace, data: list[str]) -> None:
     wait_for("nothing to be left", lambda: namespace.everything() == before)
 
 
+@pytest.mark.nightly
 def test_what_helm_does_while_it_runs(trainer: None, namespace: Namespace) -> None:
     before = namespace.everything()
     args = ["--epochs", "500", "--batch-size", "1000", "--save-seconds", "0.2"]
@@ -88,6 +89,7 @@ def test_a_killed_rank_goes_on(trainer: None, namespace: Namespace) -> None:
     assert "goes on at epoch" in namespace.log(first, CONTAINER)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("code", "again"), [(137, True), (3, False)])
 def test_the_exit_code_decides_about_a_restart(trainer: None, namespace: Namespace, code: int, again: bool) -> None:
     script = f"import os, time; os.environ['HOSTNAME'].endswith('-1') and os._exit({code}); time.sleep(3600)"
@@ -105,6 +107,7 @@ def test_the_exit_code_decides_about_a_restart(trainer: None, namespace: Namespa
         assert made() == 1
 
 
+@pytest.mark.nightly
 def test_a_runtime_of_the_cluster(trainer: None, namespace: Namespace) -> None:
     options = ["--set", "workers=1,runtime.name=torch-distributed", "--set-json", 'args=["--epochs", "1"]']
     namespace.install(*OPTIONS, *options)

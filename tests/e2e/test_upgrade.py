@@ -67,6 +67,7 @@ def test_a_running_job_is_changed_or_it_is_said_why_not(operator: None, namespac
     assert [numbers[1:3] for numbers in shards["train", 1].values()] == [[20000, 20000]] * 3
 
 
+@pytest.mark.nightly
 def test_a_rollback_brings_back_the_job_of_then(operator: None, namespace: Namespace) -> None:
     def job() -> tuple[str, str]:
         found = wait_for("one job", lambda: len(jobs := namespace.list("pytorchjob")) == 1 and jobs)
@@ -85,6 +86,7 @@ def test_a_rollback_brings_back_the_job_of_then(operator: None, namespace: Names
     assert again != first
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("phase", "options"),
     [("Running", []), ("Pending", ["--set", "nodeSelector.no=such"])],

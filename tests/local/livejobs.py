@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import signal
 import threading
 import time
@@ -19,18 +20,21 @@ from local.controller import Controller
 from local.job import Job, Pod
 
 Engine = processes.Processes | containers.Containers
-Part = Callable[[psutil.Process], bool]
+Part = Callable[[psutil.Process], list[psutil.Process]]  # of a pod's shim
 ENTRY = "torchtally.cli"
 LIMIT = 240.0  # seconds for anything to come
 
 
-def agent(process: psutil.Process) -> bool:
-    """Its ranks are forked from it, and have its command line."""
-    parent = process.parent()
-    return ENTRY in process.cmdline() and parent is not None and ENTRY not in parent.cmdline()
+def agent(shim: psutil.Process) -> list[psutil.Process]:
+    """The shim starts it in a session of its own."""
+    return [each for each in shim.children() if os.getsid(each.pid) == each.pid and not _is_rank(each)]
 
 
-def rank(process: psutil.Process) -> bool:
+def rank(shim: psutil.Process) -> list[psutil.Process]:
+    return [each for each in shim.children(recursive=True) if _is_rank(each)]
+
+
+def _is_rank(process: psutil.Process) -> bool:
     return process.name().startswith("rank ")
 
 
@@ -54,6 +58,7 @@ class Live(output.Output):
         self.heard: list[Heard] = []
         self.starts: dict[str, int] = {pod.name: 0 for pod in job.pods}  # of containers, those of new pods included
         self.started: list[float] = []  # when each of them was, time.monotonic()
+        self._shims: dict[str, int] = {}  # the latest of each pod
         self._more = threading.Condition()
         self._read = 0
         self._made: Future[tuple[asyncio.AbstractEventLoop, Controller]] = Future()
@@ -100,13 +105,13 @@ class Live(output.Output):
         """Waits for it: a pod may be between two lives."""
         ends = time.monotonic() + LIMIT
         while True:
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.Error):  # of one that has ended meanwhile
-                    if part(process) and process.environ().get("HOSTNAME") == pod:
-                        return process
+            with suppress(psutil.Error, ProcessLookupError):  # of one that has ended meanwhile
+                if found := pod in self._shims and part(psutil.Process(self._shims[pod])):
+                    return found[0]
             if self.over:
                 raise Over(f"ended without {part.__name__} in {pod}")
             assert time.monotonic() < ends, f"no {part.__name__} in {pod}"
+            time.sleep(0.01)
 
     def until(self, *texts: str) -> float:
         """Read on until each of these texts was in a line; when the last of them came."""
@@ -159,7 +164,9 @@ class Live(output.Output):
         async def counted(pod: Pod, new: bool) -> asyncio.subprocess.Process:
             self.starts[pod.name] += 1
             self.started.append(time.monotonic())
-            return await start(pod, new)
+            process = await start(pod, new)
+            self._shims[pod.name] = process.pid
+            return process
 
         engine.start = counted  # type: ignore[method-assign]
         async with engine:

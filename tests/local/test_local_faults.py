@@ -19,6 +19,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fork_server
 import psutil
 import pytest
 from fault_table import FIRST_LINE, NEXT_STEP, Row, last, lost_and_doubled, record
@@ -28,7 +29,10 @@ from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
 from local.controller import Controller, Outcome
 from torchtally.environment import Places
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("local faults"),  # all compare with one undisturbed training
+]
 
 EPOCHS = 3
 MASTER, WORKER, OTHER = "demo-master-0", "demo-worker-0", "demo-worker-1"
@@ -96,14 +100,14 @@ class Fault:
     strike: Callable[[Training], None]
     restarts: bool = True
     next_step: re.Pattern[str] | None = NEXT_STEP
-    rare: bool = False  # left to `make faults`, as `make e2e` has it on a cluster
+    nightly: bool = False  # left to `make faults`, as `make e2e` has it on a cluster
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The SHA-256 of the weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Training(folder, "OnFailure", {}) as training:
+    with fork_server.cold(), Training(folder, "OnFailure", {}) as training:
         training.end()
     return weights(training)
 
@@ -253,21 +257,21 @@ def fill_the_folder(training: Training) -> None:
 
 
 FAULTS = [
-    Fault("kill -9 the trainer in the master", "OnFailure", partial(kill_the_trainer, MASTER), rare=True),
+    Fault("kill -9 the trainer in the master", "OnFailure", partial(kill_the_trainer, MASTER), nightly=True),
     Fault("kill -9 the trainer in a worker", "ExitCode", partial(kill_the_trainer, WORKER)),
     Fault("kill -9 a worker's agent, at rendezvous", "OnFailure", kill_at_rendezvous),
     Fault("delete the master pod, at rendezvous", "ExitCode", delete_at_rendezvous),
-    Fault("delete a worker pod", "OnFailure", partial(delete, WORKER), rare=True),
-    Fault("delete the master pod", "ExitCode", partial(delete, MASTER), rare=True),
-    Fault("kill -9 the trainer in the master, during a save", "OnFailure", kill_during_a_save, rare=True),
+    Fault("delete a worker pod", "OnFailure", partial(delete, WORKER), nightly=True),
+    Fault("delete the master pod", "ExitCode", partial(delete, MASTER), nightly=True),
+    Fault("kill -9 the trainer in the master, during a save", "OnFailure", kill_during_a_save, nightly=True),
     Fault(
         "kill -9 the trainer in the master, after the last step", "ExitCode", kill_after_the_last_step, next_step=None
     ),
     Fault("kill -9 the master pod, after model.pt", "OnFailure", kill_after_the_end, next_step=None),
     Fault("SIGTERM to a worker", "ExitCode", ask_the_agent_to_end),
     Fault("kill -9 a worker's trainer, then the master's agent", "ExitCode", kill_twice),
-    Fault("freeze a pod for 5 s", "OnFailure", freeze, restarts=False, next_step=PROGRESS, rare=True),
-    Fault("suspend the job, and resume it", "OnFailure", suspend, rare=True),
+    Fault("freeze a pod for 5 s", "OnFailure", freeze, restarts=False, next_step=PROGRESS, nightly=True),
+    Fault("suspend the job, and resume it", "OnFailure", suspend, nightly=True),
     Fault(
         "no room for checkpoints for a while, then kill -9 the trainer in the master",
         "OnFailure",
@@ -279,7 +283,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(fault, id=re.sub(r"\W+", "-", fault.name), marks=[pytest.mark.rare] if fault.rare else [])
+        pytest.param(fault, id=re.sub(r"\W+", "-", fault.name), marks=[pytest.mark.nightly] if fault.nightly else [])
         for fault in FAULTS
     ],
 )

@@ -6,6 +6,8 @@ from importlib.metadata import version
 
 import pytest
 
+pytestmark = pytest.mark.cold
+
 HEAVY = ("torch", "numpy", "importlib.metadata")
 SCRIPT = """
 import sys

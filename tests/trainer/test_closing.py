@@ -176,6 +176,7 @@ def test_where_an_epoch_was_dealt_for_the_last_time(phase: str, epoch: int, deal
     assert run_summary.dealt(phase, epoch, worlds) == dealt
 
 
+@pytest.mark.cold
 def test_it_needs_no_torch() -> None:
     script = "import sys; from torchtally.proof import run_summary; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -18,6 +18,8 @@ from torchtally.commands import evaluate
 from torchtally.errors import Refused
 from torchtally.training import checkpoint_file
 
+pytestmark = pytest.mark.xdist_group("evaluated model")
+
 VERIFIER = Path(__file__).parents[2] / "scripts/verify_shards.py"
 ENTRY = f"import os; os.chdir(os.environ['WHERE']); {launched.ENTRY}"
 SMALL = ["fashion-mnist", "--hidden", "16"]
@@ -87,6 +89,7 @@ def test_three_pods_find_what_the_training_found_and_the_master_alone_has_the_mo
     assert f"3 ranks, test 1 epoch, model {proof['model']}" in judged.stdout
 
 
+@pytest.mark.cold
 def test_another_model_ends_all_pods_with_one_sentence(
     environment: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:

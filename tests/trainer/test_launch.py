@@ -350,11 +350,37 @@ def test_a_pod_that_is_stopped_when_its_part_is_done_is_not_waited_for(two: laun
     assert (worker.wait(), master.wait()) == (128 + signal.SIGTERM, 0)
 
 
+@pytest.mark.cold
 def test_a_pod_may_end_while_it_still_talks_to_the_store(two: launched.Job) -> None:
     """Python's own end would abort a process with a thread in C++, at times."""
-    busy = "\ndef talk(self):\n    while True: self._heard.check(['it'])\npeers.Peers._watch = talk\n"
+    busy = "\ndef talk(self):\n    while True: self._heard.check(['it'])\nrendezvous.Peers._watch = talk\n"
     started = [two.start(rank, shell("exit 0"), entry=START.format(busy)) for rank in range(2)]
     assert [pod.wait() for pod in started] == [0, 0]
+
+
+def test_the_first_pod_ends_when_the_others_have_passed_the_exit_barrier(three: launched.Job, tmp_path: Path) -> None:
+    """The store ends with it. It arrives last here, and the others look at the barrier seconds after it has opened."""
+    slow = START.format(
+        "import os, time; wait = rendezvous._AgentStore.wait\n"
+        "def late(*args):\n"
+        "    print('arrived', flush=True)\n"
+        f"    while not os.path.exists('{tmp_path}/open'): time.sleep(0.1)\n"
+        "    time.sleep(3); wait(*args); print('passed', flush=True)\n"
+        "rendezvous._AgentStore.wait = late"
+    )
+    # And its agent says that it has arrived.
+    last = START.format(
+        "from pathlib import Path; wait = rendezvous._AgentStore.wait\n"
+        f"rendezvous._AgentStore.wait = lambda *args: (wait(*args), Path('{tmp_path}/open').touch())"
+    )
+    until = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    first = three.start(0, shell(until), entry=last)
+    others = [three.start(rank, shell("exit 0"), entry=slow) for rank in (1, 2)]
+    assert [pod.line() for pod in others] == ["arrived", "arrived"]
+    (tmp_path / "go").touch()
+    assert [pod.line() for pod in others] == ["passed", "passed"]
+    assert [pod.wait() for pod in (first, *others)] == [0, 0, 0]
+    assert [pod.errors.count("\n") for pod in (first, *others)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("gone", [0, 1])

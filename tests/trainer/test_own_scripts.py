@@ -54,6 +54,7 @@ def test_three_lines_and_an_import_are_all_that_is_other() -> None:
     ]
 
 
+@pytest.mark.cold
 def test_the_ordinary_script_runs_and_with_the_three_lines_is_proved() -> None:
     losses = []
     for script in (ORDINARY, OWN):

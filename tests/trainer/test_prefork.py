@@ -18,7 +18,10 @@ import torch
 from torchtally.errors import Refused
 from torchtally.pod import prefork
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone"),
+    pytest.mark.cold,  # what is asked is how the pod itself comes by its ranks
+]
 
 # As the entry point does with a module of its own.
 ENTRY = """

@@ -29,7 +29,9 @@ from torchtally.environment import Process
 from torchtally.errors import FAILED, LOST, Lost, Refused
 from torchtally.pod import failure
 from torchtally.spark import executor, java
-from torchtally.spark.heard import Heard
+from torchtally.spark.output import RankOutput
+
+pytestmark = pytest.mark.xdist_group("spark cluster")
 
 VERIFY = Path(__file__).parents[2] / "scripts/verify_shards.py"
 LIMIT = 400  # seconds
@@ -139,7 +141,7 @@ def assert_one_sentence(ended: subprocess.CompletedProcess[str], code: int, *par
         assert part in sentence
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.cold), 2])
 def test_on_this_machine(environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, processes: int) -> None:
     arguments = ["--processes", str(processes), *SMALL, "--epochs", "1", "--data", str(fashion_mnist)]
     if processes == 2:
@@ -219,13 +221,13 @@ def test_a_stopped_driver_ends_its_ranks_on_the_cluster(
 ) -> None:
     arguments = ["--processes", "2", *SMALL, "--epochs", "100000", "--data", str(fashion_mnist)]
     ended = disturbed(environment, tmp_path, cluster, lambda driver: driver.send_signal(signal.SIGTERM), *arguments)
-    assert_one_sentence(ended, 143, "the driver was stopped by signal 15, and with it all ranks")
+    assert_one_sentence(ended, 143, "the driver was stopped by signal 15, and all ranks with it")
     sparkcluster.wait_for("its ranks to end", lambda: not ranks_of(cluster.folder))
 
 
 def test_more_processes_than_slots(environment: dict[str, str], tmp_path: Path) -> None:
     ended = spark(environment, tmp_path, None, "--master", "local[2]", "--processes", "3", "--wait", "1", *SMALL)
-    assert_one_sentence(ended, 2, "--processes 3 must be at most what local[2] runs at once", "gave 2 slots")
+    assert_one_sentence(ended, 2, "--processes 3 must be at most 2, the slots that local[2] offers")
 
 
 def test_executors_without_torchtally(environment: dict[str, str], tmp_path: Path) -> None:
@@ -281,9 +283,13 @@ def test_no_master_answers(environment: dict[str, str], tmp_path: Path) -> None:
     ("arguments", "env", "sentence"),
     [
         (["--master", "spark://host"], {}, "--master spark://host must be spark://HOST:PORT"),
-        ([], {"PATH": "/nowhere", "JAVA_HOME": ""}, "a Java runtime of version 17 or newer, and there is no `java`"),
+        (
+            [],
+            {"PATH": "/nowhere", "JAVA_HOME": ""},
+            "Spark needs Java 17 or newer: `java` is not on PATH, and JAVA_HOME is not set",
+        ),
         ([], {"JAVA_HOME": "/nowhere"}, "JAVA_HOME=/nowhere"),
-        ([], {"TORCHTALLY_DEVICE": "cuda"}, "--gpu"),
+        ([], {"TORCHTALLY_DEVICE": "cuda"}, "TORCHTALLY_DEVICE=cuda needs --gpu"),
         (["--gpu", "--processes", "9"], {}, "--gpu needs a GPU for each of --processes 9"),
     ],
 )
@@ -314,7 +320,7 @@ def test_java_that_is_too_old(tmp_path: Path) -> None:
     for version in ('"11.0.2" 2019-01-15', '"1.8.0_292"'):
         program.write_text(f"#!/bin/sh\necho 'openjdk version {version}' >&2\n")
         program.chmod(0o755)
-        with pytest.raises(Refused, match=f"of PATH is {program}, (11|8)$"):
+        with pytest.raises(Refused, match=f"Java 17 or newer; PATH has {program}, version (11|8)$"):
             java.check(sparkcluster.HOME, {"PATH": str(tmp_path)})
 
 
@@ -331,7 +337,7 @@ def lost_and_failed(rank: int, world: int, store: object, port: int, folder: Pat
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.json")
     failure.record(ValueError("no such thing") if rank else Lost("another rank went away"))
     process = Process(rank=rank, local_rank=0, local_world=1, world=world, run="r", attempt=0, pod=f"host-exec-{rank}")
-    return executor.cause(process, FAILED if rank else LOST)
+    return executor.find_cause(process, FAILED if rank else LOST)
 
 
 def test_rank_0_learns_what_ended_another_rank(tmp_path: Path) -> None:
@@ -351,12 +357,12 @@ def test_rank_0_fails_before_those_that_it_takes_along(monkeypatch: pytest.Monke
     for name, value in {**env, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "1.json")}.items():
         monkeypatch.setenv(name, value)
     failure.record(Lost("another rank went away"))
-    monkeypatch.setattr(executor, "_SEARCH", 5)
+    monkeypatch.setattr(executor, "_CAUSE_SECONDS", 5)
     monkeypatch.setattr(os, "_exit", sys.exit)
     began = time.monotonic()
     Thread(target=end).start()
     with pytest.raises(SystemExit, match=str(LOST)):
-        executor.cause(
+        executor.find_cause(
             Process(rank=1, local_rank=0, local_world=1, world=2, run="r", attempt=0, pod="host-exec-1"), LOST
         )
     assert time.monotonic() - began >= 10
@@ -364,11 +370,11 @@ def test_rank_0_fails_before_those_that_it_takes_along(monkeypatch: pytest.Monke
 
 def test_lines_that_did_not_come_are_made_up_for() -> None:
     out = io.StringIO()
-    heard = Heard(out)
+    output = RankOutput(out)
     for piece in ("a", ' row\nTORCHTALLY {"cut', "\nlast"):
-        heard.write(piece)
+        output.write(piece)
     assert out.getvalue() == "a row\n"
-    heard.complete('a row\na row\nTORCHTALLY {"cut":1}\n')
+    output.add_missing('a row\na row\nTORCHTALLY {"cut":1}\n')
     assert out.getvalue() == 'a row\na row\nTORCHTALLY {"cut":1}\n'
 
 
@@ -376,7 +382,7 @@ def test_the_agent_s_report_of_a_rank_is_not_passed_on() -> None:
     out = io.StringIO()
     begin, rule = "Traceback (most recent call last):\n", "=" * 60 + "\n"
     own = f'a sentence\n{begin}  File "mine.py", line 1\n{begin}{begin}  File "yours.py"\nError\n'
-    Heard(out).write(f'{own}{begin}  File "<frozen runpy>", line 198\n...\n{rule}{begin}  File\n{rule}after\n')
+    RankOutput(out).write(f'{own}{begin}  File "<frozen runpy>", line 198\n...\n{rule}{begin}  File\n{rule}after\n')
     assert out.getvalue() == f"{own}after\n"
 
 
@@ -392,5 +398,5 @@ def test_an_executor_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_that_are_too_large_to_come_back(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "model.pt").write_bytes(b"12345")
-    assert executor.taken_along(tmp_path, 5) == {"files": {"model.pt": b"12345"}}
-    assert executor.taken_along(tmp_path, 4)["left"].endswith(f":{tmp_path}")
+    assert executor.collect_files(tmp_path, 5) == {"files": {"model.pt": b"12345"}}
+    assert executor.collect_files(tmp_path, 4)["left_at"].endswith(f":{tmp_path}")

@@ -164,6 +164,7 @@ print(gloos())
 """
 
 
+@pytest.mark.cold
 @pytest.mark.skipif(sys.platform != "linux", reason="threads' names are read from /proc")
 def test_no_thread_of_a_destroyed_group_lives_on_to_abort_pythons_end() -> None:
     ended = subprocess.run([sys.executable, "-c", A_SCRIPTS_END], capture_output=True, text=True)

@@ -19,8 +19,9 @@ from accounts import tallies
 TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
 HERE = Path(__file__).parent
 LIMIT = 240  # seconds
-# Large batches: what is tested here is not learning.
-QUICK = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000"]
+# Large batches of a small model: what is tested here is not learning.
+BATCHES = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000"]
+QUICK = [*BATCHES, "--hidden", "16"]
 BFLOAT16 = ["--all-reduce", "bfloat16"]
 
 
@@ -95,9 +96,10 @@ def assert_refused(ended: subprocess.CompletedProcess[str], *parts: str) -> None
         assert part in ended.stderr
 
 
+@pytest.mark.cold
 def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[str, str], tmp_path: Path) -> None:
     each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
-    ended = pods(2, environment, QUICK, each)
+    ended = pods(2, environment, BATCHES, each)
     assert [pod.returncode for pod in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     found = {(line["phase"], line["rank"]): line for pod in ended for line in lines(pod.stdout)}
     assert {key: line["consumed"] for key, line in found.items()} == {
@@ -195,7 +197,7 @@ def test_gradients_in_bfloat16_between_pods_alone_and_the_model_is_about_as_good
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     """30 steps from the same weights over the same batches. Within 3 points: 4 standard errors of such an accuracy."""
-    command = [*QUICK, "--lr", "0.1"]
+    command = [*BATCHES, "--lr", "0.1"]
     found = {}
     for name, count, more in (("float32", 2, []), ("pods", 2, BFLOAT16), ("one pod", 1, BFLOAT16)):
         own = {"TORCHTALLY_OUTPUT": str(tmp_path / name), "PET_NPROC_PER_NODE": str(2 // count), "WORLD_SIZE": "2"}

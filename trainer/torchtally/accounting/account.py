@@ -19,6 +19,7 @@ import torch.distributed.nn  # imported after a group it would keep the group, w
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.utils import data
 
+from torchtally import events
 from torchtally.accounting import loader
 from torchtally.accounting.loader import Batch, Epochs, Sampler, Steps
 from torchtally.accounting.tally import Phase, Run, Tally, emit, enforce, prove
@@ -53,6 +54,7 @@ class Account:
         self._open: dict[str, tuple[Tally, int]] = {}  # by phase: the epoch in progress, and its number of steps so far
         self._proved: dict[tuple[str, int], dict[str, Any]] = {}  # (phase, epoch) -> the line of all ranks together
         self._driven: list[Epochs] = []
+        self._stepped = False
 
     @property
     def rank(self) -> int:
@@ -199,6 +201,10 @@ class Account:
             yield batch._replace(rows=min(sampler.batch, sampler.total - (step - 1) * sampler.batch))
             tally.record(batch.indices)
             self._open[phase] = tally, step
+            if not self._stepped:
+                self._stepped = True
+                if self.rank == 0:
+                    events.emit(events.Step(epoch=epoch), self._run.source)
         if step < steps:
             raise Unproven(f"{phase} epoch {epoch} is not proved: the loader ended after {step} of {steps} steps")
         self._prove(tally)
@@ -232,6 +238,8 @@ class Account:
         )
         facts = {"task": self._task, "plan": self._plan, "seed": self._seed, "_run": process.run}
         self._run = replace(self._run, run=self._agree(facts, problem)["_run"])
+        if self.rank == 0:
+            events.emit(events.Begun(task=self._task, world=self.world), self._run.source)
 
     def _begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> Tally:
         """Return an empty tally, once all ranks agree on what belongs in it."""
@@ -318,6 +326,7 @@ class Account:
                 raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
         if self.rank == 0 and self._proved:
             emit(run_summary.line(list(self._proved.values()), [(1, 0, self.world)], None, 0))
+            events.emit(events.Complete(model=None, output=None), self._run.source)
 
 
 def _seed_of(sampler: Sampler, epoch: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from torchtally import events
 from torchtally.accounting import cuda
 from torchtally.errors import Unproven
 from torchtally.proof import digest, shards, table
@@ -42,6 +43,11 @@ class Run:
     world: int
     seed: int
     data: str  # the data's fingerprint
+
+    @property
+    def source(self) -> events.Source:
+        """This process, as its events name it: by its rank among all, of which some may not train."""
+        return events.Source(pod=self.pod, rank=dist.get_rank(), run=self.run, attempt=self.attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +181,11 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None) -> Proof:
     outside = sorted(index for *_, some in gathered for index in some)
     first = replace(run, pod=lines[0]["pod"])  # rank 0 says it for all
     lines.append(_line(first, phase, "all", parts, count, together, wrong, outside))
+    proof = Proof(lines)
     if run.rank == 0:
         emit(lines[-1])
-    return Proof(lines)
+        events.emit(events.Proved(phase=phase.name, epoch=phase.epoch, holds=proof.holds), run.source)
+    return proof
 
 
 def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> None:

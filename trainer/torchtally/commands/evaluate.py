@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchtally import tasks
+from torchtally import events, tasks
 from torchtally.accounting.evaluation import Evaluation
 from torchtally.accounting.tally import Run, emit
 from torchtally.atomic_file import replace
@@ -81,6 +81,7 @@ def _run(name: str, chosen: Training, path: Path) -> None:
     )
     if saved:
         _write(found, line, saved, output)
+        events.emit(events.Complete(model=saved.sha256, output=str(output)), run.source)
     dist.barrier()  # nobody is done before it is written
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchtally import tasks
+from torchtally import events, tasks
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
@@ -47,10 +47,15 @@ def set_up(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Call
         began = time.monotonic()
         train, test = task.load(data or places.data, places.cache)
         if process.local_rank == 0:
+            seconds = time.monotonic() - began
             print(
                 f"torchtally: rank {process.rank} has {len(train)} samples to train with and {len(test)} to test with, "
-                f"after {time.monotonic() - began:.1f} s",
+                f"after {seconds:.1f} s",
                 flush=True,
+            )
+            events.emit(
+                events.Data(train=len(train), test=len(test), seconds=round(seconds, 3)),
+                events.Source(pod=process.pod, rank=process.rank),
             )
     except Refused as sentence:
         problem = str(sentence)

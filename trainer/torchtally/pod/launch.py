@@ -4,10 +4,12 @@ import contextlib
 import ctypes
 import logging
 import os
+import platform
 import shutil
 import sys
 import uuid
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import loky
@@ -18,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
+from torchtally import events
 from torchtally.environment import Job, Places, pod_name
 from torchtally.errors import LOST, OK, SIGNALLED, Lost, Refused
 from torchtally.pod import device, failure, prefork, rendezvous, signals, termination_message
@@ -77,8 +80,6 @@ def launch(
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if not job.in_cluster:
         options.append("--local-addr=127.0.0.1")  # a laptop's own name need not resolve
-    # A rank says itself what went wrong; the agent's reports would bury that.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The agent fills ${...} macros of its own into arguments and takes $$ for $; a user's are handed on as they are.
     verbatim = [argument.replace("$", "$$") for argument in arguments]
     parsed = torchrun.parse_args([*options, program, *verbatim])
@@ -97,23 +98,27 @@ def launch(
         ended = failure.Failure(failure.Kind.KNOWN, SIGNALLED + int(error.sigval), text)
     except rendezvous.Complete:
         print("torchtally: the run is complete", file=sys.stderr, flush=True)
-        return OK
+        return _end(None)
     except Lost as sentence:
-        return _end(str(sentence), LOST)
+        return _end(failure.Failure(failure.Kind.CONSEQUENCE, LOST, str(sentence)))
     except (DistError, RendezvousError) as error:
         where = "{}:{}".format(*job.master) if job.master else env.get("PET_RDZV_ENDPOINT", "this machine")
-        return _end(f"the pods did not meet at {where}: {str(error).splitlines()[0]}", LOST)
+        text = f"the pods did not meet at {where}: {str(error).splitlines()[0]}"
+        return _end(failure.Failure(failure.Kind.CONSEQUENCE, LOST, text))
     if ended is None:
         if others:
             others.leave()
-        return OK
+        return _end(None)
     if others:
         ended = others.cause(ended)
-    return _end(ended.text, ended.code)
+    return _end(ended)
 
 
 def _quieten() -> None:
-    """The agent asks stores that may be gone, and says itself what that means: c10d's C++ would add its backtraces."""
+    """Silence the agent's log and the backtraces of c10d, which would bury the message of the rank that failed."""
+    log = logging.getLogger("torch.distributed.elastic")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False  # and no level: each logger below has its own
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
         with contextlib.suppress(OSError, AttributeError):  # of a build that names it otherwise
@@ -122,9 +127,14 @@ def _quieten() -> None:
         del os.environ["TORCH_CPP_LOG_LEVEL"]  # a rank's own affair
 
 
-def _end(sentence: str, code: int) -> int:
-    termination_message.say(sentence)
-    return code
+def _end(ended: failure.Failure | None) -> int:
+    """Say what ended the pod, and report it; returns the exit code."""
+    event = events.Ended(code=OK, kind=None, cause=None)
+    if ended:
+        termination_message.say(ended.text)
+        event = events.Ended(code=ended.code, kind=ended.kind.name.lower(), cause=ended.text)
+    events.emit(event, events.Source(pod=pod_name()))
+    return event.code
 
 
 def _say(job: Job, processes: int, why: str, threads: str) -> None:
@@ -139,3 +149,14 @@ def _say(job: Job, processes: int, why: str, threads: str) -> None:
         file=sys.stderr,
         flush=True,
     )
+    event = events.Started(
+        node_rank=None if job.elastic else job.node_rank,
+        min_pods=job.min_nodes,
+        max_pods=job.max_nodes,
+        processes=processes,
+        threads=int(threads) if threads.isdecimal() else None,
+        torchtally=version("torchtally"),
+        torch=torch.__version__,
+        python=platform.python_version(),
+    )
+    events.emit(event, events.Source(pod=pod_name()))

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as elastic_store
 
+from torchtally import events
 from torchtally.errors import LOST, Lost
 from torchtally.pod import signals
 from torchtally.pod.failure import Failure, Kind
@@ -42,6 +44,7 @@ _MISSED = 3  # without a heartbeat, in a job that has failed, until a pod is sai
 _TELLING = 15  # for the pods of a run that is complete to hear it, if they were started again, too
 _HEARSAY = 4  # for a cause elsewhere to show before a failure here that nobody can explain counts as the cause
 _SEARCH = 6  # for the cause to be found
+_LINGER = 15  # for the other pods to end, after which pod 0 takes the store with it
 
 
 class Complete(Exception):
@@ -98,6 +101,7 @@ class Peers(RendezvousHandler):
         """Wait for all pods. Raises Lost with the names of those that did not come, and Complete."""
         if self._store is None:
             self._store = self._meet()
+            events.emit(events.Rendezvous(pods=self._count), events.Source(pod=self._pod))
             os.environ["TORCHTALLY_PODS"] = json.dumps(self._names)  # for the ranks, which name each other's
             heard = self._store.clone()  # a wait on one connection blocks all other calls on it
             self._heard = PrefixStore(self._run_id, heard)
@@ -242,10 +246,13 @@ class Peers(RendezvousHandler):
     # How they end.
 
     def leave(self) -> None:
-        """This pod has done its part."""
+        """This pod has done its part. Pod 0 keeps the store until the others have seen that all have done theirs."""
         if self._store is not None:
             with contextlib.suppress(DistError):
-                self._hush(Notes(self._store))
+                notes = Notes(self._store, _LINGER)
+                self._hush(notes)
+                if self._rank == 0:
+                    self._linger(notes, _LINGER, without={rank for rank, _ in notes.read(0)})
 
     def cause(self, own: Failure) -> Failure:
         """What this pod's failure comes of: itself, or what came first elsewhere, then with the exit code LOST."""
@@ -275,7 +282,7 @@ class Peers(RendezvousHandler):
             found.searched = True
             self._hush(notes)
             if self._rank == 0:
-                self._linger(notes)
+                self._linger(notes, _SEARCH + 1)
 
     def _search(self, notes: Notes, own: Failure) -> Failure | None:
         """The cause, where it is not `own`."""
@@ -302,10 +309,13 @@ class Peers(RendezvousHandler):
             self._listener.join(2 * _BEAT)
         notes.store.set(f"beat/{self._rank}", DONE.decode())
 
-    def _linger(self, notes: Notes) -> None:
-        """Keep the store until the others, too, have found the cause."""
-        until = time.monotonic() + _SEARCH + 1
-        while time.monotonic() < until and set(notes.beats(self._count)) != {DONE}:
+    def _linger(self, notes: Notes, seconds: float, without: Collection[int] = ()) -> None:
+        """Keep the store for at most so many seconds, until the other pods need it no more."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            beats = notes.beats(self._count)
+            if all(beat == DONE for rank, beat in enumerate(beats) if rank not in without):
+                return
             time.sleep(0.1)
 
     def _name(self, rank: int) -> str:

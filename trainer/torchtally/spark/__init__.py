@@ -1,4 +1,4 @@
-"""`torchtally spark`: the same tasks, their ranks started by pyspark's TorchDistributor.
+"""`torchtally spark`: built-in tasks whose ranks pyspark's TorchDistributor starts.
 
-`driver` is what a user runs, `executor` what Spark runs elsewhere; `java`, `cluster` and `heard` serve the driver.
+`driver` is the command and `executor` runs on the executors; `java`, `cluster` and `output` serve the driver.
 """

@@ -1,6 +1,6 @@
-"""What Spark runs on its executors.
+"""The functions that Spark runs on its executors.
 
-This module is pickled by value, so that it can say what is missing there: its functions import inside themselves.
+Spark gets this module by value, so that it can report a missing package: its functions import inside themselves.
 """
 
 import atexit
@@ -21,18 +21,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-_NEEDED = ("torchtally", "torch", "pandas", "pyarrow")
-_SEARCH = 10  # seconds in which rank 0 looks for what ended another one, and the other one waits to be heard
+_REQUIRED = ("torchtally", "torch", "pandas", "pyarrow")
+_CAUSE_SECONDS = 10  # for rank 0 to find the cause of a lost peer, and for that peer to be read
 
 
-def look(_: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Who this executor is, and the versions of what a rank needs, None for what is not installed."""
+def describe(_: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """This executor's name, its Python and its versions of what a rank requires."""
     yield {"name": name(os.environ), "python": platform.python_version(), **versions()}
 
 
 def versions() -> dict[str, str | None]:
+    """The versions of what a rank requires; None for packages that are not installed."""
     found: dict[str, str | None] = {}
-    for each in _NEEDED:
+    for each in _REQUIRED:
         try:
             found[each] = importlib.metadata.version(each)
         except importlib.metadata.PackageNotFoundError:
@@ -41,20 +42,23 @@ def versions() -> dict[str, str | None]:
 
 
 def name(env: Mapping[str, str]) -> str:
-    """The executor's host and number, as Spark on Kubernetes names its pods; Spark tells the number in passing."""
+    """The executor's host and number, as Spark on Kubernetes names its pods.
+
+    A standalone cluster gives the number only in the URL of the executor's log.
+    """
     host = socket.gethostname()
-    told = re.search(r"executorId=(\w+)", env.get("SPARK_LOG_URL_STDOUT", ""))
-    number = env.get("SPARK_EXECUTOR_ID") or (told[1] if told else "")
+    in_url = re.search(r"executorId=(\w+)", env.get("SPARK_LOG_URL_STDOUT", ""))
+    number = env.get("SPARK_EXECUTOR_ID") or (in_url[1] if in_url else "")
     return f"{host}-exec-{number}" if number and not host.endswith(f"-exec-{number}") else host
 
 
 def train(
-    task: list[str], run: str, output: str, mark: str, environment: Mapping[str, str], local: bool, most: int
+    task: list[str], run: str, output: str, marker: str, environment: Mapping[str, str], local: bool, max_bytes: int
 ) -> dict[str, Any] | None:
-    """One rank of `task`, which is its name and options; what is returned on rank 0 gets to the driver.
+    """Run one rank of `task`, a name and its options; rank 0's return value reaches the driver.
 
-    Where `output` is the driver's folder, which holds the file `mark`, rank 0 writes there. Else it writes into a
-    folder of its own, and returns the files that make `most` bytes at most.
+    Rank 0 writes to `output` if this folder has the driver's `marker` file: the executor shares it. Otherwise rank 0
+    writes to a temporary folder and returns the files, up to `max_bytes`.
     """
     from torchtally.commands import train
     from torchtally.environment import Process
@@ -64,44 +68,44 @@ def train(
     if not local:
         os.environ["HOSTNAME"] = name(os.environ)
     process = Process.from_env(os.environ)
-    shared = Path(output, mark).exists()
+    shared = Path(output, marker).exists()
     folder = Path(output) if shared else Path(tempfile.gettempdir(), f"torchtally-{run}")
     sys.argv[1:] = [*task, "--output", str(folder)]
-    kept = _Kept()
-    with contextlib.redirect_stdout(kept):
+    tee = _Tee()
+    with contextlib.redirect_stdout(tee):
         code = train.main()
-    sentence = ""
+    message = ""
     if code:
-        code, sentence = cause(process, code)
+        code, message = find_cause(process, code)
         sys.stdout.flush()
-        # Word of it is out, so the rank ends well; and at once, as NCCL's communicators would wait for other ranks.
+        # Rank 0 has the cause, so this rank exits with 0, and at once: NCCL's communicators would wait for other ranks.
         atexit.register(os._exit, 0)
     if process.local_rank != 0:
-        sys.exit(0)  # a task has one result, and all its ranks would write it to the same place
+        sys.exit(0)  # all ranks of a Spark task would write its one result to the same place
     if process.rank != 0:
         return None
-    result = {"code": code, "sentence": sentence, "said": kept.getvalue(), "files": {}, "left": None}
+    result = {"code": code, "message": message, "output": tee.getvalue(), "files": {}, "left_at": None}
     if not shared:
-        result |= taken_along(folder, most) if not code else {}
-        if not result["left"]:
+        result |= collect_files(folder, max_bytes) if not code else {}
+        if not result["left_at"]:
             shutil.rmtree(folder, ignore_errors=True)
     return result
 
 
-def taken_along(folder: Path, most: int) -> dict[str, Any]:
-    """The files that rank 0 wrote; where they are too large for Spark to carry, their place alone."""
-    # MLflow's own store names its files by their place, so it is of no use elsewhere.
+def collect_files(folder: Path, max_bytes: int) -> dict[str, Any]:
+    """The contents of rank 0's files, or their place if they have more than `max_bytes`."""
+    # MLflow's database refers to artifacts by absolute paths, which the driver does not have.
     files = [file for file in folder.iterdir() if file.is_file() and file.name != "mlflow.db"]
-    if sum(file.stat().st_size for file in files) > most:
-        return {"left": f"{name(os.environ)}:{folder}"}
+    if sum(file.stat().st_size for file in files) > max_bytes:
+        return {"left_at": f"{name(os.environ)}:{folder}"}
     return {"files": {file.name: file.read_bytes() for file in files}}
 
 
-def cause(process: Any, code: int) -> tuple[int, str]:
-    """Exit code and sentence of what ended all ranks, as far as rank 0 can learn it.
+def find_cause(process: Any, code: int) -> tuple[int, str]:
+    """The exit code and the sentence of the failure that ended all ranks, as far as rank 0 can find it.
 
-    TorchDistributor tells of a rank that failed no more than that it did. So a rank leaves word in the job's store and
-    waits until rank 0 has read it; if that does not come, the rank fails, and Spark ends the others.
+    TorchDistributor reports only that a rank failed. So a failed rank writes its cause to the job's store, and waits
+    until rank 0 has read it. If rank 0 does not, the rank exits with its code, and Spark ends the others.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -112,47 +116,47 @@ def cause(process: Any, code: int) -> tuple[int, str]:
     written = ProcessFailure(process.local_rank, os.getpid(), code, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     own = failure.of(process.rank, written, process.pod)
     try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_SEARCH)))
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_CAUSE_SECONDS)))
         if process.rank:
             store.set(f"ended/{process.rank}", json.dumps([own.kind, own.code, own.text]))
-            until = time.monotonic() + _SEARCH + 5
+            until = time.monotonic() + _CAUSE_SECONDS + 5
             try:
-                store.wait(["ended/0"], timedelta(seconds=_SEARCH + 5))
+                store.wait(["ended/0"], timedelta(seconds=_CAUSE_SECONDS + 5))
             except DistError:
                 sys.stdout.flush()
-                if own.kind == failure.Kind.CONSEQUENCE:  # of rank 0's end: Spark has to hear of that first
+                if own.kind == failure.Kind.CONSEQUENCE:  # of rank 0's failure, which Spark must see first
                     time.sleep(max(0.0, until - time.monotonic()))
                 os._exit(own.code)
         elif own.kind == failure.Kind.CONSEQUENCE:
-            others = _others(store, process.world)
+            others = _failures_of_others(store, process.world)
             own = min([own, *(failure.Failure(*each) for each in others)], key=lambda each: each.kind)
         store.set("ended/0", "")
     except DistError:
-        pass  # the store was rank 0's, which has ended
-    return own.code, own.text.removeprefix(f"rank 0 ({process.pod}): ")  # for all, and may name a rank itself
+        pass  # rank 0 hosted the store, and has ended
+    return own.code, own.text.removeprefix(f"rank 0 ({process.pod}): ")  # the sentence may name another rank
 
 
-def _others(store: Any, world: int) -> list[list[Any]]:
-    """What other ranks have left word of; waits for one that is no consequence of another's end."""
-    until = time.monotonic() + _SEARCH
+def _failures_of_others(store: Any, world: int) -> list[list[Any]]:
+    """The failures that other ranks have written; waits for a known cause, but not longer than _CAUSE_SECONDS."""
+    until = time.monotonic() + _CAUSE_SECONDS
     while True:
-        came = [f"ended/{rank}" for rank in range(1, world) if store.check([f"ended/{rank}"])]
-        found = [json.loads(store.get(key)) for key in came]
+        keys = [f"ended/{rank}" for rank in range(1, world) if store.check([f"ended/{rank}"])]
+        found = [json.loads(store.get(key)) for key in keys]
         if time.monotonic() > until or len(found) == world - 1 or any(kind == 0 for kind, _, _ in found):
             return found
         time.sleep(0.1)
 
 
-class _Kept(io.StringIO):
-    """Standard output, which keeps what is written to it."""
+class _Tee(io.StringIO):
+    """Standard output with a copy of everything written to it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._through = sys.stdout
+        self._stdout = sys.stdout
 
     def write(self, text: str) -> int:
-        self._through.write(text)
+        self._stdout.write(text)
         return super().write(text)
 
     def flush(self) -> None:
-        self._through.flush()
+        self._stdout.flush()

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torchtally import events
 from torchtally.accounting.tally import emit
 from torchtally.atomic_file import replace
+from torchtally.environment import pod_name
 from torchtally.errors import Refused
 from torchtally.options import Training
 from torchtally.proof import run_summary, table
@@ -42,7 +44,7 @@ def prepare(output: Path) -> None:
 def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str, Any]) -> None:
     """Write the model, the task's own files and then the proof, each atomically; print the last line.
 
-    Raises OSError.
+    Reports that the run is complete. Raises OSError.
     """
     model = checkpoint_file.serialize({name: value.cpu() for name, value in train_state.model.state_dict().items()})
     hashed, files = sha256(model), task.files(train_state.model)
@@ -61,6 +63,7 @@ def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str,
     others = "".join(f", {output / name}" for name in files)
     print(f"torchtally: wrote {output / MODEL} ({hashed}){others} and {output / PROOF}", flush=True)
     emit(last)
+    events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
 
 
 def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> bool:
@@ -80,6 +83,8 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
         return False
     print(f"torchtally: run {last['run']} in {output} is complete; another training needs another --output", flush=True)
     emit(last)
+    source = events.Source(pod=pod_name(), run=last["run"], attempt=last["attempt"])
+    events.emit(events.Complete(model=last["model"], output=str(output)), source)
     return True
 
 

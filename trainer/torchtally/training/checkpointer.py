@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchtally import events
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.training import checkpoint_file
 from torchtally.training.checkpoint_file import State
@@ -32,8 +33,9 @@ FOLDER = "checkpoints"
 def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
     """Return the state of the newest intact checkpoint on every rank, or None. A collective call.
 
-    Rank 0 prints a warning for each skipped file, and for differences that change the last bits of the weights. Raises
-    on every rank: Refused for a checkpoint of another training, with both values; Volume if none can be read.
+    On rank 0 the state has the file's "path" as well. Rank 0 prints a warning for each skipped file, and for
+    differences that change the last bits of the weights. Raises on every rank: Refused for a checkpoint of another
+    training, with both values; Volume if none can be read.
     """
     payload: bytes | None = None
     state: State | None = None
@@ -45,7 +47,7 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
             for sentence in found.skipped:
                 _say(sentence)
             if payload := found.payload:
-                state = checkpoint_file.load(payload)
+                state = checkpoint_file.load(payload) | {"path": str(found.path)}
                 if not (refused := _refusal(found.path, state["facts"], facts)):
                     discarded = _lost_since(folder, state)
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
@@ -115,7 +117,7 @@ class Checkpointer:
             stop = torch.tensor(self._stop)
             dist.all_reduce(stop, dist.ReduceOp.MAX)
             if stop:
-                self._stop_together(int(stop))
+                self._stop_together(train_state, int(stop))
 
     def save(self, train_state: TrainState) -> None:
         """Save; a collective call. A failed write is a warning: the former checkpoint remains."""
@@ -123,18 +125,23 @@ class Checkpointer:
             return
         saved = train_state.state()  # a collective call, which gathers their tallies
         if dist.get_rank() == 0:
-            epoch, position = saved["epoch"], saved["position"]
-            try:
-                path = checkpoint_file.save(
-                    self._folder, epoch, position, saved | self._facts, self._keep, saved["best"]
-                )
-                if self._failed:
-                    _say(f"checkpoints can be written again: {path}")
-                self._failed = False
-            except OSError as error:
-                self._failed = True
-                _say(f"no checkpoint could be written to {self._folder}, the training goes on without: {error}")
+            events.emit(self._write(self._folder, saved), train_state.run.source)
         self._saved = time.monotonic()
+
+    def _write(self, folder: Path, saved: State) -> events.Saved | events.SaveFailed:
+        epoch, position = saved["epoch"], saved["position"]
+        began = time.monotonic()
+        try:
+            path = checkpoint_file.save(folder, epoch, position, saved | self._facts, self._keep, saved["best"])
+        except OSError as error:
+            self._failed = True
+            _say(f"no checkpoint could be written to {folder}, the training goes on without: {error}")
+            return events.SaveFailed(epoch=epoch, position=position, cause=str(error))
+        if self._failed:
+            _say(f"checkpoints can be written again: {path}")
+        self._failed = False
+        seconds = round(time.monotonic() - began, 3)
+        return events.Saved(path=str(path), epoch=epoch, position=position, seconds=seconds)
 
     def _synchronize(self, train_state: TrainState) -> None:
         now = time.monotonic()
@@ -151,15 +158,20 @@ class Checkpointer:
         if stop or save:
             self.save(train_state)
         if stop:
-            self._stop_together(stop)
+            self._stop_together(train_state, stop)
         self._pace = self._left = pace
         self._synchronized = time.monotonic()
 
-    def _stop_together(self, number: int) -> None:
+    def _stop_together(self, train_state: TrainState, number: int) -> None:
         # Together, because the first pod that ends makes the others end while rank 0 may still be writing.
         failed = torch.tensor(int(self._failed))
         dist.all_reduce(failed, dist.ReduceOp.MAX)
-        raise Stopped(number, saved=not failed)
+        stopped = Stopped(number, saved=not failed)
+        if dist.get_rank() == 0:
+            epoch, position = train_state.epoch, train_state.position
+            event = events.Stopped(signal=number, saved=stopped.saved, epoch=epoch, position=position)
+            events.emit(event, train_state.run.source)
+        raise stopped
 
     def _record_progress(self, train_state: TrainState) -> None:
         """Record the number of consumed samples, from which a resume after a crash counts the discarded ones.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from torchtally import events
 from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.tally import Phase, Run, Tally, enforce, prove
 from torchtally.distributed import running_stats
@@ -71,7 +72,7 @@ class Loop:
             train_state.restore(saved, phase(saved["epoch"]))
         self.checkpointer.save(train_state)  # so that a run keeps its id from its first step on
         if run.rank == 0:
-            self._say_where(train_state, resumed=saved is not None)
+            self._say_where(train_state, saved)
         if self.callback:
             self.callback.begin(train_state.done, train_state.lines)
         first = True
@@ -115,7 +116,7 @@ class Loop:
         tally = train_state.begin(phase)
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        consumed = self._train(train_state, step, tally)
+        consumed = self._train(train_state, step, tally, report=first and run.rank == 0)
         speed = consumed / (time.perf_counter() - began)
         loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
@@ -134,6 +135,7 @@ class Loop:
                 f"({correct} of {tested}), {speed:,.0f} samples/s",
                 flush=True,
             )
+            events.emit(done.event, run.source)
         if self.callback:
             self.callback.metrics(
                 _steps_so_far(tally.phase, total),
@@ -144,8 +146,8 @@ class Loop:
             )
         self.checkpointer.after_epoch(train_state, last=train_state.epoch > options.epochs)
 
-    def _train(self, train_state: TrainState, step: Step, tally: Tally) -> int:
-        """Make the rest of an epoch's steps; returns how many samples all ranks consumed in them."""
+    def _train(self, train_state: TrainState, step: Step, tally: Tally, report: bool) -> int:
+        """Make the rest of an epoch's steps, and `report` the first; returns how many samples all ranks consumed."""
         train_state.model.train()
         run, phase = tally.run, tally.phase
         statistics = running_stats.statistics(train_state.model)
@@ -166,6 +168,10 @@ class Loop:
             tally.record(indices)
             train_state.loss += loss
             train_state.steps = number + 1
+            if report:
+                report = False
+                loss.item()  # which waits for the device
+                events.emit(events.Step(epoch=phase.epoch), run.source)
             if self.callback:
                 self.callback.step(phase, rows, train_state.done)
                 if train_state.steps % EVERY == 0 and len(indices):
@@ -176,17 +182,29 @@ class Loop:
                 self.checkpointer.after_step(train_state)
         return everything - min(everything, first * phase.batch)
 
-    def _say_where(self, train_state: TrainState, resumed: bool) -> None:
+    def _say_where(self, train_state: TrainState, saved: State | None) -> None:
         n, run = len(self.train), train_state.run
         if train_state.epoch > self.options.epochs:
             how = "is complete"
-        elif resumed:
+        elif saved:
             how = (
                 f"goes on at epoch {train_state.epoch}, position {train_state.position} of {n}, with {run.world} ranks"
             )
         else:
             how = f"begins: {n} samples an epoch, {run.world} ranks"
         print(f"torchtally: run {run.run} {how}", flush=True)
+        if saved:
+            resumed = events.Resumed(
+                task=run.task,
+                world=run.world,
+                checkpoint=saved["path"],
+                epoch=train_state.epoch,
+                position=train_state.position,
+                discarded=train_state.discarded,
+            )
+            events.emit(resumed, run.source)
+        else:
+            events.emit(events.Begun(task=run.task, world=run.world), run.source)
 
 
 def _steps_so_far(phase: Phase, position: int) -> int:

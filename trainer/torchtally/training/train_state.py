@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchtally import events
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import running_stats
 from torchtally.proof.digest import Digest
@@ -25,6 +26,16 @@ class Epoch:
     correct: int  # of the test samples
     tested: int
     samples_per_second: float  # in training, since the last start
+
+    @property
+    def event(self) -> events.Epoch:
+        return events.Epoch(
+            epoch=self.epoch,
+            loss=self.loss,
+            test_loss=self.test_loss,
+            test_accuracy=self.correct / self.tested,
+            samples_per_second=self.samples_per_second,
+        )
 
 
 @dataclass

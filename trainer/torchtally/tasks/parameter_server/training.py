@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from torchtally import events
 from torchtally.accounting.tally import Phase, Proof, Run, Tally, enforce, prove
 from torchtally.distributed import handshake
 from torchtally.distributed.process_group import agree
@@ -82,6 +83,8 @@ class Trainer:
 
             total += self._table.step(loss).cpu() * rows
             tally.record(indices)
+            if step == 0 and phase.epoch == 1 and tally.run.rank == 0:
+                events.emit(events.Step(epoch=1), tally.run.source)
         dist.all_reduce(total, group=self._group)
         return total.item()
 
@@ -230,6 +233,7 @@ def _epochs(
     if rank == COORDINATOR:
         how = f"{run.world} trainers, the table by {chosen.form}"
         print(f"torchtally: run {run.run} begins: {len(train)} samples an epoch, {how}", flush=True)
+        events.emit(events.Begun(task=run.task, world=run.world), run.source)
     batch = chosen.batch_size * run.world
     for epoch in range(1, chosen.epochs + 1):
         training = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract="exact", order="feistel-1")
@@ -250,6 +254,7 @@ def _epochs(
             accuracy = f"{done.correct / done.tested:.2%} ({done.correct} of {done.tested})"
             speed = f"{done.samples_per_second:,.0f} samples/s"
             print(f"epoch {epoch}/{chosen.epochs}: loss {done.loss:.4f}, test accuracy {accuracy}, {speed}", flush=True)
+            events.emit(done.event, run.source)
     if rank == COORDINATOR:
         seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)
         steps = chosen.epochs * shards.steps(len(train), run.world, "exact", batch)

@@ -1,0 +1,278 @@
+"""What a pod reports to programs: a line of JSON for each event, beside the tally's lines and the sentences for people.
+
+    TORCHTALLY-EVENT {"v":1,"event":"step","time":1767323060.5,"pod":"demo-master-0","rank":0,"run":"3f9c…", …}
+
+`python -m torchtally.events` prints the schema of such a line, which is docs/reference/events.schema.json.
+"""
+
+import contextlib
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, get_args, get_type_hints
+
+PREFIX = "TORCHTALLY-EVENT "
+VERSION = 1
+_LONGEST = 1000  # characters of a cause: a line is one write to a pipe, and a long one may mix with others'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Who reports."""
+
+    pod: Annotated[str, "name of the pod"]
+    rank: Annotated[int | None, "global rank of the process; null in events of the pod's entry point"] = None
+    run: Annotated[str | None, "id of the run, as in tally lines; null before the ranks have agreed on it"] = None
+    attempt: Annotated[int | None, "how often the run was resumed before; null where `run` is"] = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened. A subclass is a kind of event, its fields are those of the line, its docstring says when."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """The entry point of a pod is ready to meet the other pods."""
+
+    node_rank: Annotated[int | None, "rank of the pod among the pods; null in an elastic job"]
+    min_pods: Annotated[int, "fewest pods that train"]
+    max_pods: Annotated[int, "most pods that train; the same as `min_pods` unless the job is elastic"]
+    processes: Annotated[int, "ranks in this pod"]
+    threads: Annotated[int | None, "threads in each rank; null where OMP_NUM_THREADS is not one number"]
+    torchtally: Annotated[str, "version of torchtally"]
+    torch: Annotated[str, "version of PyTorch"]
+    python: Annotated[str, "version of Python"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous(Event):
+    """All pods have met. Elastic jobs meet by torchrun's own rendezvous and do not report it."""
+
+    pods: Annotated[int, "number of pods"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Event):
+    """The first rank of a pod has loaded its data."""
+
+    train: Annotated[int, "samples to train with"]
+    test: Annotated[int, "samples to test with"]
+    seconds: Annotated[float, "time that loading took"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun(Event):
+    """A run begins at its first sample."""
+
+    task: Annotated[str, "name of the task"]
+    world: Annotated[int, "number of ranks that train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Event):
+    """A run continues from a checkpoint."""
+
+    task: Annotated[str, "name of the task"]
+    world: Annotated[int, "number of ranks that train"]
+    checkpoint: Annotated[str, "file of the checkpoint"]
+    epoch: Annotated[int, "epoch in progress, from 1; one more than the plan has where all epochs are done"]
+    position: Annotated[int, "samples of the epoch that all ranks together have consumed"]
+    discarded: Annotated[int, "samples known to have been consumed since the first start and lost with a restart"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Event):
+    """The first training step of an attempt is done. Later steps are not reported."""
+
+    epoch: Annotated[int, "epoch in progress, from 1"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(Event):
+    """A checkpoint is written."""
+
+    path: Annotated[str, "file"]
+    epoch: Annotated[int, "epoch in progress, from 1"]
+    position: Annotated[int, "samples of the epoch that all ranks together have consumed"]
+    seconds: Annotated[float, "time that saving took"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFailed(Event):
+    """A checkpoint could not be written. The training continues."""
+
+    epoch: Annotated[int, "epoch in progress, from 1"]
+    position: Annotated[int, "samples of the epoch that all ranks together have consumed"]
+    cause: Annotated[str, "message of the error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proved(Event):
+    """The tallies of a phase were compared with its contract."""
+
+    phase: Annotated[str, "name of the phase, for example train or test"]
+    epoch: Annotated[int, "epoch, from 1"]
+    holds: Annotated[bool, "whether every rank consumed exactly the samples that the contract names"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch(Event):
+    """An epoch is trained, proved and evaluated."""
+
+    epoch: Annotated[int, "epoch, from 1"]
+    loss: Annotated[float | None, "mean over the training samples; null where it is not finite"]
+    test_loss: Annotated[float | None, "mean over the test samples; null where it is not finite"]
+    test_accuracy: Annotated[float, "share of the test samples that are classified correctly, from 0 to 1"]
+    samples_per_second: Annotated[float, "training samples of all ranks a second"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Event):
+    """All ranks have stopped after the same step, because a signal asked one of them to."""
+
+    signal: Annotated[int, "number of the signal"]
+    saved: Annotated[bool, "whether the newest checkpoint has all steps"]
+    epoch: Annotated[int, "epoch in progress, from 1"]
+    position: Annotated[int, "samples of the epoch that all ranks together have consumed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complete(Event):
+    """Nothing is left to do: the plan is fulfilled, and its results are written."""
+
+    model: Annotated[str | None, "`sha256:` and the hash of model.pt; null where the model is not known"]
+    output: Annotated[str | None, "folder of the results; null where the run writes none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    """The entry point of a pod that has started ends, unless it is killed."""
+
+    code: Annotated[int, "exit code"]
+    kind: Annotated[str | None, "known, unexplained (an exit code alone), or consequence (of another pod's end)"]
+    cause: Annotated[str | None, "what ended the pod, at most 1000 characters; null after success"]
+
+
+KINDS: dict[str, type[Event]] = {
+    "started": Started,
+    "rendezvous": Rendezvous,
+    "data": Data,
+    "begun": Begun,
+    "resumed": Resumed,
+    "step": Step,
+    "saved": Saved,
+    "save_failed": SaveFailed,
+    "proved": Proved,
+    "epoch": Epoch,
+    "stopped": Stopped,
+    "complete": Complete,
+    "ended": Ended,
+}
+_NAMES = {kind: name for name, kind in KINDS.items()}
+_HINTS: dict[Any, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (Source, *KINDS.values())}
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event, and who reported it when."""
+
+    time: float  # seconds since 1970, by the pod's clock
+    source: Source
+    event: Event
+
+
+def emit(event: Event, source: Source) -> None:
+    """Print `event`; raises nothing. A rank's goes to stdout, as its tally lines do, an entry point's to stderr.
+
+    The stdout of an entry point belongs to the command that it runs.
+    """
+    values = {"v": VERSION, "event": _NAMES[type(event)], "time": round(time.time(), 3)}
+    values |= {name: _plain(name, value) for name, value in (asdict(source) | asdict(event)).items()}
+    stream = sys.stderr if source.rank is None else sys.stdout
+    with contextlib.suppress(OSError, ValueError):  # a full disk, a pipe that nobody reads, a stream that is closed
+        stream.write(f"{PREFIX}{json.dumps(values, separators=(',', ':'))}\n")
+        stream.flush()
+
+
+def read(line: str) -> Record | None:
+    """The event in a line of a log, whatever stands before it; None where there is none that this version knows."""
+    _, prefix, text = line.partition(PREFIX)
+    if not prefix:
+        return None
+    try:
+        values = json.loads(text)
+        if not isinstance(values, dict) or values.get("v") != VERSION:
+            return None
+        kind = KINDS[values["event"]]
+        return Record(_checked(values, "time", float), Source(**_own(Source, values)), kind(**_own(kind, values)))
+    except (ValueError, LookupError, TypeError, RecursionError):  # cut off, mixed up with other output, or of others
+        return None
+
+
+def in_lines(lines: Iterable[str]) -> Iterator[Record]:
+    """The events in the lines of a log."""
+    return (record for line in lines if (record := read(line)))
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of an event, without PREFIX."""
+    common = {
+        "v": {"const": VERSION, "description": "version of the format"},
+        "event": {"enum": list(KINDS), "description": "kind of the event"},
+        "time": {"type": "number", "description": "seconds since 1970, by the pod's clock"},
+        **_properties(Source),
+    }
+    kinds = []
+    for name, kind in KINDS.items():
+        own = _properties(kind)
+        kinds.append(
+            {
+                "description": " ".join((kind.__doc__ or "").split()),
+                "properties": {"event": {"const": name}, **own},
+                "required": list(own),
+            }
+        )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "An event of a torchtally pod",
+        "type": "object",
+        "properties": common,
+        "required": list(common),
+        "oneOf": kinds,
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    """As JSON has it, which knows no NaN and no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value[:_LONGEST] if name == "cause" and value else value
+
+
+def _own(kind: type[Source | Event], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _checked(values, name, hint) for name, hint in _HINTS[kind].items()}
+
+
+def _checked(values: Mapping[str, Any], name: str, hint: Any) -> Any:
+    """The field `name`, of which `hint` is the type; another type raises TypeError."""
+    value, allowed = values[name], get_args(hint) or (hint,)
+    if type(value) not in allowed and not (type(value) is int and float in allowed):
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def _properties(kind: type[Source | Event]) -> dict[str, Any]:
+    properties = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        types = [_TYPES[each] for each in get_args(hint.__origin__) or (hint.__origin__,)]
+        properties[name] = {"type": types[0] if len(types) == 1 else types, "description": hint.__metadata__[0]}
+    return properties
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))
