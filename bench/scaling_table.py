@@ -90,9 +90,9 @@ def _model(results: Results) -> list[str]:
         "",
         "The extrapolation assumes a pod for each rank and a core for each pod, as fast as a core here. It assumes "
         "that the backward pass hides no part of an all-reduce, that DDP takes no time, that no pod is slower than "
-        "another, and that the network carries all pairs at once. gloo's default is the ring. The latency and "
-        "the time per byte of loopback come from the fit: the latency includes waits for a core, and the time per byte "
-        "is work of a core, because there is no wire. The other network is an assumption and was not measured.",
+        "another, and that the network carries all pairs at once. gloo's default is the ring. The latency and the time "
+        "per byte of loopback come from the fit: the latency includes waits for a core, and the time per byte is work "
+        "of a core, because there is no wire. The other network is an assumption and was not measured.",
     ]
 
 
