@@ -9,7 +9,7 @@ try:
     from phases.split import split
     from phases.waits import NotYet
     from verify.command import ended
-    from verify.jobs import ClusterError
+    from verify.job_kinds import ClusterError
 except ModuleNotFoundError as error:
     print(f"startup: the Python package {error.name} is missing: `make demo` makes .venv with it", file=sys.stderr)
     sys.exit(2)

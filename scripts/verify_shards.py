@@ -9,7 +9,7 @@ from pathlib import Path
 try:
     from verify import report
     from verify.command import ended
-    from verify.lines import Log
+    from verify.log import Log
     from verify.verdict import UnknownRun, judge
 except ModuleNotFoundError as error:
     print(f"verify_shards: the Python package {error.name} is missing", file=sys.stderr)
@@ -73,13 +73,13 @@ def _read_job(log: Log, options: argparse.Namespace) -> None:
     try:
         from verify import (
             cluster,
-            jobs,
+            job_kinds,
         )  # here, for files need no Kubernetes client, nor the second that it takes to load
     except ModuleNotFoundError as error:
         raise BadInput(f"--job needs the Python package {error.name}, which is missing") from error
     try:
         cluster.read_job(log, options.job, options.namespace, options.context)
-    except jobs.ClusterError as error:
+    except job_kinds.ClusterError as error:
         raise BadInput(error) from error
 
 

@@ -39,13 +39,13 @@ def main() -> None:
 def _worker(arguments: list[str]) -> None:
     from torchtally.accounting import tally
     from torchtally.commands import train
-    from torchtally.proof import shards
+    from torchtally.proof.shards import Shard
     from torchtally.training import loop
 
     names: Any = loop
     names.Loop.fit, names.prove = _timed("training", loop.Loop.fit), _timed("proof", names.prove)
     tally.Tally.record = _timed("proof", tally.Tally.record)  # type: ignore[method-assign]
-    shards.indices = _timed("order", shards.indices)
+    Shard.indices = _timed("order", Shard.indices)  # type: ignore[method-assign]
     sys.argv = arguments
     code = train.main()
     if code == 0 and os.environ["RANK"] == "0":

@@ -47,10 +47,10 @@ def main() -> None:
 
 
 def _torchtally(n: int) -> Iterator[int]:
-    from torchtally.proof import shards
+    from torchtally.proof.shards import Shard
 
     def take(n: int, begin: int, end: int) -> int:
-        return len(shards.indices(n, 0, _WORLD, "exact", "feistel-1", 0, 1, begin, end))
+        return len(Shard(n=n, rank=0, world=_WORLD, order="feistel-1").indices(begin, end))
 
     take(1000, 0, 1)  # numpy's own first time
     end = min(_MOST, n // _WORLD)

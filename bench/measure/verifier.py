@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from bench.measure.simulated import LOGS, Job, write
+from bench.measure.simulated import LOGS, SimulatedJob, write
 from bench.sample import emit
 
-_JOB = Job(ranks=10_000, epochs=10, n=10**9)
+_JOB = SimulatedJob(ranks=10_000, epochs=10, n=10**9)
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import urllib3
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from verify import cluster, jobs
-from verify.jobs import TIMEOUT, ClusterError
+from verify import cluster, job_kinds
+from verify.job_kinds import TIMEOUT, ClusterError
 
 _LOG_BYTES = 1 << 20  # of a pod's log, from its beginning: a first step is not further on
 
@@ -56,13 +56,13 @@ def read(name: str, namespace: str | None, context: str | None) -> Job:
     with client.ApiClient(settings) as api:
         core = client.CoreV1Api(api)
         try:
-            job = jobs.find(client.CustomObjectsApi(api), name, namespace)
+            job = job_kinds.find(client.CustomObjectsApi(api), name, namespace)
             pods = [_pod(core, pod, job) for pod in job.pods(core)]
         except urllib3.exceptions.HTTPError as error:
             raise ClusterError(f"cannot reach the cluster at {settings.host}: {error}") from error
         except ApiException as error:
             what = f"the pods of {name}, their events or their logs"
-            refused = jobs.refused(error, what, namespace, "pods, pods/log and events", "get, list")
+            refused = job_kinds.refused(error, what, namespace, "pods, pods/log and events", "get, list")
             raise ClusterError(refused) from error
     return Job(
         name=job.name,
@@ -74,7 +74,7 @@ def read(name: str, namespace: str | None, context: str | None) -> Job:
     )
 
 
-def _pod(core: client.CoreV1Api, name: str, job: jobs.Job) -> Pod:
+def _pod(core: client.CoreV1Api, name: str, job: job_kinds.ClusterJob) -> Pod:
     text = _asked(core.read_namespaced_pod, name, job.namespace)
     if text is None:
         return Pod(name=name, found=None, events=[], log=[])
@@ -88,7 +88,7 @@ def _pod(core: client.CoreV1Api, name: str, job: jobs.Job) -> Pod:
     return Pod(name=name, found=found, events=events.get("items", []), log=log + _log(core, name, job))
 
 
-def _log(core: client.CoreV1Api, pod: str, job: jobs.Job, **options: bool) -> list[Line]:
+def _log(core: client.CoreV1Api, pod: str, job: job_kinds.ClusterJob, **options: bool) -> list[Line]:
     asked = options | {"container": job.container, "timestamps": True, "limit_bytes": _LOG_BYTES}
     text = _asked(core.read_namespaced_pod_log, pod, job.namespace, **asked)
     return lines(text or "")

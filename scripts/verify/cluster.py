@@ -8,9 +8,9 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from . import jobs
-from .jobs import TIMEOUT, ClusterError, Job
-from .lines import Complaint, Log
+from . import job_kinds
+from .job_kinds import TIMEOUT, ClusterError, ClusterJob
+from .log import Complaint, Log
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -22,7 +22,7 @@ def read_job(log: Log, name: str, namespace: str | None, context: str | None) ->
     with client.ApiClient(settings) as api:
         core = client.CoreV1Api(api)
         try:
-            job = jobs.find(client.CustomObjectsApi(api), name, namespace)
+            job = job_kinds.find(client.CustomObjectsApi(api), name, namespace)
             pods = job.pods(core)
         except urllib3.exceptions.HTTPError as error:
             raise ClusterError(f"cannot reach the cluster at {settings.host}: {error}") from error
@@ -35,7 +35,7 @@ def read_job(log: Log, name: str, namespace: str | None, context: str | None) ->
                 _read_pod(log, core, pod, job)
             except ApiException as error:
                 raise ClusterError(
-                    jobs.refused(error, f"pod {pod} or its log", namespace, "pods and pods/log")
+                    job_kinds.refused(error, f"pod {pod} or its log", namespace, "pods and pods/log")
                 ) from error
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 raise ClusterError(f"the log of pod {pod} broke off: {error}") from error
@@ -64,7 +64,7 @@ def connect(context: str | None) -> tuple[client.Configuration, str]:
         raise ClusterError(f"no cluster: not in a pod with a service account, and no kubeconfig ({outside})") from None
 
 
-def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: Job) -> None:
+def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> None:
     try:
         status = core.read_namespaced_pod(pod, job.namespace, _request_timeout=TIMEOUT).status
         if status and status.phase == "Pending":
@@ -80,7 +80,7 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: Job) -> None:
         if error.status not in (400, 404):
             raise
         if error.status == 400:
-            why = f"has no log yet: {jobs.said(error)}"
+            why = f"has no log yet: {job_kinds.said(error)}"
         elif job.ended:
             why = f"is gone, and its log with it{job.why_gone}"
         else:

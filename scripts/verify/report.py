@@ -3,8 +3,8 @@
 import json
 
 from torchtally.proof import table
+from torchtally.proof.line import TallyLine
 
-from .lines import NAMES, Tally
 from .verdict import Verdict, fulfilled
 
 _CELLS = (*table.HEADER, "world")
@@ -18,12 +18,12 @@ on "rank": "all", "ok", which is true when its phase and epoch has no problem)."
 
 
 def as_json(verdict: Verdict) -> str:
-    tallies = []
-    for tally in verdict.tallies:
-        values = {name: getattr(tally, name) for name in NAMES} | {"digest": str(tally.digest)}
-        if tally.rank == "all":
-            values["ok"] = not verdict.of(tally.block)
-        tallies.append(values)
+    lines = []
+    for line in verdict.lines:
+        values = line.values()
+        if line.rank == "all":
+            values["ok"] = not verdict.of(line.block)
+        lines.append(values)
     report = {
         "holds": verdict.holds,
         "run": verdict.run,
@@ -33,7 +33,7 @@ def as_json(verdict: Verdict) -> str:
         "discarded": verdict.last and verdict.last.discarded,
         "problems": [str(problem) for problem in verdict.problems],
         "notes": verdict.notes,
-        "tallies": tallies,
+        "tallies": lines,
     }
     return json.dumps(report, indent=2)
 
@@ -41,12 +41,12 @@ def as_json(verdict: Verdict) -> str:
 def as_text(verdict: Verdict, *, encoding: str, colour: bool) -> str:
     good, bad = _marks(encoding, colour)
     text = []
-    if verdict.tallies:
-        shown = [tally for tally in verdict.tallies if _is_shown(tally)]
-        header, *rows = table.aligned(table.cells({name: getattr(tally, name) for name in _CELLS}) for tally in shown)
+    if verdict.lines:
+        shown = [line for line in verdict.lines if _is_shown(line)]
+        header, *rows = table.aligned(table.cells({name: getattr(line, name) for name in _CELLS}) for line in shown)
         text.append(header)
-        for tally, row in zip(shown, rows, strict=True):
-            text.append(row + (f"  {_sentence(verdict, tally, good, bad)}" * (tally.rank == "all")))
+        for line, row in zip(shown, rows, strict=True):
+            text.append(row + (f"  {_sentence(verdict, line, good, bad)}" * (line.rank == "all")))
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]
@@ -54,21 +54,21 @@ def as_text(verdict: Verdict, *, encoding: str, colour: bool) -> str:
     return "\n".join(text)
 
 
-def _is_shown(tally: Tally) -> bool:
-    return tally.rank == "all" or tally.world <= _MANY or (tally.lost, tally.doubled) != (0, 0)
+def _is_shown(line: TallyLine) -> bool:
+    return line.rank == "all" or line.world <= _MANY or (line.lost, line.doubled) != (0, 0)
 
 
-def _sentence(verdict: Verdict, tally: Tally, good: str, bad: str) -> str:
-    problems = verdict.of(tally.block)
+def _sentence(verdict: Verdict, line: TallyLine, good: str, bad: str) -> str:
+    problems = verdict.of(line.block)
     if not problems:
-        return f"{good} {fulfilled(tally)}"
+        return f"{good} {fulfilled(line)}"
     return f"{bad} {problems[0].text}" + (f", and {len(problems) - 1} more below" if len(problems) > 1 else "")
 
 
 def _summary(verdict: Verdict) -> str:
     last = verdict.last
-    plan = last.plan if last else verdict.tallies[-1].plan
-    world = last.worlds[-1][2] if last else verdict.tallies[-1].world
+    plan = last.plan if last else verdict.lines[-1].plan
+    world = last.worlds[-1][2] if last else verdict.lines[-1].world
     facts = [f"run {verdict.run}", f"{world} rank{'s' * (world != 1)}"]
     facts += [f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in plan.items()]
     if last and last.model:

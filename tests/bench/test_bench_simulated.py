@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.measure.simulated import Job, lines, write
+from bench.measure.simulated import SimulatedJob, lines, write
 from torchtally.proof import digest
 
-JOB = Job(ranks=5, epochs=2, n=23)
+JOB = SimulatedJob(ranks=5, epochs=2, n=23)
 
 
 def verified(*paths: Path) -> subprocess.CompletedProcess[str]:
@@ -58,5 +58,5 @@ def test_one_line_that_is_gone_is_found_where_the_last_is_gone_too(logs: tuple[P
 def test_a_digest_is_that_of_positions_consumed_one_by_one() -> None:
     (own,) = (json.loads(text.partition(" ")[2]) for rank, text in list(lines(JOB))[:5] if rank == 1)
     positions = np.arange(1, 23, 5, dtype=np.int64)
-    consumed = digest.of(positions, positions, digest.base(own["run"]))
+    consumed = digest.of_samples(positions, positions, digest.base(own["run"]))
     assert digest.parse(own["digest"]).of_positions == consumed.of_positions

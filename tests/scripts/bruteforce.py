@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtally.proof import shards
+from torchtally.proof.permutation import permute
 
 Line = dict[str, Any]
 Consume = Callable[[str, int, int, list[int]], list[int]]  # phase, epoch, rank, shard -> what was really consumed
@@ -48,7 +48,7 @@ def decoded(digest: str) -> list[int]:
 
 def order(n: int, seed: int, epoch: int) -> list[int]:
     """The epoch's order, and a check that it is one: every sample there, none twice."""
-    permuted = shards.permute(np.arange(n, dtype=np.int64), n, seed, epoch).tolist()
+    permuted = permute(np.arange(n, dtype=np.int64), n, seed, epoch).tolist()
     assert sorted(permuted) == list(range(n))
     return list(permuted)
 

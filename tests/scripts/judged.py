@@ -6,7 +6,7 @@ from typing import Any
 import bruteforce
 from bruteforce import Line
 
-from verify.lines import Log
+from verify.log import Log
 from verify.verdict import Verdict, judge
 
 UNKNOWN = "the run's last line is not there, so it is not said which weights came of it"

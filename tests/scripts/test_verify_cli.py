@@ -14,7 +14,7 @@ import pytest
 import verify_shards
 
 from verify import report
-from verify.lines import Log
+from verify.log import Log
 from verify.verdict import judge
 
 SCRIPT = Path(verify_shards.__file__)

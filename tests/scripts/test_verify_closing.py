@@ -247,7 +247,7 @@ def test_what_a_later_attempt_did_again_does_not_count_though_its_own_lines_are_
     again = bruteforce.run(61, contract="padded", worlds=worlds)
     first = [each for each in bruteforce.run(61, contract="padded") if each["epoch"] == 2]
     found = verdict([*first, bruteforce.last(again, worlds)])
-    assert found.holds and found.attempt == 1 and found.tallies == []
+    assert found.holds and found.attempt == 1 and found.lines == []
     assert found.notes[0] == "10 lines of attempt 0 do not count: a later attempt went back"
     # Lines of the last attempt itself cannot be of something that was done again.
     late = [each | {"attempt": 1} for each in first]

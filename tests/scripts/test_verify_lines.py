@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judged import read
 
-from verify.lines import Log
+from verify.log import Log
 from verify.verdict import judge
 
 LINES = bruteforce.run(world=2, plan={"train": 1})

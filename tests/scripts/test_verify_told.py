@@ -3,15 +3,17 @@
 from typing import Any
 
 import bruteforce
+import numpy as np
 import pytest
 from bruteforce import Line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged import line, sentences
 
-from torchtally.proof import digest, shards
+from torchtally.proof import digest
 from torchtally.proof.digest import Digest
-from torchtally.proof.shards import Progression
+from torchtally.proof.permutation import permute
+from torchtally.proof.shards import Progression, Shard
 
 
 def of_rank(wrong: int, change: Any) -> Any:
@@ -238,13 +240,13 @@ def huge(n: int, contract: str = "exact", start: int = 0, **of_two: Any) -> list
     g = digest.base(bruteforce.RUN)
     template = bruteforce.run(plan={"train": 1})
     for each in template:
+        rank = 0 if each["rank"] == "all" else each["rank"]
+        shard = Shard(n=n, rank=rank, world=4, contract=contract, order="feistel-1", start=start)
         if each["rank"] == "all":
-            parts = shards.whole(n, 4, contract, start)
-            found = digest.contract(n, 1, "feistel-1", 0, parts, g)
+            size, found = start + shard.total, digest.of_all_ranks(shard, g)
         else:
-            parts = shards.progressions(n, each["rank"], 4, contract, start)
-            found = sum((digest.expected(part, g) for part in parts), Digest())
-        size = sum(part.count for part in parts)
+            size = shard.size
+            found = sum((digest.of_progression(part, g) for part in shard.progressions), Digest())
         each |= {"n": n, "start": start, "contract": contract, "batch": 128, "digest": str(found)}
         lines.append(each | {"expected": size, "consumed": size} | (of_two if each["rank"] == 2 else {}))
     return lines
@@ -287,14 +289,15 @@ def test_steps_of_a_huge_order_are_named() -> None:
     g = digest.base(bruteforce.RUN)
     first = 10**15
     twice = Progression(2 + 4 * 32 * first, 4, 32 * 10**6)  # 32 of each rank a step
-    own = digest.expected(shards.progressions(n, 2, 4, "exact")[0], g) + digest.expected(twice, g)
-    size = shards.size(n, 2, 4, "exact")
-    indices = shards.permute(shards.np.arange(8) * 4 + twice.first, n, 0, 1).tolist()
+    shard = Shard(n=n, rank=2, world=4)
+    own = digest.of_progression(shard.progressions[0], g) + digest.of_progression(twice, g)
+    size = shard.size
+    indices = permute(np.arange(8) * 4 + twice.first, n, 0, 1).tolist()
     right = {"doubled": twice.count, "consumed": size + twice.count, "digest": str(own), "lost_indices": []}
     lines = huge(n, **right, doubled_indices=sorted(indices))
     samples = f"samples {32 * first}-{32 * first + twice.count - 1} of its shard"
     assert told(lines) == [f"steps {first}-{first + 10**6 - 1} ({samples}) were consumed twice"]
     assert not any("names" in each for each in sentences(lines))
-    strange = shards.permute(shards.np.array([twice.first + 1]), n, 0, 1).tolist()
+    strange = permute(np.array([twice.first + 1]), n, 0, 1).tolist()
     found = sentences(huge(n, **right, doubled_indices=sorted(strange + indices[1:])))
     assert any(f"rank 2 names sample {strange[0]} as doubled, but by its digest steps" in each for each in found)

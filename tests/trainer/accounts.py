@@ -12,7 +12,7 @@ import ranks
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.accounting.tally import PREFIX
+from torchtally.proof.line import PREFIX
 
 
 def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from torchtally.accounting.tally import Phase, Run
-from torchtally.proof import shards
 from torchtally.proof.contract import Contract
+from torchtally.proof.permutation import Order
 from torchtally.training import loop
 
 N, SIZE = 49, 8  # over 2 and 3 ranks the last step has one sample, and the others none
@@ -60,7 +60,7 @@ class Pairs(Squares):
         return index, index**2
 
 
-def expected(rank: int, world: int, phase: str, epoch: int, contract: Contract, order: shards.Order) -> Any:
+def expected(rank: int, world: int, phase: str, epoch: int, contract: Contract, order: Order) -> Any:
     """The indices of each step as the trainer's own loop takes them."""
     place = Run(run="", attempt=0, pod="", task="", plan={}, rank=rank, world=world, seed=7, data="")
     what = Phase(name=phase, epoch=epoch, n=N, batch=SIZE * world, contract=contract, order=order)

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtally.proof import digest, shards
+from torchtally.proof import decoder, digest
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.digest import Digest, P, Stretch
-from torchtally.proof.shards import Progression
+from torchtally.proof.decoder import Stretch
+from torchtally.proof.digest import Digest
+from torchtally.proof.modular import P
+from torchtally.proof.permutation import Indices, Order
+from torchtally.proof.shards import Progression, Shard
 
 G = digest.base("run")
 numbers = st.integers(0, 2**63 - 2)
@@ -26,7 +29,7 @@ def listed(part: Progression) -> list[int]:
     return [part.first + part.stride * j for j in range(part.count)]
 
 
-def array(values: list[int]) -> shards.Indices:
+def array(values: list[int]) -> Indices:
     return np.array(values, dtype=np.int64)
 
 
@@ -34,7 +37,7 @@ def array(values: list[int]) -> shards.Indices:
 @given(st.lists(st.tuples(numbers, numbers), max_size=40))
 def test_words_are_plain_sums(consumed: list[tuple[int, int]]) -> None:
     positions, indices = [p for p, _ in consumed], [i for _, i in consumed]
-    assert digest.of(array(positions), array(indices), G).words == brute(positions, indices)
+    assert digest.of_samples(array(positions), array(indices), G).words == brute(positions, indices)
 
 
 progressions = st.builds(Progression, numbers, st.integers(1, 2**50), st.integers(0, 40))
@@ -42,10 +45,10 @@ progressions = st.builds(Progression, numbers, st.integers(1, 2**50), st.integer
 
 @given(progressions)
 def test_a_shard_s_words_have_a_closed_form(part: Progression) -> None:
-    assert digest.expected(part, G).of_positions == brute(listed(part), [])[:17]
+    assert digest.of_progression(part, G).of_positions == brute(listed(part), [])[:17]
     if part.first + part.stride * part.count < 2**63:
         indices = array(list(range(part.count)))
-        assert digest.of(array(listed(part)), indices, G).words == brute(listed(part), indices.tolist())
+        assert digest.of_samples(array(listed(part)), indices, G).words == brute(listed(part), indices.tolist())
 
 
 @given(
@@ -56,25 +59,24 @@ def test_a_shard_s_words_have_a_closed_form(part: Progression) -> None:
     start=st.integers(0, 79),
 )
 def test_the_whole_contract_is_what_came_before_and_all_shards(
-    n: int, world: int, contract: Contract, order: shards.Order, start: int
+    n: int, world: int, contract: Contract, order: Order, start: int
 ) -> None:
     start %= n
     every = [*range(start)]
     for rank in range(world):
-        every += shards.positions(n, rank, world, contract, start=start).tolist()
-        parts = shards.progressions(n, rank, world, contract, start)
-        own = shards.positions(n, rank, world, contract, start=start).tolist()
-        assert [position for part in parts for position in listed(part)] == own
-    whole = shards.whole(n, world, contract, start)
-    assert sorted(position for part in whole for position in listed(part)) == sorted(every)
-    indices = array(every) if order == "sequential" else shards.permute(array(every), n, 5, 2)
-    assert digest.contract(n, 2, order, 5, whole, G).words == brute(every, indices.tolist())
+        shard = Shard(n=n, rank=rank, world=world, contract=contract, order=order, seed=5, epoch=2, start=start)
+        own = shard.positions().tolist()
+        assert [position for part in shard.progressions for position in listed(part)] == own
+        every += own
+    assert sorted(position for part in shard.everything for position in listed(part)) == sorted(every)
+    indices = shard.samples_at(array(every))
+    assert digest.of_all_ranks(shard, G).words == brute(every, indices.tolist())
 
 
 @given(st.lists(numbers, max_size=9), st.lists(numbers, max_size=9), st.integers(-3, 3))
 def test_digests_add_up(some: list[int], others: list[int], times: int) -> None:
     def of(positions: list[int]) -> Digest:
-        return digest.of(array(positions), array(positions), G)
+        return digest.of_samples(array(positions), array(positions), G)
 
     assert of(some) + of(others) == of(others + some)
     assert of(some + others) - of(others) == of(some)
@@ -94,8 +96,8 @@ N = 4 * 10**9
 
 @given(st.dictionaries(st.integers(0, N - 1), st.sampled_from([-2, -1, 1, 2, 7]), min_size=1, max_size=8))
 def test_up_to_eight_positions_are_named(wrong: dict[int, int]) -> None:
-    difference = sum((digest.expected(Progression(p, 1, 1), G) * times for p, times in wrong.items()), Digest())
-    found = digest.explain(difference, SHARD, N, G)
+    difference = sum((digest.of_progression(Progression(p, 1, 1), G) * times for p, times in wrong.items()), Digest())
+    found = decoder.explain(difference, SHARD, N, G)
     assert found == [Stretch(Progression(p, 1, 1), times) for p, times in sorted(wrong.items())]
 
 
@@ -109,10 +111,10 @@ def test_up_to_four_runs_of_any_length_are_named(ends: list[int], times: list[in
         Stretch(Progression(SHARD.first + 4 * u, 4, v - u), c)
         for u, v, c in zip(ends[::2], ends[1::2], times, strict=False)
     ]
-    difference = sum((digest.expected(each.positions, G) * each.times for each in wrong), Digest())
-    found = digest.explain(difference, SHARD, N, G)
+    difference = sum((digest.of_progression(each.positions, G) * each.times for each in wrong), Digest())
+    found = decoder.explain(difference, SHARD, N, G)
     assert found is not None
-    together = sum((digest.expected(each.positions, G) * each.times for each in found), Digest())
+    together = sum((digest.of_progression(each.positions, G) * each.times for each in found), Digest())
     assert together == difference
     if sum(each.positions.count for each in wrong) > 8:
         assert found == wrong
@@ -122,19 +124,19 @@ def test_up_to_four_runs_of_any_length_are_named(ends: list[int], times: list[in
 def test_more_is_found_though_not_named(count: int) -> None:
     chance = random.Random(count)
     positions = chance.sample(range(N), count)
-    difference = sum((digest.expected(Progression(p, 1, 1), G) for p in positions), Digest())
-    assert digest.explain(difference, SHARD, N, G) is None
+    difference = sum((digest.of_progression(Progression(p, 1, 1), G) for p in positions), Digest())
+    assert decoder.explain(difference, SHARD, N, G) is None
 
 
 def test_what_agrees_in_all_power_sums_is_found_by_the_run_s_own_word() -> None:
     """Prouhet, Tarry and Escott: numbers with an even and with an odd count of binary ones agree up to power 15."""
     even = [x for x in range(1 << 16) if x.bit_count() % 2 == 0]
     odd = [x for x in range(1 << 16) if x.bit_count() % 2 == 1]
-    one, other = (digest.of(array(some), array([0] * len(some)), G) for some in (even, odd))
+    one, other = (digest.of_samples(array(some), array([0] * len(some)), G) for some in (even, odd))
     assert one.words[:16] == other.words[:16]
     assert one.words[16] != other.words[16]
-    assert digest.explain(one - other, Progression(0, 1, 1 << 16), 1 << 16, G) is None
+    assert decoder.explain(one - other, Progression(0, 1, 1 << 16), 1 << 16, G) is None
 
 
 def test_nothing_wrong_is_no_stretch() -> None:
-    assert digest.explain(Digest(), SHARD, N, G) == []
+    assert decoder.explain(Digest(), SHARD, N, G) == []

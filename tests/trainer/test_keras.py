@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from torchtally.distributed import running_stats
 from torchtally.errors import Refused
+from torchtally.proof.shards import Shard
 from torchtally.tasks.keras_mnist import Options
 from torchtally.tasks.keras_mnist import task as keras_mnist
 from torchtally.training import artifacts, loop
@@ -58,7 +59,8 @@ def moved(rank: int, world: int) -> dict[str, Any]:
     train_state = fit(rank, world, no_checkpointer(), 16, options)
     layers = keras_mnist.network(options.seed).layers
     out = layers[2](layers[1](keras_mnist.inputs(digits(16).inputs))).detach()
-    halves = torch.from_numpy(loop.shards.indices(16, rank, world, "drop_last", "feistel-1", options.seed, 1))
+    shard = Shard(n=16, rank=rank, world=world, contract="drop_last", order="feistel-1", seed=options.seed)
+    halves = torch.from_numpy(shard.indices())
     variances = out[halves].var(dim=(0, 1, 2), correction=0)
     dist.all_reduce(variances)
     found = dict(train_state.model.named_parameters())

@@ -17,8 +17,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torchtally.accounting import loader
 from torchtally.accounting.account import Account
 from torchtally.accounting.loader import Sampler
-from torchtally.proof import shards
 from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.shards import Shard
 
 
 def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> dict[Any, Any]:
@@ -212,7 +212,7 @@ def test_the_sampler_takes_distributed_samplers_place_and_repeats_nothing(world:
 
 def test_a_long_order_is_cut_into_the_same_steps() -> None:
     sampler = Sampler(200_001, batch_size=100, rank=1, world=2)
-    whole = shards.indices(200_001, 1, 2, "exact", "feistel-1", 0, 0).tolist()
+    whole = Shard(n=200_001, rank=1, world=2, order="feistel-1", epoch=0).indices().tolist()
     steps = list(sampler.steps())
     assert list(itertools.chain(*steps)) == whole
     assert [len(step) for step in steps] == [100] * 1000 + [0]

@@ -18,8 +18,9 @@ from torchtally.accounting.tally import Phase
 from torchtally.errors import Refused, Unproven
 from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
-from torchtally.proof import shards
+from torchtally.proof import permutation
 from torchtally.proof.contract import Contract
+from torchtally.proof.shards import Shard
 from torchtally.training import loop
 
 
@@ -30,7 +31,7 @@ def alone(options: Training, n: int, batch: int) -> dict[str, torch.Tensor]:
     train = toy.samples(n, 1, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
     for epoch in range(1, options.epochs + 1):
-        order = torch.from_numpy(shards.permute(torch.arange(n).numpy(), n, options.seed, epoch))
+        order = torch.from_numpy(permutation.permute(torch.arange(n).numpy(), n, options.seed, epoch))
         for rows in order.split(batch):
             optimizer.zero_grad()
             functional.cross_entropy(model(train.inputs[rows]), train.labels[rows]).backward()
@@ -175,6 +176,6 @@ def test_every_rank_makes_the_same_number_of_steps(n: int, world: int, size: int
     for rank in range(world):
         own = list(loop.batches(toy.run(rank, world, Training()), phase))
         steps.append(len(own))
-        assert torch.cat(own).tolist() == shards.indices(n, rank, world, "exact", "feistel-1", 0, 1).tolist()
+        assert torch.cat(own).tolist() == Shard(n=n, rank=rank, world=world, order="feistel-1").indices().tolist()
         assert all(len(batch) == size for batch in own[:-1])
     assert set(steps) == {math.ceil(math.ceil(n / world) / size)}

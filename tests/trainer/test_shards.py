@@ -1,6 +1,5 @@
 """The arithmetic of shards, against an enumeration that shares nothing with it."""
 
-import functools
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtally.proof import shards
+from torchtally.proof import permutation
 from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.shards import Shard
 
 small = st.integers(1, 400)
 worlds = st.integers(1, 17)
@@ -19,7 +19,11 @@ seeds = st.integers(0, 2**63 - 1)
 
 
 def everyone(n: int, world: int, contract: Contract) -> list[int]:
-    return [int(p) for rank in range(world) for p in shards.positions(n, rank, world, contract)]
+    return [int(p) for shard in all_ranks(n, world, contract) for p in shard.positions()]
+
+
+def all_ranks(n: int, world: int, contract: Contract) -> list[Shard]:
+    return [Shard(n=n, rank=rank, world=world, contract=contract) for rank in range(world)]
 
 
 @given(n=small, world=worlds)
@@ -41,41 +45,42 @@ def test_drop_last_leaves_out_the_remainder_only(n: int, world: int) -> None:
 
 @given(n=small, world=worlds, contract=st.sampled_from(CONTRACTS))
 def test_sizes_are_what_is_handed_out(n: int, world: int, contract: Contract) -> None:
-    sizes = [len(shards.positions(n, rank, world, contract)) for rank in range(world)]
-    assert sizes == [shards.size(n, rank, world, contract) for rank in range(world)]
-    assert sum(sizes) == shards.total(n, world, contract)
+    shards = all_ranks(n, world, contract)
+    sizes = [len(shard.positions()) for shard in shards]
+    assert sizes == [shard.size for shard in shards]
+    assert {sum(sizes)} == {shard.total for shard in shards}
     assert max(sizes) - min(sizes) <= 1
 
 
 @given(n=small, world=worlds, contract=st.sampled_from(CONTRACTS), size=st.integers(1, 50), seed=seeds)
 def test_a_shard_is_the_sum_of_its_batches(n: int, world: int, contract: Contract, size: int, seed: int) -> None:
     for rank in {0, world // 2, world - 1}:
-        shard = functools.partial(shards.indices, n, rank, world, contract, "feistel-1", seed, 1)
-        whole = shard()
-        batches = [shard(start, start + size) for start in range(0, len(whole) + size, size)]
+        shard = Shard(n=n, rank=rank, world=world, contract=contract, order="feistel-1", seed=seed)
+        whole = shard.indices()
+        batches = [shard.indices(start, start + size) for start in range(0, len(whole) + size, size)]
         assert np.array_equal(np.concatenate(batches), whole)
 
 
 @given(n=st.integers(1, 3000), seed=seeds, epoch=st.integers(0, 10**6))
 def test_the_order_is_a_permutation_and_has_an_inverse(n: int, seed: int, epoch: int) -> None:
-    order = shards.permute(np.arange(n), n, seed, epoch)
+    order = permutation.permute(np.arange(n), n, seed, epoch)
     assert sorted(order.tolist()) == list(range(n))
-    assert np.array_equal(shards.locate(order, n, seed, epoch), np.arange(n))
+    assert np.array_equal(permutation.locate(order, n, seed, epoch), np.arange(n))
 
 
 @given(n=st.integers(1 << 32, (1 << 63) - 1), seed=seeds, data=st.data())
 def test_the_order_has_an_inverse_where_it_cannot_be_listed(n: int, seed: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
-    order = shards.permute(positions, n, seed, 1)
+    order = permutation.permute(positions, n, seed, 1)
     assert ((order >= 0) & (order < n)).all()
-    assert np.array_equal(shards.locate(order, n, seed, 1), positions)
+    assert np.array_equal(permutation.locate(order, n, seed, 1), positions)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_epochs_and_seeds_change_the_order(seed: int) -> None:
     n = 60000
-    first, second = (shards.permute(np.arange(n), n, seed, epoch) for epoch in (1, 2))
-    other = shards.permute(np.arange(n), n, seed + 7, 1)
+    first, second = (permutation.permute(np.arange(n), n, seed, epoch) for epoch in (1, 2))
+    other = permutation.permute(np.arange(n), n, seed + 7, 1)
     # Two independent orders agree at about one position.
     assert (first == second).sum() < 10
     assert (first == other).sum() < 10
@@ -111,14 +116,14 @@ def test_epochs_and_seeds_change_the_order(seed: int) -> None:
     ],
 )
 def test_the_order_is_frozen(n: int, seed: int, epoch: int, expected: list[int]) -> None:
-    assert shards.permute(np.arange(7), n, seed, epoch).tolist() == expected
+    assert permutation.permute(np.arange(7), n, seed, epoch).tolist() == expected
 
 
 def shuffled(n: int, seed: int) -> np.ndarray:
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
 
 
-@pytest.mark.parametrize("order", [lambda n, seed: shards.permute(np.arange(n), n, seed, 1), shuffled])
+@pytest.mark.parametrize("order", [lambda n, seed: permutation.permute(np.arange(n), n, seed, 1), shuffled])
 @pytest.mark.parametrize("n", [5, 10, 37, 65, 100, 250])
 def test_the_order_is_as_random_as_a_shuffle(n: int, order: Callable[[int, int], np.ndarray]) -> None:
     """Chi-square of where samples go, and of the distance of neighbours, over fixed seeds: within 4 sigma of uniform,

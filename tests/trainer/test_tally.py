@@ -9,12 +9,14 @@ import ranks
 import torch
 import toy
 
-from torchtally.accounting.tally import PREFIX, Phase, Tally, emit
+from torchtally.accounting.tally import Phase, Tally, emit
 from torchtally.errors import Unproven
 from torchtally.options import Training
-from torchtally.proof import digest, shards
+from torchtally.proof import digest
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.digest import Digest, parse
+from torchtally.proof.line import PREFIX
+from torchtally.proof.permutation import locate
 
 ONE_EPOCH = Training(epochs=1, batch_size=8)
 REPORT = Training(epochs=1, batch_size=8, tally="report")
@@ -144,7 +146,7 @@ def test_a_tally_holds_what_was_recorded_and_nothing_else() -> None:
     assert (tally.count, tally.digest) == (0, Digest())
     for batch in ([3, 1], [], [3, -1, 10]):
         tally.record(torch.tensor(batch, dtype=torch.int64))
-    once = digest.of(shards.locate(np.array([3, 1, 3]), 10, 0, 1), np.array([3, 1, 3]), digest.base("test"))
+    once = digest.of_samples(locate(np.array([3, 1, 3]), 10, 0, 1), np.array([3, 1, 3]), digest.base("test"))
     assert tally.digest == once
     assert (tally.count, tally.outside) == (5, [-1, 10])
     assert tally.kept is not None and tally.kept.tolist() == [3, 1, 3, -1, 10]

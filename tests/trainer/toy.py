@@ -15,7 +15,6 @@ from torchtally.accounting.tally import Phase, Proof, Run, Tally
 from torchtally.distributed.shared_memory import Shared
 from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
-from torchtally.proof import shards
 from torchtally.training import loop
 from torchtally.training.batches import Batches, batches
 from torchtally.training.checkpoint_file import State
@@ -128,7 +127,7 @@ def fit(
 def rank_local_shuffle(run: Run, phase: Phase) -> Iterator[Tensor]:
     """Each rank shuffles by itself and takes its share: all counts are right, a third of the data is never seen."""
     random = torch.Generator().manual_seed(1000 * phase.epoch + run.rank)
-    own = shards.size(phase.n, run.rank, run.world, phase.contract)
+    own = phase.shard(run).size
     yield from torch.randperm(phase.n, generator=random)[:own].split(phase.batch // run.world)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torchtally.proof import shards
+from torchtally.proof.shards import Shard
 
 if TYPE_CHECKING:  # who brings its metrics has it; nothing here needs it otherwise
     from torchmetrics import Metric
@@ -110,7 +110,7 @@ def evaluate(
             if keep is not None:
                 part = keep(outputs).cpu()
                 if not count:
-                    kept = torch.zeros((shards.size(n, rank, world, "exact"), *part.shape[1:]), dtype=part.dtype)
+                    kept = torch.zeros((Shard(n=n, rank=rank, world=world).size, *part.shape[1:]), dtype=part.dtype)
                 if not bool(((indices >= 0) & (indices < n) & (indices % world == rank)).all()):
                     raise ValueError(
                         f"rank {rank} of {world} cannot keep rows of the samples {_few(indices.tolist())}, only of "
@@ -151,7 +151,7 @@ def gather_predictions(own: Tensor, n: int) -> Tensor | None:
     if world == 1:
         return own
     size = math.prod(row) * dtype.itemsize
-    longest = shards.size(n, 0, world, "exact")
+    longest = Shard(n=n, rank=0, world=world).size
     step = min(longest, max(1, _BUFFER // (world * max(1, size))))
     mine = _as_bytes(own.detach().contiguous(), size)
     result = torch.empty((n, *row), dtype=dtype, device=device) if rank == 0 else None
@@ -234,7 +234,7 @@ def _agreed(own: Tensor, n: int, world: int) -> tuple[tuple[int, ...], torch.dty
     found: list[Any] = [None] * world
     dist.all_gather_object(found, (len(own), (tuple(own.shape[1:]), own.dtype, own.device.type)))
     for rank, (rows, _) in enumerate(found):
-        if rows != (expected := shards.size(n, rank, world, "exact")):
+        if rows != (expected := Shard(n=n, rank=rank, world=world).size):
             raise ValueError(f"rank {rank} has predictions of {rows} samples, and its shard of {n} has {expected}")
     kinds = {rank: kind for rank, (rows, kind) in enumerate(found) if rows}
     for rank, kind in kinds.items():

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils import data
 
 from torchtally.errors import Refused, Unproven
-from torchtally.proof import shards
 from torchtally.proof.contract import Contract
-from torchtally.proof.shards import Order
+from torchtally.proof.permutation import Order
+from torchtally.proof.shards import Shard
 
 _CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
 
@@ -71,6 +71,19 @@ class Sampler(data.Sampler[int]):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @property
+    def shard(self) -> Shard:
+        """What this rank consumes in the epoch that `set_epoch` chose."""
+        return Shard(
+            n=self.n,
+            rank=self.rank,
+            world=self.world,
+            contract=self.contract,
+            order=self.order,
+            seed=self.seed,
+            epoch=int(self._epoch),
+        )
+
+    @property
     def batch(self) -> int:
         """Samples of all ranks in a step."""
         return self.batch_size * self.world
@@ -78,7 +91,7 @@ class Sampler(data.Sampler[int]):
     @property
     def total(self) -> int:
         """Samples of all ranks in an epoch."""
-        return shards.total(self.n, self.world, self.contract)
+        return self.shard.total
 
     @property
     def idle(self) -> bool:
@@ -91,12 +104,10 @@ class Sampler(data.Sampler[int]):
 
     def steps(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
-        own, epoch = len(self), int(self._epoch)
+        shard = self.shard
         chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
-        for at in range(0, own, chunk):
-            some = shards.indices(
-                self.n, self.rank, self.world, self.contract, self.order, self.seed, epoch, at, at + chunk
-            ).tolist()
+        for at in range(0, shard.size, chunk):
+            some = shard.indices(at, at + chunk).tolist()
             for begin in range(0, len(some), self.batch_size):
                 yield some[begin : begin + self.batch_size]
         if self.idle:
@@ -107,7 +118,7 @@ class Sampler(data.Sampler[int]):
             yield from indices
 
     def __len__(self) -> int:
-        return shards.size(self.n, self.rank, self.world, self.contract)
+        return self.shard.size
 
 
 class Steps(data.Sampler[list[int]]):

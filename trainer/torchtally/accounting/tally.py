@@ -1,13 +1,12 @@
 """What was consumed: recorded by the loop, combined over ranks, proved against the contract, one JSON line a rank.
 
-The lines are the record that outlives the pods. docs/reference/line.md describes their format;
-`scripts/verify_shards.py` checks them again with nothing but the numbers in them.
+The lines are the record that outlives the pods. docs/reference/line.md describes them, and proof/line.py has their
+format. `scripts/verify_shards.py` checks them again from the numbers in them alone.
 """
 
-import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,22 +16,23 @@ import torch.distributed as dist
 from torchtally import events
 from torchtally.accounting import cuda
 from torchtally.errors import Unproven
-from torchtally.proof import digest, shards, table
+from torchtally.proof import decoder, digest, table
+from torchtally.proof import line as lines
 from torchtally.proof.contract import Contract
+from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
-from torchtally.proof.shards import Indices, Order, Progression
+from torchtally.proof.line import NAMED, Rank, TallyLine
+from torchtally.proof.permutation import Indices, Order
+from torchtally.proof.shards import Progression, Shard
 
-PREFIX = "TORCHTALLY "
-VERSION = 2
-_NAMED = 8  # lost and doubled samples that a line names: enough to look one up, and it stays under 1 KB
-# Indices that enter the digest at a time; where a GPU has them it is waited for then.
+# Indices that enter the digest at a time. On a GPU, this waits for it.
 _FLUSH, _FLUSH_ON_GPU = 1 << 14, 1 << 20
-_COUNTABLE = 1 << 24  # samples; of so many all consumed indices are kept, to count what is wrong and cannot be named
+_COUNTABLE = 1 << 24  # samples; up to so many all consumed indices are kept, to count faults that cannot be named
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What all lines of a rank have in common."""
+    """What all lines of a rank have in common: their fields, by their names."""
 
     run: str
     attempt: int
@@ -62,13 +62,18 @@ class Phase:
     order: Order
     start: int = 0
 
-    def at(self, positions: Indices, seed: int) -> Indices:
-        """The sample indices at these positions."""
-        return positions if self.order == "sequential" else shards.permute(positions, self.n, seed, self.epoch)
-
-    def of(self, indices: Indices, seed: int) -> Indices:
-        """The positions of these sample indices."""
-        return indices if self.order == "sequential" else shards.locate(indices, self.n, seed, self.epoch)
+    def shard(self, run: Run) -> Shard:
+        """What the rank of `run` consumes in this phase."""
+        return Shard(
+            n=self.n,
+            rank=run.rank,
+            world=run.world,
+            contract=self.contract,
+            order=self.order,
+            seed=run.seed,
+            epoch=self.epoch,
+            start=self.start,
+        )
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -78,7 +83,7 @@ class Tally:
     """The record of what one rank consumed in one phase."""
 
     def __init__(self, run: Run, phase: Phase):
-        self.run, self.phase = run, phase
+        self.run, self.phase, self.shard = run, phase, phase.shard(run)
         self.carried = Digest()  # of what all ranks consumed before phase.start
         self.count = 0
         self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
@@ -117,20 +122,18 @@ class Tally:
         consumed = torch.cat(self._pending)
         self._pending, self._pending_count = [], 0
         samples = (consumed >= 0) & (consumed < self.phase.n)
-        self.outside = sorted([*self.outside, *consumed[~samples].tolist()])[:_NAMED]
+        self.outside = sorted([*self.outside, *consumed[~samples].tolist()])[:NAMED]
         self._digest += self._digest_of(consumed[samples])
         self.count += len(consumed)
         if self._kept is not None:
             self._kept.append(consumed)
 
     def _digest_of(self, indices: torch.Tensor) -> Digest:
-        phase, seed, g = self.phase, self.run.seed, digest.base(self.run.run)
+        g = digest.base(self.run.run)
         if indices.is_cuda:
-            ordered = phase.order == "feistel-1"
-            positions = cuda.locate(indices, phase.n, seed, phase.epoch) if ordered else indices
-            return cuda.digest_of(positions, indices, g)
+            return cuda.digest_of(cuda.positions_of(indices, self.shard), indices, g)
         words = indices.numpy()
-        return digest.of(phase.of(words, seed), words, g)
+        return digest.of_samples(self.shard.positions_of(words), words, g)
 
 
 @dataclass(frozen=True)
@@ -151,40 +154,38 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None) -> Proof:
     up, whatever n is. Only where more is wrong than a digest can name, and n allows it, the samples are counted one by
     one.
     """
-    run, phase, g = tally.run, tally.phase, digest.base(tally.run.run)
-    parts = shards.progressions(phase.n, run.rank, run.world, phase.contract, phase.start)
-    difference = tally.digest - sum((digest.expected(part, g) for part in parts), Digest())
-    stretches = digest.explain(difference, parts[0], phase.n, g)
+    run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
+    parts = shard.progressions
+    difference = tally.digest - sum((digest.of_progression(part, g) for part in parts), Digest())
+    stretches = decoder.explain(difference, parts[0], shard.n, g)
     wrong: Wrong | None
     if stretches is None and tally.kept is not None:
-        wrong = _counted(_histogram(tally.kept, phase.n) - _expected_histogram(phase, run.seed, parts))
+        wrong = _counted(_histogram(tally.kept, shard.n) - _expected_histogram(shard, parts))
     else:
-        wrong = _named(stretches, phase, run.seed)
-    own = _line(run, phase, run.rank, parts, tally.count, tally.digest, wrong, tally.outside)
+        wrong = _named(stretches, shard)
+    own = _line(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, wrong, tally.outside)
     emit(own)
     gathered: list[Any] = [None] * run.world
     dist.all_gather_object(gathered, (own, tally.digest, tally.outside), group)
 
-    lines = [line for line, _, _ in gathered]
+    ranks = [line for line, _, _ in gathered]
     together = sum((each for _, each, _ in gathered), tally.carried)
-    parts = shards.whole(phase.n, run.world, phase.contract, phase.start)
-    difference = together - digest.contract(phase.n, phase.epoch, phase.order, run.seed, parts, g)
-    stretches = digest.explain(difference, Progression(0, 1, phase.n), phase.n, g)
+    difference = together - digest.of_all_ranks(shard, g)
+    stretches = decoder.explain(difference, Progression(0, 1, shard.n), shard.n, g)
     if stretches is None and tally.kept is not None:
-        seen = torch.from_numpy(_histogram(tally.kept, phase.n))
+        seen = torch.from_numpy(_histogram(tally.kept, shard.n))
         dist.all_reduce(seen, group=group)
-        wrong = _counted(seen.numpy() - _expected_histogram(phase, run.seed, parts))
+        wrong = _counted(seen.numpy() - _expected_histogram(shard, shard.everything))
     else:
-        # Positions that are right with indices that are wrong: the order's inverse is none, and nothing can be named.
-        wrong = None if stretches == [] and any(difference.words) else _named(stretches, phase, run.seed)
-    count = phase.start + sum(line["consumed"] for line in lines)
+        # Right positions with wrong indices: the order's inverse is broken, so that nothing can be named.
+        wrong = None if stretches == [] and any(difference.words) else _named(stretches, shard)
+    expected = shard.start + shard.total
+    consumed = shard.start + sum(line["consumed"] for line in ranks)
     outside = sorted(index for *_, some in gathered for index in some)
-    first = replace(run, pod=lines[0]["pod"])  # rank 0 says it for all
-    lines.append(_line(first, phase, "all", parts, count, together, wrong, outside))
-    proof = Proof(lines)
+    proof = Proof([*ranks, _line(tally, "all", ranks[0]["pod"], expected, consumed, together, wrong, outside)])
     if run.rank == 0:
-        emit(lines[-1])
-        events.emit(events.Proved(phase=phase.name, epoch=phase.epoch, holds=proof.holds), run.source)
+        emit(proof.lines[-1])
+        events.emit(events.Proved(phase=tally.phase.name, epoch=shard.epoch, holds=proof.holds), run.source)
     return proof
 
 
@@ -204,68 +205,68 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
 
 def emit(line: Mapping[str, Any]) -> None:
     """Print a tally line."""
-    _write(PREFIX + json.dumps(line, separators=(",", ":")))
+    _write(lines.to_text(line))
 
 
 Wrong = list[tuple[int, Indices]]  # how many samples were consumed too often (lost: negative), and some of them
 
 
 def _line(
-    run: Run,
-    phase: Phase,
-    rank: int | str,
-    parts: list[Progression],
+    tally: Tally,
+    rank: Rank,
+    pod: str,
+    expected: int,
     consumed: int,
     digest: Digest,
     wrong: Wrong | None,
     outside: list[int],
 ) -> dict[str, Any]:
-    common = asdict(run) | {"rank": rank}
-    line = {
-        "v": VERSION,
-        **{key: common[key] for key in ("run", "attempt", "pod", "task")},
-        "phase": phase.name,
-        "epoch": phase.epoch,
-        **{key: common[key] for key in ("plan", "rank", "world")},
-        "n": phase.n,
-        "start": phase.start,
-        "batch": phase.batch,
-        "seed": run.seed,
-        "contract": phase.contract,
-        "order": phase.order,
-        "data": run.data,
-        "expected": sum(part.count for part in parts),
-        "consumed": consumed,
-        "digest": str(digest),
-    }
-    if wrong is None:
-        return line | {"lost": None, "doubled": None}
-    lost = [(-times, some) for times, some in wrong if times < 0]
-    doubled = [(times, some) for times, some in wrong if times > 0]
+    lost: Wrong = [(-times, some) for times, some in wrong or () if times < 0]
+    doubled: Wrong = [(times, some) for times, some in wrong or () if times > 0]
     doubled.append((consumed - digest.words[0], np.array(outside, dtype=np.int64)))
-    for name, found in (("lost", lost), ("doubled", doubled)):
-        line[name] = sum(count for count, _ in found)
-    if line["lost"] or line["doubled"]:
-        for name, found in (("lost", lost), ("doubled", doubled)):
-            line[f"{name}_indices"] = sorted({index for _, some in found for index in some.tolist()})[:_NAMED]
-    return line
+    run, phase = tally.run, tally.phase
+    return TallyLine(
+        **{**asdict(run), "rank": rank, "pod": pod},
+        phase=phase.name,
+        epoch=phase.epoch,
+        n=phase.n,
+        start=phase.start,
+        batch=phase.batch,
+        contract=phase.contract,
+        order=phase.order,
+        expected=expected,
+        consumed=consumed,
+        digest=digest.packed,
+        lost=None if wrong is None else _samples(lost),
+        doubled=None if wrong is None else _samples(doubled),
+        lost_indices=_indices(lost),
+        doubled_indices=_indices(doubled),
+    ).printed()
 
 
-def _named(stretches: list[digest.Stretch] | None, phase: Phase, seed: int) -> Wrong | None:
+def _samples(wrong: Wrong) -> int:
+    return sum(count for count, _ in wrong)
+
+
+def _indices(wrong: Wrong) -> tuple[int, ...]:
+    return tuple(sorted({index for _, some in wrong for index in some.tolist()})[:NAMED])
+
+
+def _named(stretches: list[Stretch] | None, shard: Shard) -> Wrong | None:
     if stretches is None:
         return None
     return [
-        (each.times * each.positions.count, phase.at(_positions(each.positions, _NAMED), seed)) for each in stretches
+        (each.times * each.positions.count, shard.samples_at(_positions(each.positions, NAMED))) for each in stretches
     ]
 
 
 def _counted(difference: Indices) -> Wrong:
     lost, doubled = np.flatnonzero(difference < 0), np.flatnonzero(difference > 0)
-    return [(int(difference[where].sum()), where[:_NAMED]) for where in (lost, doubled)]
+    return [(int(difference[where].sum()), where[:NAMED]) for where in (lost, doubled)]
 
 
-def _expected_histogram(phase: Phase, seed: int, parts: list[Progression]) -> Indices:
-    return _histogram(phase.at(np.concatenate([_positions(part) for part in parts]), seed), phase.n)
+def _expected_histogram(shard: Shard, parts: list[Progression]) -> Indices:
+    return _histogram(shard.samples_at(np.concatenate([_positions(part) for part in parts])), shard.n)
 
 
 def _positions(part: Progression, most: int | None = None) -> Indices:

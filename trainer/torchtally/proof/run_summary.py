@@ -1,93 +1,189 @@
-"""The last line of a run: it proves alone what the final weights have seen, and names them.
+"""The last line of a run: it proves on its own which samples the final weights have seen, and names the weights.
 
-For each phase it holds the digests of all ranks together, one an epoch, folded into one. What that should be follows
-from the line's own facts, so nothing else is needed: no line of an epoch, and no log of an earlier pod.
+For each phase it holds the digests of all ranks together, folded over the epochs. Their expected value follows from
+the line's own fields, so nothing else is needed: no line of an epoch, and no log of an earlier pod.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Self
 
-from torchtally.proof import digest, shards
+from torchtally.proof import digest, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
-from torchtally.proof.shards import Order, Progression
+from torchtally.proof.line import VERSION
+from torchtally.proof.permutation import Order
+from torchtally.proof.rules import HUGE, MANY, Values
+from torchtally.proof.shards import Progression, Shard
 
-World = tuple[int, int, int]  # epoch, position, ranks: from there on the training went on with so many of them
-RESUMED = "train"  # the only phase that is ever taken up in its middle
+World = tuple[int, int, int]  # epoch, position, ranks: from there on the training continued with so many ranks
+RESUMED = "train"  # the only phase that resumes in its middle
+_MODEL = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSummary:
+    """What all ranks together consumed in all epochs of a phase."""
+
+    n: Annotated[int, rules.samples]
+    contract: Annotated[Contract, rules.contract]
+    order: Annotated[Order, rules.order]
+    data: Annotated[str, rules.text]
+    consumed: Annotated[int, rules.integer(0, HUGE * MANY)]
+    digest: Annotated[bytes, rules.packed_digest]  # folded and packed; base64 in the line
+
+    def values(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return _values(self) | {"digest": digest.as_text(self.digest)}
+
+
+def _phases(line: Values, name: str) -> dict[str, PhaseSummary]:
+    planned = [phase for phase, epochs in rules.plan(line, "plan").items() if epochs]
+    stated = line.values.get(name)
+    if not isinstance(stated, dict) or stated.keys() != {*planned} or not planned:
+        raise line.bad(name, "an object that has the phases of the plan")
+    for phase in planned:
+        if not isinstance(stated[phase], dict):
+            raise Values(stated, f"{name}.").bad(phase, "an object")
+    return {
+        phase: PhaseSummary(**rules.checked(PhaseSummary, Values(stated[phase], f"{name}.{phase}.")))
+        for phase in planned
+    }
+
+
+def _worlds(line: Values, name: str) -> tuple[World, ...]:
+    phases = _phases(line, "phases")
+    epochs = max(line.values["plan"].values())
+    n = phases[RESUMED].n if RESUMED in phases else 1
+    stated = line.values.get(name)
+    if isinstance(stated, list) and all(_is_world(each, epochs, n) for each in stated):
+        worlds = tuple((epoch, position, ranks) for epoch, position, ranks in stated)
+        places = [(epoch, position) for epoch, position, _ in worlds]
+        if places[:1] == [(1, 0)] and places == sorted(set(places)):
+            return worlds
+    raise line.bad(
+        name,
+        f"a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
+        f"up to epoch {epochs} and position {n - 1}, with 1 to {MANY} ranks",
+    )
+
+
+def _is_world(value: Any, epochs: int, n: int) -> bool:
+    if not isinstance(value, list) or [type(each) for each in value] != [int] * 3:
+        return False
+    epoch, position, ranks = value
+    return bool(1 <= epoch <= epochs and 0 <= position < n and 1 <= ranks <= MANY)
+
+
+def _model(line: Values, name: str) -> str | None:
+    value = line.values.get(name)
+    if name in line.values and (value is None or (isinstance(value, str) and _MODEL.fullmatch(value))):
+        return value
+    raise line.bad(name, 'null, or "sha256:" and 64 hexadecimal digits')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What the final weights have seen, over all attempts."""
+
+    run: Annotated[str, rules.text]
+    attempt: Annotated[int, rules.attempt]
+    pod: Annotated[str, rules.text]
+    task: Annotated[str, rules.text]
+    phase: Annotated[str, rules.choice(("all",))] = "all"
+    plan: Annotated[Mapping[str, int], rules.plan]
+    seed: Annotated[int, rules.seed]
+    worlds: Annotated[tuple[World, ...], _worlds]  # begins with (1, 0, ranks) and ascends
+    phases: Annotated[Mapping[str, PhaseSummary], _phases]
+    model: Annotated[str | None, _model]  # "sha256:" and the hash of the final weights, if known
+    discarded: Annotated[int, rules.integer(0, HUGE)]  # samples that steps consumed which no checkpoint kept
+
+    def printed(self) -> dict[str, Any]:
+        """The fields that the line has."""
+        phases = {name: phase.values() for name, phase in self.phases.items()}
+        worlds = [list(world) for world in self.worlds]
+        return {"v": VERSION, **_values(self)} | {"phases": phases, "worlds": worlds}
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """The line with these values. Raises ValueError that names the field, its value and what is allowed."""
+        return cls(**rules.checked(cls, Values(values)))
+
+    def expected(self, phase: str) -> tuple[int, Digest]:
+        """How many samples all epochs of a phase consume under its contract, and their digests folded.
+
+        O(len(worlds)), except for epochs in which samples of a shuffled order are repeated or left out: each has its
+        own digest.
+        """
+        stated, h, g = self.phases[phase], digest.base_of_epochs(self.run), digest.base(self.run)
+        consumed, together = 0, Digest()
+        for alike, start, world in _legs(phase, self.plan[phase], self.worlds):
+            shard = Shard(
+                n=stated.n,
+                rank=0,
+                world=world,
+                contract=stated.contract,
+                order=stated.order,
+                seed=self.seed,
+                epoch=alike[0],
+                start=start,
+            )
+            consumed += len(alike) * (start + shard.total)
+            if stated.order == "sequential" or shard.everything == [Progression(0, 1, stated.n)]:
+                times = digest.geometric(Progression(alike[0] - 1, 1, len(alike)), h)
+                together += digest.of_all_ranks(shard, g) * times
+            else:
+                each = ((epoch, digest.of_all_ranks(replace(shard, epoch=epoch), g)) for epoch in alike)
+                together += digest.fold(each, self.run)
+        return consumed, together
+
+
+def is_summary(values: Mapping[str, Any]) -> bool:
+    """Whether a line with these values is a run's last. A task may name a phase `all`: its lines have a rank."""
+    return values.get("phase") == "all" and not values.keys() & {"epoch", "rank"}
 
 
 def line(
     lines: Sequence[Mapping[str, Any]], worlds: Sequence[World], model: str | None, discarded: int
 ) -> dict[str, Any]:
-    """The last line of a run, from the lines of all ranks together: those of all phases and epochs, at least one.
-
-    `worlds` begins with (1, 0, ranks) and ascends. `model`: "sha256:" and the hash of the final weights, if known.
-    `discarded`: samples known to have been consumed by steps that no checkpoint kept.
-    """
+    """The last line of a run, from the lines of all ranks together: those of all phases and epochs, at least one."""
     common = lines[-1]
     plan = common["plan"]
     phases = {}
     for phase in plan:
         if own := [each for each in lines if each["phase"] == phase]:
             digests = ((each["epoch"], digest.parse(each["digest"])) for each in own)
-            phases[phase] = {
+            phases[phase] = PhaseSummary(
                 **{name: own[0][name] for name in ("n", "contract", "order", "data")},
-                "consumed": sum(each["consumed"] for each in own),
-                "digest": str(digest.fold(digests, common["run"])),
-            }
-    return {
-        **{name: common[name] for name in ("v", "run", "attempt", "pod", "task")},
-        "phase": "all",
-        "plan": plan,
-        "seed": common["seed"],
-        # Who started after the last epoch has trained nothing.
-        "worlds": [list(world) for world in worlds if world[0] <= max(plan.values())],
-        "phases": phases,
-        "model": model,
-        "discarded": discarded,
-    }
-
-
-def expected(
-    run: str,
-    phase: str,
-    epochs: int,
-    *,
-    n: int,
-    contract: Contract,
-    order: Order,
-    seed: int,
-    worlds: Sequence[World],
-) -> tuple[int, Digest]:
-    """How many samples all epochs of a phase consume under its contract, and their digests folded.
-
-    O(len(worlds)), but for epochs in which samples of a shuffled order are repeated or left out: each has its own.
-    """
-    h = digest.base_of_epochs(run)
-    consumed, together = 0, Digest()
-    for alike, start, world in _legs(phase, epochs, worlds):
-        consumed += len(alike) * (start + shards.total(n, world, contract, start))
-        parts = shards.whole(n, world, contract, start)
-        facts = (order, seed, parts, digest.base(run))
-        if order == "sequential" or parts == [Progression(0, 1, n)]:
-            times = digest.geometric(Progression(alike[0] - 1, 1, len(alike)), h)
-            together += digest.contract(n, alike[0], *facts) * times
-        else:
-            together += digest.fold(((epoch, digest.contract(n, epoch, *facts)) for epoch in alike), run)
-    return consumed, together
+                consumed=sum(each["consumed"] for each in own),
+                digest=digest.fold(digests, common["run"]).packed,
+            )
+    return RunSummary(
+        **{name: common[name] for name in ("run", "attempt", "pod", "task", "plan", "seed")},
+        phases=phases,
+        # Ranks that started after the last epoch have trained nothing.
+        worlds=tuple(world for world in worlds if world[0] <= max(plan.values())),
+        model=model,
+        discarded=discarded,
+    ).printed()
 
 
 def dealt(phase: str, epoch: int, worlds: Sequence[World]) -> tuple[int, int]:
-    """The position from which an epoch was dealt for the last time, and over how many ranks."""
+    """The position from which an epoch was shared out for the last time, and over how many ranks."""
     since, position, ranks = worlds[bisect_right(worlds, epoch, key=lambda world: world[0]) - 1]
     return (position if (phase, epoch) == (RESUMED, since) else 0), ranks
 
 
 def _legs(phase: str, epochs: int, worlds: Sequence[World]) -> Iterator[tuple[range, int, int]]:
-    """Epochs that follow each other and were dealt alike."""
+    """Successive epochs that were shared out alike, with their `dealt`."""
     since = {world[0] for world in worlds}
     cuts = sorted(epoch for epoch in {1} | since | {epoch + 1 for epoch in since} if epoch <= epochs)
     for first, end in pairwise([*cuts, epochs + 1]):
         yield range(first, end), *dealt(phase, first, worlds)
+
+
+def _values(of: Any) -> dict[str, Any]:
+    return {each.name: getattr(of, each.name) for each in fields(of)}

@@ -5,7 +5,8 @@ import json
 from collections import Counter
 from typing import TextIO
 
-_TALLY = "TORCHTALLY "  # tally.PREFIX, whose module imports torch
+from torchtally.proof.line import PREFIX
+
 # torchrun's agent reports a failed rank after the rank's own message: a traceback of the agent, a rule of equals signs,
 # the rank's error, and another rule.
 _TRACEBACK, _AGENT_FRAME = "Traceback (most recent call last):", '  File "<frozen runpy>"'
@@ -60,10 +61,10 @@ class RankOutput(io.TextIOBase):
 
 
 def _is_complete(line: str) -> bool:
-    if not line.startswith(_TALLY):
+    if not line.startswith(PREFIX):
         return True
     try:
-        json.loads(line.removeprefix(_TALLY))
+        json.loads(line.removeprefix(PREFIX))
     except ValueError:
         return False
     return True

@@ -6,15 +6,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchtally.accounting.tally import Run, Tally
 from torchtally.errors import Refused
 from torchtally.options import Training
-from torchtally.proof import shards
 from torchtally.proof.contract import Contract
+from torchtally.proof.shards import Shard
 
 
 def contract(options: Training, model: nn.Module, n: int, run: Run) -> Contract:
     """Return the contract of the training. Raises Refused if it leaves no sample."""
     with_batch_norm = _has_batch_norm(model)
     chosen = options.contract or ("drop_last" if with_batch_norm else "exact")
-    everything = shards.total(n, run.world, chosen)
+    everything = Shard(n=n, rank=run.rank, world=run.world, contract=chosen).total
     if not everything:
         raise Refused(f"--contract {chosen} leaves none of {n} samples for {run.world} ranks")
     if with_batch_norm and options.contract is None and run.rank == 0:
@@ -31,8 +31,8 @@ def refuse_single_rows(model: nn.Module, tally: Tally) -> None:
     if not _has_batch_norm(model):
         return
     phase, world = tally.phase, tally.run.world
-    everything = shards.total(phase.n, world, phase.contract, phase.start)
-    last = everything - (shards.steps(phase.n, world, phase.contract, phase.batch, phase.start) - 1) * phase.batch
+    everything = tally.shard.total
+    last = everything - (tally.shard.steps(phase.batch) - 1) * phase.batch
     if everything and last // world < 2:
         raise Refused(
             f"the last step of epoch {phase.epoch} has {last} samples for {world} ranks, and BatchNorm needs 2 on each:"

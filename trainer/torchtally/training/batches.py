@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchtally.accounting import cuda
 from torchtally.accounting.tally import Phase, Run
-from torchtally.proof import shards
 
 # Indices computed at a time: many steps' worth, little memory.
 _CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
@@ -27,12 +26,12 @@ def batches(run: Run, phase: Phase, device: torch.device = _CPU) -> Iterator[Ten
         """The number, in this rank's shard, of its first sample at or after the step's first position."""
         return max(0, -(-(step * phase.batch - run.rank) // run.world))
 
-    shard = (phase.n, run.rank, run.world, phase.contract, phase.order, run.seed, phase.epoch)
-    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+    shard = phase.shard(run)
+    steps = shard.steps(phase.batch)
     chunk = max(1, _CHUNK[device.type] * run.world // phase.batch)
     for first in range(0, steps, chunk):
         bounds = [begin(step) for step in range(first, min(first + chunk, steps) + 1)]
-        part = (*shard, bounds[0], bounds[-1], phase.start)
-        some = cuda.indices(*part, device) if device.type == "cuda" else torch.from_numpy(shards.indices(*part))
+        part = bounds[0], bounds[-1]
+        some = cuda.indices(shard, *part, device) if device.type == "cuda" else torch.from_numpy(shard.indices(*part))
         for low, high in pairwise(bounds):
             yield some[low - bounds[0] : high - bounds[0]]

@@ -21,7 +21,6 @@ from torchtally.distributed.ddp import parallel
 from torchtally.distributed.shared_memory import Shared
 from torchtally.monitoring.callback import EVERY, Callback
 from torchtally.options import Training
-from torchtally.proof import shards
 from torchtally.training import batch_norm
 from torchtally.training.batches import Batches, batches
 from torchtally.training.checkpoint_file import State
@@ -126,7 +125,7 @@ class Loop:
         found, line = examine(self.task, model, self.test, run, phase.epoch, options.tally, callback=self.callback)
         train_state.lines.append(line)
         correct, tested = int(found.totals["correct"]), len(self.test)
-        total = shards.total(phase.n, run.world, phase.contract)
+        total = phase.shard(run).total
         done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, tested, speed)
         train_state.end_epoch(done)
         if run.rank == 0:
@@ -151,8 +150,7 @@ class Loop:
         train_state.model.train()
         run, phase = tally.run, tally.phase
         statistics = running_stats.statistics(train_state.model)
-        everything = shards.total(phase.n, run.world, phase.contract, phase.start)
-        steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+        everything, steps = tally.shard.total, tally.shard.steps(phase.batch)
         first = train_state.steps
         taken = self.batches(run, phase) if self.batches else batches(run, phase, self.device)
         for number, indices in enumerate(_progress(islice(taken, first, None), run, phase, first), first):
@@ -265,7 +263,7 @@ def _progress(indices: Iterator[Tensor], run: Run, phase: Phase, first: int) -> 
     if run.rank != 0:
         yield from indices
         return
-    steps = shards.steps(phase.n, run.world, phase.contract, phase.batch, phase.start)
+    steps = phase.shard(run).steps(phase.batch)
     title = f"{phase.name} epoch {phase.epoch}/{run.plan[phase.name]}"
     if sys.stderr.isatty():
         yield from tqdm(indices, title, initial=first, total=steps, unit="step", leave=False)

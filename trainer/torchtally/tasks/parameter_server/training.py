@@ -29,7 +29,7 @@ from torchtally.distributed.process_group import agree
 from torchtally.environment import Places, Process, meeting_point, pod_of
 from torchtally.errors import Refused
 from torchtally.pod import device
-from torchtally.proof import shards
+from torchtally.proof.shards import Shard
 from torchtally.tasks.parameter_server import Options, network_interface, remote_table
 from torchtally.tasks.parameter_server.remote_table import COORDINATOR, SERVER, RemoteTable
 from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, whole
@@ -243,7 +243,7 @@ def _epochs(
         if trainer:
             made = [trainer.epoch(train, Tally(run, training), test, Tally(run, testing))]
         elif isinstance(table, ShardedTable):
-            _serve(table, training, testing, run.world)
+            _serve(table, run, training, testing)
         dist.broadcast_object_list(made, src=FIRST_TRAINER)
         done, proofs = made[0]
         for proof in proofs:
@@ -257,23 +257,23 @@ def _epochs(
             events.emit(done.event, run.source)
     if rank == COORDINATOR:
         seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)
-        steps = chosen.epochs * shards.steps(len(train), run.world, "exact", batch)
+        steps = chosen.epochs * Shard(n=len(train), rank=0, world=run.world).steps(batch)
         print(
             f"torchtally: {steps} steps by {chosen.form} in {seconds:.2f} s: {steps / seconds:,.0f} a second",
             flush=True,
         )
 
 
-def _serve(table: ShardedTable, training: Phase, testing: Phase, trainers: int) -> None:
+def _serve(table: ShardedTable, run: Run, training: Phase, testing: Phase) -> None:
     """Take part in an epoch's steps with the rows that this rank holds, and no sample."""
 
     def rows() -> Tensor:
         return table.look_up(_NOTHING, _NOTHING).sum()
 
-    for _ in range(shards.steps(training.n, trainers, training.contract, training.batch)):
+    for _ in range(training.shard(run).steps(training.batch)):
         table.step(rows)
     with torch.no_grad():
-        for _ in range(shards.steps(testing.n, trainers, testing.contract, testing.batch)):
+        for _ in range(testing.shard(run).steps(testing.batch)):
             rows()
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchtally.proof.digest import Stretch
+from torchtally.proof.decoder import Stretch
+from torchtally.proof.line import NAMED, TallyLine
 
 from . import expected
-from .lines import NAMED, Tally
-from .words import numbers, span
+from .phrasing import numbers, span
 
 
 @dataclass(frozen=True)
@@ -19,38 +19,38 @@ class _Part:
     times: int
 
 
-def told(tally: Tally, stretches: list[Stretch]) -> Iterator[str]:
+def told(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
     """`steps 20-21 (samples 640-703 of its shard) were consumed twice`, `sample 17 was never consumed`."""
-    parts, foreign = _parts(tally, stretches)
+    parts, foreign = _parts(line, stretches)
     single = []
     for part in parts:
-        if text := _as_steps(tally, part) or _as_samples(tally, part):
+        if text := _as_steps(line, part) or _as_samples(line, part):
             yield text
         else:
             each = range(part.first, part.last + 1)
-            single += [(expected.position(tally, number), part.times) for number in each]
+            single += [(expected.position(line, number), part.times) for number in each]
     groups: dict[str, list[int]] = {}
     positions = [position for position, _ in single + foreign]
-    for (position, times), index in zip(single + foreign, expected.samples(tally, positions), strict=True):
-        groups.setdefault(_how(tally, expected.times(tally, position), times), []).append(index)
+    for (position, times), index in zip(single + foreign, expected.samples(line, positions), strict=True):
+        groups.setdefault(_how(line, expected.times(line, position), times), []).append(index)
     for how, indices in groups.items():
         yield f"{numbers('sample', indices)} {'were' if len(indices) > 1 else 'was'} {how}"
-    if tally.outside:
-        yield f"{tally.outside} of what was consumed {'are' if tally.outside > 1 else 'is'} no sample"
+    if line.outside:
+        yield f"{line.outside} of what was consumed {'are' if line.outside > 1 else 'is'} no sample"
 
 
-def at_length(tally: Tally, stretches: list[Stretch]) -> list[str]:
+def at_length(line: TallyLine, stretches: list[Stretch]) -> list[str]:
     """Of `told`, what is not single samples."""
-    parts, _ = _parts(tally, stretches)
-    return [text for part in parts if (text := _as_steps(tally, part) or _as_samples(tally, part))]
+    parts, _ = _parts(line, stretches)
+    return [text for part in parts if (text := _as_steps(line, part) or _as_samples(line, part))]
 
 
-def _parts(tally: Tally, stretches: list[Stretch]) -> tuple[list[_Part], list[tuple[int, int]]]:
+def _parts(line: TallyLine, stretches: list[Stretch]) -> tuple[list[_Part], list[tuple[int, int]]]:
     """The stretches within the shard, neighbours joined, and (position, times) of what is of no part of it."""
     parts: list[_Part] = []
     foreign = []
     for each in stretches:
-        first = expected.number(tally, each.positions.first)
+        first = expected.number(line, each.positions.first)
         if first is None:  # a single position: the others are stretches of the shard
             foreign.append((each.positions.first, each.times))
         else:
@@ -63,52 +63,52 @@ def _parts(tally: Tally, stretches: list[Stretch]) -> tuple[list[_Part], list[tu
     return joined, foreign
 
 
-def _as_steps(tally: Tally, part: _Part) -> str | None:
+def _as_steps(line: TallyLine, part: _Part) -> str | None:
     """None where the part is no whole steps, or a single sample."""
-    end = expected.size(tally) - 1
-    begin = tally.start if tally.rank == "all" else 0  # what is before is of no step of this world
+    end = expected.size(line) - 1
+    begin = line.start if line.rank == "all" else 0  # what is before is of no step of this world
     if not begin <= part.first < part.last <= end:
         return None
-    first, last = _step(tally, part.first), _step(tally, part.last)
-    if (part.first > begin and _step(tally, part.first - 1) == first) or (
-        part.last < end and _step(tally, part.last + 1) == last
+    first, last = _step(line, part.first), _step(line, part.last)
+    if (part.first > begin and _step(line, part.first - 1) == first) or (
+        part.last < end and _step(line, part.last + 1) == last
     ):
         return None
-    return f"{span('step', first, last)} ({_numbered(tally, part)}) {_was(tally, part, first < last)}"
+    return f"{span('step', first, last)} ({_numbered(line, part)}) {_was(line, part, first < last)}"
 
 
-def _as_samples(tally: Tally, part: _Part) -> str | None:
+def _as_samples(line: TallyLine, part: _Part) -> str | None:
     """None where they are so few that each can be named."""
     if part.last - part.first < NAMED:
         return None
-    return f"{_numbered(tally, part)} {_was(tally, part, True)}"
+    return f"{_numbered(line, part)} {_was(line, part, True)}"
 
 
-def _step(tally: Tally, number: int) -> int:
-    if tally.rank == "all":
-        return (number - tally.start) // tally.batch
-    return (tally.rank + number * tally.world) // tally.batch
+def _step(line: TallyLine, number: int) -> int:
+    if line.rank == "all":
+        return (number - line.start) // line.batch
+    return (line.rank + number * line.world) // line.batch
 
 
-def _numbered(tally: Tally, part: _Part) -> str:
-    noun, of = ("position", "the order") if tally.rank == "all" else ("sample", "its shard")
+def _numbered(line: TallyLine, part: _Part) -> str:
+    noun, of = ("position", "the order") if line.rank == "all" else ("sample", "its shard")
     return f"{span(noun, part.first, part.last)} of {of}"
 
 
-def _was(tally: Tally, part: _Part, plural: bool) -> str:
-    should = {expected.times(tally, expected.position(tally, number)) for number in (part.first, part.last)}
+def _was(line: TallyLine, part: _Part, plural: bool) -> str:
+    should = {expected.times(line, expected.position(line, number)) for number in (part.first, part.last)}
     verb = "were" if plural else "was"
     if len(should) == 1:
-        return f"{verb} {_how(tally, should.pop(), part.times)}"
+        return f"{verb} {_how(line, should.pop(), part.times)}"
     return f"{verb} consumed {_times(abs(part.times))} too {'often' if part.times > 0 else 'seldom'}"
 
 
-def _how(tally: Tally, should: int, more: int) -> str:
+def _how(line: TallyLine, should: int, more: int) -> str:
     """How often samples were consumed that should have been consumed `should` times."""
     if should + more == 0:
         return "never consumed"
     if should == 0:
-        where = "the contract" if tally.rank == "all" else "its shard"
+        where = "the contract" if line.rank == "all" else "its shard"
         return f"consumed{f' {_times(more)}' * (more != 1)}, though not in {where}"
     return f"consumed {_times(should + more)}" + f", not {_times(should)}" * (should > 1)
 

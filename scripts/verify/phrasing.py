@@ -1,12 +1,9 @@
 """How ranks, steps, samples and a digest's numbers are named in sentences."""
 
 from collections.abc import Iterable
-from typing import Literal
 
-from torchtally.proof import digest
-from torchtally.proof.digest import Digest
-
-Rank = int | Literal["all"]
+from torchtally.proof.digest import NAMES, Digest
+from torchtally.proof.line import Rank
 
 
 def who(ranks: Iterable[Rank]) -> str:
@@ -36,5 +33,4 @@ def span(noun: str, first: int, last: int) -> str:
 
 def differing(one: Digest, other: Digest) -> str:
     """The names of the words that are not the same in both, as docs/reference/line.md has them."""
-    names = [f"S_{k}" for k in range(digest.POWERS)] + ["G"] + [f"I_{k + 1}" for k in range(digest.INDEX_POWERS)]
-    return ", ".join(name for name, a, b in zip(names, one.words, other.words, strict=True) if a != b)
+    return ", ".join(name for name, a, b in zip(NAMES, one.words, other.words, strict=True) if a != b)

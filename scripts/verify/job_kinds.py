@@ -14,7 +14,7 @@ class ClusterError(Exception):
     """The cluster, or the job in it, cannot be read."""
 
 
-class Job(ABC):
+class ClusterJob(ABC):
     """A job as the API server gave it."""
 
     kind: ClassVar[str]
@@ -56,7 +56,7 @@ class Job(ABC):
         return f": {messages[-1]}" if messages and messages[-1] else ""
 
 
-class PyTorchJob(Job):
+class PyTorchJob(ClusterJob):
     kind, group, version, plural = "PyTorchJob", "kubeflow.org", "v1", "pytorchjobs"
     container = "pytorch"  # the operator's webhook insists on this name
     controller = "the training operator"
@@ -75,7 +75,7 @@ class PyTorchJob(Job):
         return f" (the job's cleanPodPolicy is {policy}; None keeps pods)"
 
 
-class TrainJob(Job):
+class TrainJob(ClusterJob):
     kind, group, version, plural = "TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs"
     container = "node"
     controller = "Kubeflow Trainer"
@@ -104,9 +104,9 @@ class TrainJob(Job):
         return "Running" if active and told == "no status yet" else told
 
 
-def find(api: client.CustomObjectsApi, name: str, namespace: str) -> Job:
+def find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
     """The job of this name, of whichever kind. Raises ClusterError and urllib3's HTTPError."""
-    reasons: list[tuple[type[Job], ApiException]] = []
+    reasons: list[tuple[type[ClusterJob], ApiException]] = []
     for kind in (PyTorchJob, TrainJob):
         try:
             found = api.get_namespaced_custom_object(
@@ -118,7 +118,7 @@ def find(api: client.CustomObjectsApi, name: str, namespace: str) -> Job:
     raise ClusterError(_why_none(reasons, name, namespace))
 
 
-def _why_none(reasons: list[tuple[type[Job], ApiException]], name: str, namespace: str) -> str:
+def _why_none(reasons: list[tuple[type[ClusterJob], ApiException]], name: str, namespace: str) -> str:
     if known := [kind.kind for kind, error in reasons if error.status == 404 and _is_known(error, name)]:
         return f"no {' or '.join(known)} {name} in namespace {namespace} (ttlSecondsAfterFinished deletes old ones)"
     for kind, error in reasons:

@@ -1,0 +1,95 @@
+"""What a line says was lost and doubled, held against what its digest says."""
+
+from collections.abc import Iterator
+
+from torchtally.proof.decoder import Stretch
+from torchtally.proof.digest import Digest
+from torchtally.proof.line import NAMED, TallyLine
+
+from . import diagnosis, expected
+from .phrasing import differing, numbers, who
+
+_FEW = 8  # positions that a digest can name, whichever they are
+
+
+def faults(line: TallyLine) -> Iterator[str]:
+    """Where the two contradict each other, and which steps it is, where they agree that some are wrong."""
+    difference = expected.difference(line)
+    stretches = expected.explain(line, difference)
+    if stretches is None:
+        if not _can_be(line, difference):
+            many = ", more than can be named" * expected.CAN_NAME
+            yield (
+                f"{_says(line)} {_claim(line)}, but {_its(line)} digest does not fit: "
+                f"other samples were consumed than the line says{many}"
+            )
+        return
+    if line.rank == "all" and not stretches and any(difference.words):
+        yield (
+            "all ranks together consumed the right positions of the order, but the sums of their sample indices do "
+            f"not fit ({differing(difference, Digest())}): {line.order} was computed in another way there"
+        )
+        if line.lost is None:  # as the trainer has it then
+            return
+    counts = _counts(line, stretches)
+    if counts == (0, 0) != (line.lost, line.doubled):
+        yield f"{_says(line)} that samples were lost or doubled, but {_its(line)} digest is that of the whole shard"
+        return
+    named = "; ".join(diagnosis.told(line, stretches))
+    if counts != (line.lost, line.doubled):
+        lost, doubled = counts
+        yield (
+            f"{_says(line)} {_claim(line)}, but by {_its(line)} digest it is {lost} lost and {doubled} doubled: {named}"
+        )
+    else:
+        yield from (f"{who([line.rank])}: {text}" for text in diagnosis.at_length(line, stretches))
+    for text in _misnamed(line, stretches):
+        yield f"{text}, but by {_its(line)} digest {named}"
+
+
+def _counts(line: TallyLine, stretches: list[Stretch]) -> tuple[int, int]:
+    """Lost and doubled, as the digest has it."""
+    lost = -sum(each.times * each.positions.count for each in stretches if each.times < 0)
+    return lost, sum(each.times * each.positions.count for each in stretches if each.times > 0) + line.outside
+
+
+def _misnamed(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
+    """The line may name eight of each, and names all where that is fewer."""
+    name = "all ranks together name" if line.rank == "all" else f"rank {line.rank} names"
+    for what, sign, names in (("lost", -1, line.lost_indices), ("doubled", 1, line.doubled_indices)):
+        inside = tuple(sorted({index for index in names if 0 <= index < line.n}))
+        if len(strays := sorted({*names} - {*inside})) > line.outside:
+            yield f"{name} {', '.join(map(str, strays))} as {what}, outside of 0 to {line.n - 1}"
+        these = [each.positions for each in stretches if each.times * sign > 0]
+        at = expected.positions(line, inside)
+        others = [index for index, p in zip(inside, at, strict=True) if not any(expected.contains(o, p) for o in these)]
+        if others:
+            yield f"{name} {numbers('sample', others)} as {what}"
+        elif names and len(names) < NAMED and len(inside) < sum(each.count for each in these):
+            yield f"{name} no more than {', '.join(map(str, names))} as {what}"
+
+
+def _can_be(line: TallyLine, difference: Digest) -> bool:
+    """Whether what the line says can be true, though its digest is too far off to be read."""
+    if line.lost is None or line.doubled is None:
+        return True
+    lost, doubled = line.lost_indices, tuple(index for index in line.doubled_indices if 0 <= index < line.n)
+    really_doubled = line.doubled - line.outside
+    if (len(lost), len(doubled)) == (line.lost, really_doubled):  # all are named, up to 8 of each
+        named = expected.of_samples(line, doubled) - expected.of_samples(line, lost)
+        return named.of_positions == difference.of_positions
+    return line.lost + really_doubled > (_FEW if expected.CAN_NAME else 0)
+
+
+def _claim(line: TallyLine) -> str:
+    if line.lost is None:
+        return "more lost or doubled than can be counted"
+    return f"{line.lost} lost and {line.doubled} doubled" if line.lost or line.doubled else "nothing lost or doubled"
+
+
+def _says(line: TallyLine) -> str:
+    return "all ranks together say" if line.rank == "all" else f"rank {line.rank} says"
+
+
+def _its(line: TallyLine) -> str:
+    return "their" if line.rank == "all" else "its"

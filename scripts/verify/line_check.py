@@ -1,0 +1,146 @@
+"""The lines of one run, held against their own fields, against each other, and against the plan."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, islice
+from operator import attrgetter
+
+from torchtally.proof.digest import OF_POSITIONS, Digest
+from torchtally.proof.line import NAMED, Rank, TallyLine
+
+from . import digest_check, expected
+from .phrasing import differing, numbers, who
+from .problem import Block, Problem
+
+
+def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Problem], list[Problem]]:
+    """What is wrong with the lines that are there, and which lines are not."""
+    blocks: dict[Block, dict[Rank, TallyLine]] = defaultdict(dict)
+    for line in lines:
+        blocks[line.block][line.rank] = line
+
+    problems = list(_disagreements(lines, "", ("task", "plan")))
+    unsettled: list[Problem] = []
+    for attempt in {line.attempt for line in lines}:  # the next one may have another number of ranks
+        unsettled += _disagreements([line for line in lines if line.attempt == attempt], "", ("world",))
+    problems += unsettled
+    missing = [] if problems else list(_missing(blocks, plan))
+    settled = not unsettled
+    comparable: set[str] = set()
+    for phase in dict.fromkeys(phase for phase, _ in blocks):
+        own = [line for line in lines if line.phase == phase]
+        found = list(_disagreements(own, phase, ("n", "seed", "contract", "order", "data")))
+        for attempt in {line.attempt for line in own}:
+            found += _disagreements([line for line in own if line.attempt == attempt], phase, ("batch",))
+        problems += found
+        if settled and not found:
+            comparable.add(phase)
+
+    for block, ranks in blocks.items():
+        where = f"{block[0]} epoch {block[1]}"
+        together = ranks.get("all")
+        alone = [line for rank, line in ranks.items() if rank != "all"]
+        texts: list[str] = []
+        for line in [together, *alone] if together else alone:
+            if block[0] in comparable and expected.is_right(line):
+                continue
+            texts += _faults(line)
+            if block[0] in comparable:
+                texts += digest_check.faults(line)
+        starts = list(_disagreements(list(ranks.values()), where, ("start",)))  # an epoch's own
+        problems += starts
+        if together and block[0] in comparable and not starts and len(alone) == together.world:
+            texts += _sum_faults(together, alone)
+        problems += [Problem(text, where, frozenset([block])) for text in texts]
+    return problems, missing
+
+
+def _disagreements(lines: list[TallyLine], where: str, names: Iterable[str]) -> Iterator[Problem]:
+    for name in names:
+        if len(list(islice(groupby(lines, attrgetter(name)), 2))) < 2:
+            continue  # as nearly always
+        epochs = {line.epoch for line in lines}
+        camps: dict[str, list[TallyLine]] = defaultdict(list)
+        for line in lines:
+            camps[json.dumps(getattr(line, name), sort_keys=True)].append(line)
+        if len(camps) > 1:
+            sides = []
+            for value, camp in camps.items():
+                when = {line.epoch for line in camp}
+                in_epochs = f" in {numbers('epoch', when)}" if where and when != epochs else ""
+                sides.append(f"{value} ({who(line.rank for line in camp)}{in_epochs})")
+            blocks = frozenset(line.block for line in lines)
+            yield Problem(f"the lines disagree on {name}: {', '.join(sides)}", where, blocks)
+
+
+def _missing(blocks: dict[Block, dict[Rank, TallyLine]], plan: Mapping[str, int]) -> Iterator[Problem]:
+    for phase, count in plan.items():
+        seen = {epoch for name, epoch in blocks if name == phase}
+        if count and not seen:
+            yield Problem(f"no tally line of phase {phase} at all, {numbers('epoch', range(1, count + 1))} planned")
+        elif absent := set(range(1, count + 1)) - seen:
+            yield Problem(f"no tally line of {numbers('epoch', absent)}, {count} planned", phase)
+    planned: dict[Block, set[Rank]] = {
+        block: {*range(next(iter(present.values())).world), "all"} for block, present in blocks.items()
+    }
+    everybody = set[Rank]().union(*planned.values())
+    if nowhere := everybody.difference(*blocks.values()):
+        yield Problem(f"no tally line of {who(nowhere)} at all", "", frozenset(blocks))
+    for block, present in blocks.items():
+        if absent_ranks := planned[block] - nowhere - present.keys():
+            yield Problem(f"no tally line of {who(absent_ranks)}", f"{block[0]} epoch {block[1]}", frozenset([block]))
+
+
+def _faults(line: TallyLine) -> Iterator[str]:
+    """Where the counts of one line do not hold."""
+    name = who([line.rank])
+    if line.expected != (size := expected.size(line)):
+        start = f" from position {line.start} on" if line.start else ""
+        yield (
+            f"{name} expected {line.expected}, but N {line.n} over world size {line.world}{start} "
+            f"under {line.contract} makes {size}"
+        )
+    if line.lost is None or line.doubled is None:
+        yield f"{name}: more was lost or doubled than can be counted"
+        return
+    if line.consumed != (sum_ := line.expected - line.lost + line.doubled):
+        yield (
+            f"{name} consumed {line.consumed}, which does not fit: "
+            f"expected {line.expected} - lost {line.lost} + doubled {line.doubled} = {sum_}"
+        )
+    if line.lost or line.doubled:
+        lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
+        outside = f", {line.outside} of them no sample" if line.outside else ""
+        yield f"{name}: {lost} lost, {doubled} doubled{outside}"
+
+
+def _sum_faults(together: TallyLine, alone: list[TallyLine]) -> Iterator[str]:
+    before = f" and the {together.start} samples before" if together.start else ""
+    for name in ("expected", "consumed"):
+        stated, sum_ = getattr(together, name), together.start + sum(getattr(line, name) for line in alone)
+        if stated != sum_:
+            yield f"all ranks together say {name} {stated}, but their lines{before} add up to {sum_}"
+    sum_of_digests = expected.sum_of(alone) + expected.carried(together)
+    if together.start:  # which samples they were no closed form says
+        sum_of_digests = Digest((*sum_of_digests.of_positions, *together.consumed_digest.words[OF_POSITIONS:]))
+    if names := differing(together.consumed_digest, sum_of_digests):
+        yield f"all ranks together say another digest than their lines{before} add up to: it differs in {names}"
+    for name in ("lost", "doubled"):  # less is possible: what one rank lost, another may have consumed
+        stated, each = getattr(together, name), [getattr(line, name) for line in alone]
+        if stated is not None and None not in each and stated > sum(each):
+            yield f"all ranks together say {name} {stated}, but their lines add up to only {sum(each)}"
+
+
+def _named(count: int, indices: tuple[int, ...]) -> str:
+    """`3 (17, 20, 21)`, or plainly that there are too many to name."""
+    if not count:
+        return "0"
+    if not indices:
+        return f"{count} (none named)"
+    names = ", ".join(map(str, indices))
+    if len(indices) < min(count, NAMED):  # a line names each sample once
+        names += ", some more than once"
+    elif len(indices) < count:
+        names += f" and {count - len(indices)} more, too many to name"
+    return f"{count} ({names})"

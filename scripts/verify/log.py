@@ -1,0 +1,129 @@
+"""Tally lines and the last lines of runs out of logs: found anywhere in a line of a log, and each value checked."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from torchtally.proof import line as tally_line
+from torchtally.proof import run_summary
+from torchtally.proof.digest import unpack
+from torchtally.proof.line import NAMES, PREFIX, TallyLine
+from torchtally.proof.rules import short
+from torchtally.proof.run_summary import PhaseSummary, RunSummary
+
+from .phrasing import differing
+
+# A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
+_START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
+_LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})\b')
+_DECODER = json.JSONDecoder()
+_LONGEST = 1 << 20  # characters of one line held at a time; a tally line has under 1 KB
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Why a part of a log is no evidence; with its run, attempt, and phase and epoch, as far as the text names them."""
+
+    text: str
+    run: str | None = None
+    attempt: int | None = None
+    block: tuple[str, int] | None = None
+    no_log: bool = False  # a pod has none, so nothing was read
+
+
+@dataclass
+class Log:
+    """Everything read so far. Holds tally lines only, so that a log of any length fits."""
+
+    lines: dict[tuple[Any, ...], TallyLine] = field(default_factory=dict)
+    summaries: dict[str, RunSummary] = field(default_factory=dict)  # by run
+    complaints: list[Complaint] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+
+    def read(self, source: str, stream: TextIO) -> None:
+        """Add the lines of a stream, whose name is for complaints."""
+        self.sources.append(source)
+        number = 1
+        while text := stream.readline(_LONGEST):
+            if PREFIX.rstrip() in text:
+                for found in _found_in(text):
+                    where = f"{source}:{number}"
+                    if isinstance(found, TallyLine):
+                        self._add_line(found, where)
+                    elif isinstance(found, RunSummary):
+                        self._add_summary(found, where)
+                    else:
+                        self.complaints.append(Complaint(f"{where}: {found.text}", found.run, found.attempt))
+            number += text.endswith("\n")
+
+    def _add_line(self, line: TallyLine, where: str) -> None:
+        key = (line.run, line.attempt, line.phase, line.epoch, line.rank)
+        twin = self.lines.setdefault(key, line)
+        if twin is not line and twin != line:
+            who = "all ranks" if line.rank == "all" else f"rank {line.rank}"
+            which = f"{line.phase} epoch {line.epoch} of {who}"
+            text = f"{where}: {which} is printed twice and differs: {'; '.join(_differences(twin, line))}"
+            self.complaints.append(Complaint(text, line.run, line.attempt, line.block))
+
+    def _add_summary(self, summary: RunSummary, where: str) -> None:
+        twin = self.summaries.setdefault(summary.run, summary)
+        if differences := "; ".join(_summary_differences(twin, summary)):
+            text = f"{where}: the last line of run {summary.run} is printed twice and differs: {differences}"
+            self.complaints.append(Complaint(text, summary.run))  # of no attempt: there is but one end
+        else:  # an attempt that found the run complete printed it again: the first counts, whatever the order of logs
+            self.summaries[summary.run] = min(summary, twin, key=lambda each: (each.attempt, each.pod))
+
+
+def _differences(one: TallyLine, other: TallyLine) -> Iterator[str]:
+    for name in NAMES:
+        a, b = getattr(one, name), getattr(other, name)
+        if a != b:
+            yield f"digest in {differing(unpack(a), unpack(b))}" if name == "digest" else f"{name} {a} and {b}"
+
+
+def _summary_differences(one: RunSummary, other: RunSummary) -> Iterator[str]:
+    """Fields of the same run in which only one of two last lines can be right; the pod and the attempt may differ."""
+    for name in ("task", "plan", "seed", "worlds", "model", "discarded"):
+        a, b = getattr(one, name), getattr(other, name)
+        if a != b:
+            yield f"{name} {json.dumps(a)} and {json.dumps(b)}"
+    for phase, own in one.phases.items():
+        if phase in other.phases:  # else the plans differ
+            yield from _phase_differences(phase, own, other.phases[phase])
+
+
+def _phase_differences(phase: str, one: PhaseSummary, other: PhaseSummary) -> Iterator[str]:
+    for name, a in one.values().items():
+        b = other.values()[name]
+        if a != b and name == "digest":
+            yield f"digest of {phase} in {differing(unpack(one.digest), unpack(other.digest))}"
+        elif a != b:
+            yield f"{name} of {phase} {a} and {b}"
+
+
+def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
+    """Each line that starts in `text`, or a complaint about it."""
+    at = 0
+    while start := _START.search(text, at):
+        at = start.end()
+        try:
+            values, at = _DECODER.raw_decode(text, at)
+            tally_line.check_version(values)
+            yield (RunSummary if run_summary.is_summary(values) else TallyLine).parse(values)
+        except json.JSONDecodeError as error:
+            cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
+            how = "cut off" if cut else "mixed up with other output"
+            shown = re.sub(r"[^ -~]", "?", text[start.start() :].rstrip())  # it goes to a terminal
+            yield Complaint(f"a tally line is {how}: {short(shown, 100)}", *_lineage(text, start.end()))
+        except (ValueError, RecursionError) as error:  # numbers or nesting beyond what Python's parser takes, too
+            yield Complaint(f"bad tally line: {error}", *_lineage(text, start.end()))
+
+
+def _lineage(text: str, at: int) -> tuple[str | None, int | None]:
+    """Run and attempt of the line that begins at `at`, as far as the text has them."""
+    following = text.find(PREFIX, at)
+    found = _LINEAGE.search(text, at, following if following >= 0 else len(text))
+    return (found[1], int(found[2])) if found else (None, None)

@@ -1,0 +1,189 @@
+"""The format of a tally line: its prefix, its version, and its fields with their types and rules.
+
+This is the only place that lists them: the trainer fills in a TallyLine, and the verifier parses one. A field that is
+added needs a default, with which lines of earlier releases are read; the version then stays. A change to a field's
+meaning needs another version.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, Self
+
+from torchtally.proof import digest, rules
+from torchtally.proof.contract import Contract
+from torchtally.proof.digest import Digest
+from torchtally.proof.modular import P
+from torchtally.proof.permutation import Order
+from torchtally.proof.rules import HUGE, Rule, Values
+from torchtally.proof.shards import Shard
+
+PREFIX = "TORCHTALLY "
+VERSION = 2
+NAMED = 8  # lost and doubled samples that a line names at most: enough to look one up, and it stays under 1 KB
+
+Rank = int | Literal["all"]
+OF_A_RANK = "differs from rank to rank"
+
+
+def _phase(line: Values, name: str) -> str:
+    return str(rules.choice(tuple(rules.plan(line, "plan")))(line, name))
+
+
+def _epoch(line: Values, name: str) -> int:
+    return line.integer(name, 1, rules.plan(line, "plan")[line.values["phase"]])
+
+
+def _rank(line: Values, name: str) -> Rank:
+    if line.values.get(name) == "all":
+        return "all"
+    world = rules.world(line, "world")
+    try:
+        return line.integer(name, 0, world - 1)
+    except ValueError as error:
+        whole = f'{error} (world is {world}), or "all"'
+        raise ValueError(whole if name in line.values else str(error)) from None
+
+
+def _start(line: Values, name: str) -> int:
+    return line.integer(name, 0, rules.samples(line, "n") - 1)
+
+
+def _count(other: str) -> Rule:
+    def rule(line: Values, name: str) -> int | None:
+        if name in line.values and line.values[name] is None:
+            if line.values.get(other, 0) is None:
+                return None
+            raise line.bad(name, f'an integer from 0 to {HUGE}, or null where "{other}" is null too')
+        return line.integer(name, 0, HUGE)
+
+    return rule
+
+
+def _named(counted: str, low: int, high: int | None) -> Rule:
+    def rule(line: Values, name: str) -> tuple[int, ...]:
+        value, most = line.values[name], min(line.values[counted] or 0, NAMED)
+        end = line.values["n"] - 1 if high is None else high
+        if isinstance(value, list) and len(value) <= most and all(type(i) is int and low <= i <= end for i in value):
+            return tuple(value)
+        raise line.bad(name, f"a list of at most {most} integers from {low} to {end}")
+
+    return rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TallyLine:
+    """What one rank, or all of them together, consumed in one phase of one epoch."""
+
+    run: Annotated[str, rules.text]  # the run's id
+    attempt: Annotated[int, rules.attempt]  # restarts of the run so far
+    pod: Annotated[str, rules.text, OF_A_RANK]
+    task: Annotated[str, rules.text]
+    phase: Annotated[str, _phase]
+    epoch: Annotated[int, _epoch]
+    plan: Annotated[Mapping[str, int], rules.plan]  # phase -> epochs of it that the run will make
+    rank: Annotated[Rank, _rank, OF_A_RANK]  # "all" ranks together, or one of them
+    world: Annotated[int, rules.world]
+    n: Annotated[int, rules.samples]  # of the dataset
+    start: Annotated[int, _start]  # the position of the order from which these ranks share the samples
+    batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
+    seed: Annotated[int, rules.seed]
+    contract: Annotated[Contract, rules.contract]
+    order: Annotated[Order, rules.order]
+    data: Annotated[str, rules.text]  # the data's fingerprint
+    expected: Annotated[
+        int, rules.integer(0, HUGE), OF_A_RANK
+    ]  # samples; of "all", with those before `start`, as are ...
+    consumed: Annotated[int, rules.integer(0, HUGE), OF_A_RANK]  # ... these, repeats counted
+    digest: Annotated[bytes, rules.packed_digest, OF_A_RANK]  # packed; base64 in the line
+    lost: Annotated[int | None, _count("doubled"), OF_A_RANK]  # samples; both are null if too many to count
+    doubled: Annotated[int | None, _count("lost"), OF_A_RANK]
+    # Some of them, and only where `lost` or `doubled` is not 0. A doubled index may lie outside of the dataset.
+    lost_indices: Annotated[tuple[int, ...], _named("lost", 0, None), OF_A_RANK] = ()
+    doubled_indices: Annotated[tuple[int, ...], _named("doubled", -HUGE, HUGE - 1), OF_A_RANK] = ()
+
+    @property
+    def block(self) -> tuple[str, int]:
+        """The phase and epoch."""
+        return self.phase, self.epoch
+
+    @property
+    def shard(self) -> Shard:
+        """The shard that the line is about; of "all", rank 0's."""
+        return Shard(
+            n=self.n,
+            rank=0 if self.rank == "all" else self.rank,
+            world=self.world,
+            contract=self.contract,
+            order=self.order,
+            seed=self.seed,
+            epoch=self.epoch,
+            start=self.start,
+        )
+
+    @property
+    def consumed_digest(self) -> Digest:
+        """The digest, unpacked."""
+        return digest.unpack(self.digest)
+
+    @property
+    def outside(self) -> int:
+        """How many of the consumed indices are not samples: no word of the digest holds them."""
+        return (self.consumed - self.consumed_digest.words[0]) % P
+
+    def values(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        values = {name: getattr(self, name) for name in NAMES}
+        return values | {"digest": digest.as_text(self.digest)}
+
+    def printed(self) -> dict[str, Any]:
+        """The fields that the line has."""
+        values = {"v": VERSION, **self.values()}
+        if not self.lost and not self.doubled:
+            del values["lost_indices"], values["doubled_indices"]
+        return values
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """The line with these values. Raises ValueError that names the field, its value and what is allowed."""
+        line = Values(values)
+        found = cls(**_shared(line), **rules.checked(cls, line, _OF_A_RANK))
+        if found.consumed < (counted := int.from_bytes(found.digest[:8], "big")):
+            raise line.bad("consumed", f"no less than the {counted} samples that its digest counts")
+        return found
+
+
+NAMES = tuple(field.name for field in fields(TallyLine))
+_OF_A_RANK = rules.marked(TallyLine, OF_A_RANK)
+_SHARED = [name for name in NAMES if name not in _OF_A_RANK]
+_known: dict[str, dict[str, Any]] = {}  # the last values that lines of several ranks shared, by their text
+_MOST_KNOWN = 1 << 10
+
+
+def _shared(line: Values) -> dict[str, Any]:
+    """The fields that all ranks have in common in an epoch: checked once, and held once."""
+    asked = repr([line.values.get(name, ...) for name in _SHARED])  # as values, True would equal 1
+    if not (shared := _known.get(asked)):
+        shared = rules.checked(TallyLine, line, _SHARED)
+        if len(_known) == _MOST_KNOWN:
+            _known.clear()
+        _known[asked] = shared
+    return shared
+
+
+def check_version(values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless this release reads the version of a line."""
+    version = values.get("v")
+    if version == VERSION and type(version) is int:
+        return
+    known = f"only version {VERSION} is read"
+    if "v" not in values:
+        raise ValueError('"v" (its version) is missing')
+    if type(version) is int and version == 1:
+        raise ValueError(f"version 1 of the line is from an earlier torchtally and has another digest, {known}")
+    raise ValueError(f"version {rules.show(version)} of the line is not known here, {known}")
+
+
+def to_text(values: Mapping[str, Any]) -> str:
+    """The line as it is printed."""
+    return PREFIX + json.dumps(values, separators=(",", ":"))
