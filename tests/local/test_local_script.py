@@ -151,3 +151,23 @@ def test_without_its_packages_it_says_where_they_are() -> None:
     assert ended.stderr == (
         "run_local: psutil is not installed: `make demo` makes .venv with it, `. .venv/bin/activate` uses it\n"
     )
+
+
+def test_a_log_has_all_lines_and_the_terminal_those_for_people(tmp_path: Path) -> None:
+    lines = ["TORCHTALLY {}", "epoch 1", "TORCHTALLY-EVENT {}", "TORCHTALLYING"]
+    manifest = write(tmp_path, pytorchjob(f"printf '%s\\n' {' '.join(f'{line!r}' for line in lines)}", policy="Never"))
+    log = tmp_path / "job.log"
+    ended = run_script(manifest, "--log", str(log))
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines() == ["[demo-master-0] epoch 1", "[demo-master-0] TORCHTALLYING"]
+    assert log.read_text().splitlines() == [f"[demo-master-0] {line}" for line in lines]
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_the_job_runs(tmp_path: Path) -> None:
+    log = tmp_path / "no" / "job.log"
+    ended = run_script(write(tmp_path, pytorchjob(f"touch {tmp_path}/ran", policy="Never")), "--log", str(log))
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        f"run_local: --log {log} cannot be written: No such file or directory\n",
+    )
+    assert not (tmp_path / "ran").exists()
