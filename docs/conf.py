@@ -8,7 +8,6 @@ DOCS = Path(__file__).parent
 sys.path.append(str(DOCS / "_extensions"))
 
 project = "torchtally"
-author = "The torchtally authors"
 release = version = tomllib.loads((DOCS.parent / "trainer/pyproject.toml").read_text())["project"]["version"]
 
 extensions = ["myst_parser", "repository_links", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
@@ -26,6 +25,7 @@ html_title = "torchtally"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sphinx = False
 html_theme_options = {
     "source_repository": "https://github.com/torchtally/torchtally/",

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -107,6 +108,30 @@ def test_the_number_of_faults_is_that_of_the_tests() -> None:
     local = section(DOCS / "operations/faults.md", "## On one machine")
     assert f"`make test` runs {some} of the {every} rows" in " ".join(local.split())
     assert local.count("| yes |") == int(every)
+
+
+def said() -> str:
+    """The package's text, with a string of several lines as one."""
+    text = "".join(path.read_text() for path in (ROOT / "trainer/torchtally").rglob("*.py"))
+    return re.sub(r'"\s*\n\s*f?"', "", text)
+
+
+def quoted() -> Iterator[tuple[str, str]]:
+    """Messages that pages quote from a log, and those in the table of Spark's faults."""
+    for page in sorted(DOCS.rglob("*.md")):
+        for line in re.findall(r"^(?:\[\S+\] )?torchtally: (.*)$", page.read_text(), re.MULTILINE):
+            yield page.stem, line
+    faults = section(DOCS / "guides/spark.md", "## Faults")
+    for message in re.findall(r"^\| .* \| .* \| `(.*?)`", faults, re.MULTILINE):
+        yield "spark", message
+
+
+@pytest.mark.parametrize(("page", "message"), [*quoted()])
+def test_a_quoted_message_is_one_of_ours(page: str, message: str) -> None:
+    values = r"\(Command .*?\)|\S*[\d/…]\S*|\branks\b|\brpc\b"
+    parts = [part.strip(" ,()…") for part in re.split(values, message)]
+    assert any(parts)
+    assert [part for part in parts if part not in said()] == []
 
 
 @pytest.fixture(scope="module")
