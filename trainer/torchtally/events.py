@@ -206,7 +206,7 @@ def read(line: str) -> Record | None:
         return None
     try:
         values = json.loads(text)
-        if not isinstance(values, dict) or values.get("v") != VERSION:
+        if _checked(values, "v", int) != VERSION:
             return None
         kind = KINDS[values["event"]]
         return Record(_checked(values, "time", float), Source(**_own(Source, values)), kind(**_own(kind, values)))
