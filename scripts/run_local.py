@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 try:
-    from local import containers, left_out, manifest, processes
+    from local import containers, manifest, processes, unsupported
 except ModuleNotFoundError as missing:
     print(
         f"run_local: {missing.name} is not installed: `make demo` makes .venv with it, `. .venv/bin/activate` uses it",
@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 from local.controller import Controller, Outcome, Verdict
 from local.errors import EngineError, Refused
-from local.job import Job
+from local.job import LocalJob
 from local.output import Output, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,7 +52,7 @@ def main() -> int:
         return _outcome(found.job, options, log)
 
 
-def _outcome(job: Job, options: argparse.Namespace, log: BinaryIO | None) -> int:
+def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
     """Run the job; return the exit status."""
     try:
         return asyncio.run(_run(job, options, log))
@@ -86,7 +86,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _run(job: Job, options: argparse.Namespace, log: BinaryIO | None) -> int:
+async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
     if job.suspended:
         verdict = Verdict(Outcome.SUSPENDED, f"PyTorchJob {job.name} is suspended.")
         say(f"{verdict.message} It runs when spec.runPolicy.suspend is false.")
@@ -95,11 +95,11 @@ async def _run(job: Job, options: argparse.Namespace, log: BinaryIO | None) -> i
         return 1
     engine: processes.Processes | containers.Containers
     if options.docker is None:
-        engine, honoured = processes.Processes(job, options.entrypoint), processes.HONOURED
+        engine, support = processes.Processes(job, options.entrypoint), processes.SUPPORTED
     else:
-        engine, honoured = containers.Containers(job, options.docker or None), containers.HONOURED
-    if items := left_out.left_out(job, honoured, engine.gpus):
-        say(f"left out here: {', '.join(items)}")
+        engine, support = containers.Containers(job, options.docker or None), containers.SUPPORTED
+    if items := unsupported.found_in(job, support, engine.gpus):
+        say(f"unsupported here and ignored: {', '.join(items)}")
     async with engine:
         controller = Controller(job, engine, Output([pod.name for pod in job.pods], log=log))
         for number in _SIGNALS:
@@ -112,7 +112,7 @@ async def _run(job: Job, options: argparse.Namespace, log: BinaryIO | None) -> i
     return 0 if verdict.outcome is Outcome.SUCCEEDED else 1
 
 
-def _print_json(job: Job, verdict: Verdict, controller: Controller | None) -> None:
+def _print_json(job: LocalJob, verdict: Verdict, controller: Controller | None) -> None:
     status = controller.status if controller else {}
     pods = [
         {"name": name, "phase": pod.phase, "exitCode": pod.exit_code, "restarts": pod.restarts}

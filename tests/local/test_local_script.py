@@ -58,13 +58,13 @@ spec:
     late = "run_local: cleanPodPolicy None leaves 1 pod running: waiting until they end"  # as a worker may be
     assert [line for line in ended.stderr.splitlines() if line != late] == [
         "run_local: runs PyTorchJob mnist; not applied: Service dashboard",
-        "run_local: left out here: 2 nvidia.com/gpu (none here), image registry.example/mnist:latest, "
+        "run_local: unsupported here and ignored: 2 nvidia.com/gpu (none here), image registry.example/mnist:latest, "
         "annotation sidecar.istio.io/inject, nodeSelector, tolerations, volume data, limit memory 8Gi",
         "run_local: PyTorchJob mnist is successfully completed.",
     ]
 
 
-def test_what_else_is_left_out(tmp_path: Path) -> None:
+def test_what_else_is_ignored(tmp_path: Path) -> None:
     job = pytorchjob("true", "true", runPolicy={"ttlSecondsAfterFinished": 5, "schedulingPolicy": {"minAvailable": 2}})
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
     job["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
@@ -76,7 +76,8 @@ def test_what_else_is_left_out(tmp_path: Path) -> None:
     ended = run_script(write(tmp_path, job))
     assert ended.returncode == 0
     assert (
-        "run_local: left out here: ttlSecondsAfterFinished, schedulingPolicy, managedBy kueue.x-k8s.io/multikueue, "
+        "run_local: unsupported here and ignored: ttlSecondsAfterFinished, schedulingPolicy, "
+        "managedBy kueue.x-k8s.io/multikueue, "
         "label kueue.x-k8s.io/queue-name, image debian:trixie-slim, initContainers, container istio-proxy, "
         "livenessProbe, the name demo-master-0 as an address, env KEY from secretKeyRef keys\n"
     ) in ended.stderr
@@ -86,7 +87,7 @@ def test_a_container_that_only_pulls_its_image_is_not_missed(tmp_path: Path) -> 
     job = pytorchjob("true", "true")
     pod_spec(job, "Worker")["initContainers"] = [{"name": "pull", "image": "debian:trixie-slim", "command": ["true"]}]
     ended = run_script(write(tmp_path, job))
-    assert "run_local: left out here: image debian:trixie-slim\n" in ended.stderr
+    assert "run_local: unsupported here and ignored: image debian:trixie-slim\n" in ended.stderr
 
 
 def test_a_container_without_a_command_runs_the_entrypoint(tmp_path: Path) -> None:
