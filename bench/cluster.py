@@ -18,6 +18,7 @@ from bench import machine
 from bench.cluster_table import MEASURE, TOGETHER, text
 from bench.results import FOLDER, Results
 from bench.sample import Sample
+from torchtally import events
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests/e2e"))  # the cluster is that of the tests
@@ -122,7 +123,8 @@ def _phases(namespace: Namespace, start: Callable[[Namespace], str]) -> dict[str
 
 
 def _has_begun(log: str) -> bool:
-    return " begins: " in log or '"first_step"' in log
+    reported = events.in_lines(log.split("\n"))
+    return any(isinstance(record.event, events.Step) for record in reported) or '"first_step"' in log
 
 
 def forget_the_image() -> None:

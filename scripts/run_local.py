@@ -8,13 +8,16 @@ suspended), 2 if its manifest is not valid, 128 + n if signal n ends it.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import BinaryIO
 
 try:
-    from local import containers, left_out, manifest, processes
+    from local import containers, manifest, processes, unsupported
 except ModuleNotFoundError as missing:
     print(
         f"run_local: {missing.name} is not installed: `make demo` makes .venv with it, `. .venv/bin/activate` uses it",
@@ -23,7 +26,7 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 from local.controller import Controller, Outcome, Verdict
 from local.errors import EngineError, Refused
-from local.job import Job
+from local.job import LocalJob
 from local.output import Output, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,8 +43,19 @@ def main() -> int:
         say(f"warning: {warning}")
     if found.others:
         say(f"runs PyTorchJob {found.job.name}; not applied: {', '.join(found.others)}")
+    with contextlib.ExitStack() as stack:
+        try:
+            log = stack.enter_context(Path(options.log).open("wb")) if options.log else None
+        except OSError as error:
+            say(f"--log {options.log} cannot be written: {error.strerror}")
+            return 2
+        return _outcome(found.job, options, log)
+
+
+def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
+    """Run the job; return the exit status."""
     try:
-        return asyncio.run(_run(found.job, options))
+        return asyncio.run(_run(job, options, log))
     except* EngineError as errors:
         say(str(errors.exceptions[0]))
     except* BrokenPipeError:
@@ -63,11 +77,16 @@ def _options() -> argparse.Namespace:
         metavar="IMAGE",
         help="make each pod a Docker container, of the manifest's image or of this one",
     )
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        help="write all lines of the pods to FILE, and show only those for people: no tally lines, no events",
+    )
     parser.add_argument("--json", action="store_true", help="end stdout with the outcome as one line of JSON")
     return parser.parse_args()
 
 
-async def _run(job: Job, options: argparse.Namespace) -> int:
+async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
     if job.suspended:
         verdict = Verdict(Outcome.SUSPENDED, f"PyTorchJob {job.name} is suspended.")
         say(f"{verdict.message} It runs when spec.runPolicy.suspend is false.")
@@ -76,13 +95,13 @@ async def _run(job: Job, options: argparse.Namespace) -> int:
         return 1
     engine: processes.Processes | containers.Containers
     if options.docker is None:
-        engine, honoured = processes.Processes(job, options.entrypoint), processes.HONOURED
+        engine, support = processes.Processes(job, options.entrypoint), processes.SUPPORTED
     else:
-        engine, honoured = containers.Containers(job, options.docker or None), containers.HONOURED
-    if items := left_out.left_out(job, honoured, engine.gpus):
-        say(f"left out here: {', '.join(items)}")
+        engine, support = containers.Containers(job, options.docker or None), containers.SUPPORTED
+    if items := unsupported.found_in(job, support, engine.gpus):
+        say(f"unsupported here and ignored: {', '.join(items)}")
     async with engine:
-        controller = Controller(job, engine, Output([pod.name for pod in job.pods]))
+        controller = Controller(job, engine, Output([pod.name for pod in job.pods], log=log))
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, controller.interrupt, number)
         verdict = await controller.run()
@@ -93,7 +112,7 @@ async def _run(job: Job, options: argparse.Namespace) -> int:
     return 0 if verdict.outcome is Outcome.SUCCEEDED else 1
 
 
-def _print_json(job: Job, verdict: Verdict, controller: Controller | None) -> None:
+def _print_json(job: LocalJob, verdict: Verdict, controller: Controller | None) -> None:
     status = controller.status if controller else {}
     pods = [
         {"name": name, "phase": pod.phase, "exitCode": pod.exit_code, "restarts": pod.restarts}

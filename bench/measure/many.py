@@ -19,8 +19,8 @@ from typing import cast
 sys.path.insert(0, "scripts")
 
 from bench.sample import emit
-from local import controller, environment, left_out, manifest, output, processes
-from local.job import Job, Pod
+from local import controller, environment, manifest, output, processes, unsupported
+from local.job import LocalJob, Pod
 
 SIZES = (10, 100, 1000)
 _CHART = "charts/torchtally"
@@ -67,8 +67,8 @@ def simulate(paths: Iterable[Path]) -> list[str]:
     return [line for lines in asyncio.run(together()) for line in lines]
 
 
-async def _run(job: Job) -> list[str]:
-    left_out.left_out(job, processes.HONOURED, [])
+async def _run(job: LocalJob) -> list[str]:
+    unsupported.found_in(job, processes.SUPPORTED, [])
     out = _Quiet([pod.name for pod in job.pods], io.BytesIO(), colour=False)
     verdict = await controller.Controller(job, _Nothing(job), out).run()
     if verdict.outcome is not controller.Outcome.SUCCEEDED:
@@ -89,7 +89,7 @@ class _Quiet(output.Output):
 class _Nothing:
     """An engine that makes all of a pod but its process."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LocalJob) -> None:
         self._job = job
         self._network = environment.loopback(job, iter([23456]))
 

@@ -5,7 +5,6 @@ throughput TOOL TASK WORLD    e.g. torchtally fashion-mnist 2
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from bench.model import BATCH
 from bench.sample import emit
+from torchtally import events
 from torchtally.environment import Places
 
 PEERS = {"blog": "blog", "accelerate": "with_accelerate", "lightning": "with_lightning"}
@@ -22,8 +22,6 @@ TOOLS = ("torchtally", *PEERS)
 WORLDS = (1, 2, 4)
 # Of a peer's loop, over all worlds the same number of samples: some seconds of it.
 _STEPS = {"fashion-mnist": 600, "mnist-cnn": 600, "keras-mnist": 300}
-_BEGINS = re.compile(r"^torchtally: run \w+ begins")
-_SPEED = re.compile(r"^epoch \d+/\d+: .* ([\d,]+) samples/s$")
 
 
 def main() -> None:
@@ -36,11 +34,7 @@ def main() -> None:
 def ours(
     task: str, world: int, batch: Sequence[str] = ("--batch-size", str(BATCH)), device: str = "cpu", epochs: int = 1
 ) -> tuple[float, float]:
-    """Samples a second of the last epoch, and the first step's seconds, by the real entry point.
-
-    It says itself how fast it was. It begins after three steps that only lay out buckets, so `begins` is as late as
-    others' first step.
-    """
+    """Samples a second of the last epoch, and the first step's seconds, as the real entry point reports them."""
     speed = first_step = 0.0
     with tempfile.TemporaryDirectory() as output:
         began = time.time()
@@ -52,11 +46,12 @@ def ours(
             text=True,
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                if _BEGINS.match(line):
-                    first_step = time.time() - began
-                if found := _SPEED.match(line):
-                    speed = float(found[1].replace(",", ""))
+            for record in events.in_lines(process.stdout):
+                match record.event:
+                    case events.Step():
+                        first_step = record.time - began
+                    case events.Epoch(samples_per_second=speed):
+                        pass
     if process.returncode or not speed or not first_step:
         sys.exit(f"torchtally run {task} ended with {process.returncode}, without a speed")
     return speed, first_step

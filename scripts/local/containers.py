@@ -13,10 +13,10 @@ from typing import Any
 
 from local import environment, machine
 from local.errors import EngineError
-from local.job import Job, Pod, quantity
-from local.left_out import Honoured
+from local.job import LocalJob, Pod, quantity
+from local.unsupported import Support
 
-HONOURED = Honoured(
+SUPPORTED = Support(
     pod=frozenset({"volumes", "securityContext"}),
     container=frozenset({"securityContext"}),
     limits=frozenset({"cpu", "memory"}),
@@ -36,7 +36,7 @@ docker volume ls --quiet --filter "label=$0" | xargs docker volume rm
 class Containers:
     """Each pod is a container of the same name, on a network of this run's own."""
 
-    def __init__(self, job: Job, image: str | None) -> None:
+    def __init__(self, job: LocalJob, image: str | None) -> None:
         self._job = job
         self._image = image  # in place of the manifest's
         self._run = secrets.token_hex(4)

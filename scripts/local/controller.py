@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol
 
-from local.job import Job, Pod
+from local.job import LocalJob, Pod
 from local.output import Output
 
 _FAREWELL = 10  # seconds for a process that was killed
@@ -69,7 +69,7 @@ class Status:
 class Controller:
     """Runs one job to its verdict. What may befall it meanwhile, in a cluster, can be done to it by its methods."""
 
-    def __init__(self, job: Job, engine: Engine, output: Output) -> None:
+    def __init__(self, job: LocalJob, engine: Engine, output: Output) -> None:
         self._job = job
         self._engine = engine
         self._output = output

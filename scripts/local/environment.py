@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from local.job import Job, Pod, quantity
+from local.job import LocalJob, Pod, quantity
 
 # What every process needs, and what a network with a proxy and its own certificates asks for.
 _INHERITED = re.compile(
@@ -44,7 +44,7 @@ class Network:
         return self.translated.get(address, address)
 
 
-def addresses(job: Job) -> list[Address]:
+def addresses(job: LocalJob) -> list[Address]:
     """Where the pods of this job listen for each other."""
     found = []
     if "Master" in job.replicas:
@@ -54,14 +54,14 @@ def addresses(job: Job) -> list[Address]:
     return list(dict.fromkeys(found))
 
 
-def loopback(job: Job, ports: Iterator[int]) -> Network:
+def loopback(job: LocalJob, ports: Iterator[int]) -> Network:
     """All pods on this machine, each address on a port of its own."""
     return Network(
         translated={address: Address("127.0.0.1", next(ports)) for address in addresses(job)}, pod_ip="127.0.0.1"
     )
 
 
-def pod_environment(job: Job, pod: Pod, network: Network | None = None) -> dict[str, str]:
+def pod_environment(job: LocalJob, pod: Pod, network: Network | None = None) -> dict[str, str]:
     """What the job gives a pod: the user's variables, expanded, then the operator's."""
     network = network or Network()
     variables: dict[str, str] = {}
@@ -98,7 +98,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replace, text)
 
 
-def unresolved(job: Job) -> list[str]:
+def unresolved(job: LocalJob) -> list[str]:
     """The references that no document of the file resolves, and that a cluster would ask for."""
     missing = []
     for pod in job.pods:
@@ -113,7 +113,7 @@ def unresolved(job: Job) -> list[str]:
     return list(dict.fromkeys(missing))
 
 
-def _operator_variables(job: Job, pod: Pod, network: Network) -> Iterator[tuple[str, str]]:
+def _operator_variables(job: LocalJob, pod: Pod, network: Network) -> Iterator[tuple[str, str]]:
     pods = sum(replica.count for replica in job.replicas.values())
     yield "PYTHONUNBUFFERED", "1"
     if "Master" in job.replicas:
@@ -153,16 +153,16 @@ def _elastic_variables(policy: Mapping[str, Any], endpoint: Address) -> Iterator
         yield "PET_STANDALONE", ""
 
 
-def _master(job: Job) -> Address:
+def _master(job: LocalJob) -> Address:
     return Address(f"{job.name}-master-0", job.replicas["Master"].port)
 
 
-def _rendezvous(job: Job) -> Address:
+def _rendezvous(job: LocalJob) -> Address:
     policy = job.elastic or {}
     return Address(policy.get("rdzvHost", f"{job.name}-worker-0"), policy.get("rdzvPort", job.replicas["Worker"].port))
 
 
-def _from_reference(job: Job, pod: Pod, source: Mapping[str, Any], network: Network) -> str | None:
+def _from_reference(job: LocalJob, pod: Pod, source: Mapping[str, Any], network: Network) -> str | None:
     if "fieldRef" in source:
         return _pod_field(job, pod, source["fieldRef"]["fieldPath"], network)
     if "resourceFieldRef" in source:
@@ -173,7 +173,7 @@ def _from_reference(job: Job, pod: Pod, source: Mapping[str, Any], network: Netw
     return None
 
 
-def _from_source(job: Job, source: Mapping[str, Any]) -> dict[str, str] | None:
+def _from_source(job: LocalJob, source: Mapping[str, Any]) -> dict[str, str] | None:
     for kind, key in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
         data = job.config.get((kind, source.get(key, {}).get("name", "")))
         if data is not None:
@@ -188,7 +188,7 @@ def _named(source: Mapping[str, Any], kinds: Iterable[str]) -> Iterator[str]:
             yield f"{kind} {name}"
 
 
-def _pod_field(job: Job, pod: Pod, path: str, network: Network) -> str | None:
+def _pod_field(job: LocalJob, pod: Pod, path: str, network: Network) -> str | None:
     if subscript := _SUBSCRIPT.fullmatch(path):
         values = pod.labels if subscript[1] == "labels" else pod.annotations
         return values.get(subscript[2], "")

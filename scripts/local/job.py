@@ -21,7 +21,7 @@ CleanPodPolicy = Literal["All", "None", "Running"]
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """The pods of one type: Master or Worker."""
+    """The pods of one replica type: Master or Worker."""
 
     kind: str
     count: int
@@ -74,13 +74,15 @@ class Pod:
 
     @property
     def grace(self) -> int:
-        """Seconds between the polite signal and the deadly one."""
+        """Seconds from SIGTERM to SIGKILL."""
         seconds: int = self.spec.get("terminationGracePeriodSeconds", 30)
         return seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class LocalJob:
+    """A PyTorchJob to run on this machine."""
+
     name: str
     namespace: str
     replicas: Mapping[str, Replica]  # Master first
@@ -93,7 +95,7 @@ class Job:
     @classmethod
     def from_manifest(
         cls, manifest: Mapping[str, Any], config: Mapping[tuple[str, str], Mapping[str, str]] | None = None
-    ) -> "Job":
+    ) -> "LocalJob":
         """Apply the operator's defaults to a PyTorchJob that passed its validation."""
         spec, metadata = manifest["spec"], manifest["metadata"]
         replicas = {

@@ -12,7 +12,7 @@ import yaml
 
 from local import schema, webhook
 from local.errors import Refused
-from local.job import Job
+from local.job import LocalJob
 
 API_VERSION, KIND = "kubeflow.org/v1", "PyTorchJob"
 
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
 class Manifest:
     """One PyTorchJob that was found valid, and the documents that stood beside it."""
 
-    job: Job
+    job: LocalJob
     warnings: tuple[str, ...]
     others: tuple[str, ...]  # "Service demo", "PyTorchJob other"
 
@@ -52,7 +52,7 @@ def load(path: str, name: str | None = None) -> Manifest:
     chosen = jobs[names.index(name) if name is not None else 0]
     warnings = _check(chosen)
     return Manifest(
-        job=Job.from_manifest(chosen, config=_config(documents)),
+        job=LocalJob.from_manifest(chosen, config=_config(documents)),
         warnings=tuple(warnings),
         others=tuple(_title(document) for document in documents if document is not chosen),
     )

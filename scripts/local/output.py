@@ -1,4 +1,4 @@
-"""Whole lines, each with the name of its pod."""
+"""The pods' output: complete lines, each prefixed with the name of its pod."""
 
 import asyncio
 import os
@@ -7,13 +7,23 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan first, for the Master
+_FOR_PROGRAMS = (b"TORCHTALLY ", b"TORCHTALLY-EVENT ")  # tally lines and events
 
 
 class Output:
-    """The pods' lines go to stdout; what the runner itself says goes to stderr."""
+    """The pods' lines go to stdout, the runner's own messages to stderr.
 
-    def __init__(self, names: Sequence[str], stream: BinaryIO | None = None, colour: bool | None = None) -> None:
-        self._stream = stream or sys.stdout.buffer
+    With a `log`, all lines of the pods go to the log, and stdout shows only the lines for people.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        stream: BinaryIO | None = None,
+        colour: bool | None = None,
+        log: BinaryIO | None = None,
+    ) -> None:
+        self._stream, self._log = stream or sys.stdout.buffer, log
         if colour is None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._prefixes = {
@@ -41,6 +51,11 @@ class Output:
         # A progress bar draws over its line with \r: what a terminal would show in the end is what counts.
         seen = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
         # One write, so that pods of two runs into one pipe do not mix within a line either.
+        if self._log:
+            lines = list(seen)
+            self._log.write(b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
+            self._log.flush()
+            seen = (line for line in lines if not line.startswith(_FOR_PROGRAMS))
         self._stream.write(b"".join(self._prefixes[name] + line + b"\n" for line in seen))
         self._stream.flush()
 

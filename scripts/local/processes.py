@@ -14,18 +14,18 @@ from types import TracebackType
 import psutil
 
 from local import environment, machine
-from local.job import Job, Pod
-from local.left_out import Honoured
+from local.job import LocalJob, Pod
+from local.unsupported import Support
 
-# A limit of cores is honoured where a process can be kept to them.
-HONOURED = Honoured(limits=frozenset({"cpu"} if hasattr(os, "sched_setaffinity") else ()))
+# A CPU limit has an effect where the system can bind a process to cores.
+SUPPORTED = Support(limits=frozenset({"cpu"} if hasattr(os, "sched_setaffinity") else ()))
 _SHIM = Path(__file__).with_name("shim.py")
 
 
 class Processes:
     """Runs the command of each pod as it is found on PATH; all pods share this machine's files and its loopback."""
 
-    def __init__(self, job: Job, entrypoint: str) -> None:
+    def __init__(self, job: LocalJob, entrypoint: str) -> None:
         self._job = job
         self._entrypoint = shlex.split(entrypoint)
         self.network = environment.loopback(job, machine.ports())

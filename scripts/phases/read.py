@@ -18,12 +18,6 @@ _LOG_BYTES = 1 << 20  # of a pod's log, from its beginning: a first step is not 
 Object = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Line:
-    moment: float  # seconds since 1970
-    text: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pod:
     """Objects as the API server gave them. `found` is None where there is no pod of this name."""
@@ -31,7 +25,7 @@ class Pod:
     name: str
     found: Object | None
     events: list[Object]
-    log: list[Line]
+    log: list[str]  # lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,22 +82,10 @@ def _pod(core: client.CoreV1Api, name: str, job: job_kinds.ClusterJob) -> Pod:
     return Pod(name=name, found=found, events=events.get("items", []), log=log + _log(core, name, job))
 
 
-def _log(core: client.CoreV1Api, pod: str, job: job_kinds.ClusterJob, **options: bool) -> list[Line]:
-    asked = options | {"container": job.container, "timestamps": True, "limit_bytes": _LOG_BYTES}
+def _log(core: client.CoreV1Api, pod: str, job: job_kinds.ClusterJob, **options: bool) -> list[str]:
+    asked = options | {"container": job.container, "limit_bytes": _LOG_BYTES}
     text = _asked(core.read_namespaced_pod_log, pod, job.namespace, **asked)
-    return lines(text or "")
-
-
-def lines(text: str) -> list[Line]:
-    """Those of a log that `timestamps` was asked for; what has none, as a kubelet's own sentence, is left out."""
-    found = []
-    for line in text.split("\n"):
-        stamp, _, rest = line.partition(" ")
-        try:
-            found.append(Line(moment(stamp), rest))
-        except ValueError:
-            continue
-    return found
+    return (text or "").split("\n")
 
 
 def _asked(call: Callable[..., Any], *arguments: str, **options: Any) -> str | None:

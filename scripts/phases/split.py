@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from .read import Job, Line, Object, Pod, moment
+from torchtally import events
+
+from .read import Job, Object, Pod, moment
 from .waits import NotYet, why_none
 
 # In the order in which a pod goes through them.
@@ -24,9 +26,6 @@ PHASES = (
     "first step",
 )
 _NOTHING = float("-inf")  # the end of a phase that a pod does not have: it takes 0 s
-_ENTRY = re.compile(r"torchtally: \S+ is (pod|one of|alone)\b")
-_DATA = re.compile(r"torchtally: rank \d+ has \d+ samples .* after ([0-9.]+) s$")
-_BEGINS = re.compile(r"torchtally: run \w+ begins\b")
 _PULLED_IN = re.compile(r" in (\S+)(?: \((\S+) including waiting\))?")
 _DURATION = re.compile(r"([0-9.]+)(h|ms|m|µs|ns|s)")  # as Go writes it: 1m2.5s
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
@@ -88,14 +87,21 @@ def _names(ends: Collection[Mapping[str, float | None]]) -> dict[str, str]:
     return names
 
 
-def _first_steps(log: list[Line]) -> Iterator[float]:
-    """When rank 0 of ours begins, which is after three steps that only lay out buckets; or a peer's own word for it."""
+def _first_steps(log: list[str]) -> Iterator[float]:
+    """When a run that begins, and is not resumed, has made its first step; or a peer's own word for it."""
+    begins = False
     for line in log:
-        if _BEGINS.match(line.text):
-            yield line.moment
-        elif line.text.startswith("{") and '"first_step"' in line.text:
+        record = events.read(line)
+        match record and record.event:
+            case events.Begun():
+                begins = True
+            case events.Resumed():
+                begins = False
+            case events.Step() if record and begins:
+                yield record.time
+        if line.startswith("{") and '"first_step"' in line:
             try:
-                yield float(json.loads(line.text)["first_step"])
+                yield float(json.loads(line)["first_step"])
             except (ValueError, KeyError, TypeError):  # somebody else's line
                 continue
 
@@ -115,8 +121,9 @@ def _ends(pod: Pod, container: str, first_step: float) -> dict[str, float | None
     all_known = bool(seen) or all(each["restartCount"] <= len(list(_starts(each))) - 1 for each in main)
     restarted = max(before) > min(before) or not all_known
     images = [_when(event) for event in pod.events if event["reason"] in ("Pulling", "Pulled")]
-    data = _data(pod.log, max(before), first_step)
-    entries = [line.moment for line in pod.log if _ENTRY.match(line.text) and max(before) <= line.moment <= first_step]
+    reported = [each for each in events.in_lines(pod.log) if max(before) <= each.time <= first_step]
+    entered = next((each.time for each in reported if isinstance(each.event, events.Started)), None)
+    loaded = next(((each.time, each.event.seconds) for each in reported if isinstance(each.event, events.Data)), None)
     return {
         "controller": moment(pod.found["metadata"]["creationTimestamp"]),
         "scheduling": _scheduled(status),
@@ -125,19 +132,11 @@ def _ends(pod: Pod, container: str, first_step: float) -> dict[str, float | None
         "pull": _pulled(own),
         "start": min(before) if all_known else None,
         "restarts": max(before) if restarted else _NOTHING,
-        "import": min(entries, default=None),
-        "rendezvous": data and data[0],
-        "data": data and data[1],
+        "import": entered,
+        "rendezvous": loaded and loaded[0] - loaded[1],
+        "data": loaded and loaded[0],
         "first step": first_step,
     }
-
-
-def _data(log: list[Line], started: float, first_step: float) -> tuple[float, float] | None:
-    """When a pod's data began to be loaded, by its own word, and when it was."""
-    for line in log:
-        if started <= line.moment <= first_step and (said := _DATA.match(line.text)):
-            return line.moment - float(said[1]), line.moment
-    return None
 
 
 def _starts(status: Object) -> Iterator[float]:

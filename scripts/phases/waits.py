@@ -1,10 +1,9 @@
 """Why a job has made no first step yet, in one sentence."""
 
-import re
+from torchtally import events
 
 from .read import Job, Object, Pod
 
-_GOES_ON = re.compile(r"torchtally: run \w+ (goes on|is complete)\b")
 _WAITS = ("PodInitializing", "ContainerCreating")  # which say nothing more than Pending does
 
 
@@ -14,14 +13,15 @@ class NotYet(Exception):
 
 def why_none(job: Job) -> str:
     for pod in job.pods:
-        for line in pod.log:
-            if _GOES_ON.match(line.text):
-                return f"job {job.name} has made its first step in logs that are gone: {pod.name} says “{line.text}”"
+        for record in events.in_lines(pod.log):
+            if isinstance(record.event, events.Resumed):
+                resumed = f"{pod.name} has resumed run {record.source.run}"
+                return f"job {job.name} has made its first step in logs that are gone: {resumed}"
     waits = [why for pod in job.pods if (why := _why(pod))]
     if waits:
         more = f" ({len(waits)} of {len(job.pods)} pods do not run)" if len(waits) > 1 else ""
         return f"job {job.name} ({job.state}) has not made its first step: {waits[0]}{more}"
-    lines = "“torchtally: run … begins”, or a line of JSON with first_step"
+    lines = "the event “step”, or a line of JSON with first_step"
     return f"job {job.name} ({job.state}) has not logged its first step ({lines})"
 
 

@@ -17,7 +17,7 @@ from localjobs import Run
 
 from local import containers, output, processes
 from local.controller import Controller
-from local.job import Job, Pod
+from local.job import LocalJob, Pod
 
 Engine = processes.Processes | containers.Containers
 Part = Callable[[psutil.Process], list[psutil.Process]]  # of a pod's shim
@@ -54,7 +54,9 @@ class Over(AssertionError):
 class Live(output.Output):
     """Runs a job in a thread of its own. Left early, it ends at once; nothing of it stays behind."""
 
-    def __init__(self, job: Job, engine: Callable[[Job], Engine] = lambda job: processes.Processes(job, "torchtally")):
+    def __init__(
+        self, job: LocalJob, engine: Callable[[LocalJob], Engine] = lambda job: processes.Processes(job, "torchtally")
+    ):
         self.heard: list[Heard] = []
         self.starts: dict[str, int] = {pod.name: 0 for pod in job.pods}  # of containers, those of new pods included
         self.started: list[float] = []  # when each of them was, time.monotonic()
@@ -147,7 +149,7 @@ class Live(output.Output):
             self.heard += [Heard(time.monotonic(), text, said) for text in texts]
             self._more.notify_all()
 
-    def _run(self, job: Job, engine: Callable[[Job], Engine]) -> None:
+    def _run(self, job: LocalJob, engine: Callable[[LocalJob], Engine]) -> None:
         try:
             self._ended.set_result(asyncio.run(self._to_the_end(job, engine(job))))
         except BaseException as error:
@@ -158,7 +160,7 @@ class Live(output.Output):
             with self._more:
                 self._more.notify_all()
 
-    async def _to_the_end(self, job: Job, engine: Engine) -> Run:
+    async def _to_the_end(self, job: LocalJob, engine: Engine) -> Run:
         start = engine.start
 
         async def counted(pod: Pod, new: bool) -> asyncio.subprocess.Process:

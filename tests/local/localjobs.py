@@ -14,7 +14,7 @@ import yaml
 
 from local import manifest, output, processes
 from local.controller import Controller, Status, Verdict
-from local.job import Job
+from local.job import LocalJob
 
 RUN_LOCAL = Path(__file__).resolve().parents[2] / "scripts" / "run_local.py"
 Object = dict[str, Any]
@@ -59,14 +59,14 @@ def write(folder: Path, *documents: Object | str, name: str = "job.yaml") -> str
     return str(path)
 
 
-def load(folder: Path, document: Object) -> Job:
+def load(folder: Path, document: Object) -> LocalJob:
     return manifest.load(write(folder, document)).job
 
 
 class Recorder(output.Output):
     """Keeps what is printed and said."""
 
-    def __init__(self, job: Job, heard: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, job: LocalJob, heard: Callable[[str], None] = lambda text: None) -> None:
         self.stream = io.BytesIO()
         self.said: list[str] = []
         self._heard = heard

@@ -183,7 +183,7 @@ def test_limits_and_security(tmp_path: Path, name: str) -> None:
     assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], ["CAP_NET_BIND_SERVICE"])
     assert sorted(host["GroupAdd"]) == ["2000", "3000"]
     assert (found["Config"]["User"], found["Config"]["WorkingDir"]) == ("1001:0", "/var")
-    assert "left out" not in err
+    assert "unsupported" not in err
     assert runner.returncode == 143
 
 
@@ -249,7 +249,7 @@ def test_no_docker_is_one_sentence(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (1, "run_local: docker: no such command on PATH\n")
 
 
-def test_what_docker_honours_is_not_left_out(tmp_path: Path, name: str) -> None:
+def test_what_docker_supports_is_not_ignored(tmp_path: Path, name: str) -> None:
     job = named(pytorchjob("true"), name)
     container(job)["resources"] = {"limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}}
     pod_spec(job)["nodeSelector"] = {"a": "b"}
@@ -257,5 +257,5 @@ def test_what_docker_honours_is_not_left_out(tmp_path: Path, name: str) -> None:
     container(job)["volumeMounts"] = [{"name": "e", "mountPath": "/e", "subPath": "x"}]
     ended = run_script(write(tmp_path, job), "--docker")
     assert ended.stderr.splitlines()[0] == (
-        "run_local: left out here: 1 nvidia.com/gpu (none here), nodeSelector, volume v, subPath of e"
+        "run_local: unsupported here and ignored: 1 nvidia.com/gpu (none here), nodeSelector, volume v, subPath of e"
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from localjobs import Object, container, load, pytorchjob, run, write
 
 from local import environment, manifest
-from local.job import Job
+from local.job import LocalJob
 
 
 def static(rank: int, nodes: int, nproc: str, world: int, port: int = 23456) -> dict[str, str]:
@@ -26,7 +26,7 @@ def static(rank: int, nodes: int, nproc: str, world: int, port: int = 23456) -> 
     }
 
 
-def environments(job: Job) -> list[dict[str, str]]:
+def environments(job: LocalJob) -> list[dict[str, str]]:
     return [environment.pod_environment(job, pod) for pod in job.pods]
 
 

@@ -58,13 +58,13 @@ spec:
     late = "run_local: cleanPodPolicy None leaves 1 pod running: waiting until they end"  # as a worker may be
     assert [line for line in ended.stderr.splitlines() if line != late] == [
         "run_local: runs PyTorchJob mnist; not applied: Service dashboard",
-        "run_local: left out here: 2 nvidia.com/gpu (none here), image registry.example/mnist:latest, "
+        "run_local: unsupported here and ignored: 2 nvidia.com/gpu (none here), image registry.example/mnist:latest, "
         "annotation sidecar.istio.io/inject, nodeSelector, tolerations, volume data, limit memory 8Gi",
         "run_local: PyTorchJob mnist is successfully completed.",
     ]
 
 
-def test_what_else_is_left_out(tmp_path: Path) -> None:
+def test_what_else_is_ignored(tmp_path: Path) -> None:
     job = pytorchjob("true", "true", runPolicy={"ttlSecondsAfterFinished": 5, "schedulingPolicy": {"minAvailable": 2}})
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
     job["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
@@ -76,7 +76,8 @@ def test_what_else_is_left_out(tmp_path: Path) -> None:
     ended = run_script(write(tmp_path, job))
     assert ended.returncode == 0
     assert (
-        "run_local: left out here: ttlSecondsAfterFinished, schedulingPolicy, managedBy kueue.x-k8s.io/multikueue, "
+        "run_local: unsupported here and ignored: ttlSecondsAfterFinished, schedulingPolicy, "
+        "managedBy kueue.x-k8s.io/multikueue, "
         "label kueue.x-k8s.io/queue-name, image debian:trixie-slim, initContainers, container istio-proxy, "
         "livenessProbe, the name demo-master-0 as an address, env KEY from secretKeyRef keys\n"
     ) in ended.stderr
@@ -86,7 +87,7 @@ def test_a_container_that_only_pulls_its_image_is_not_missed(tmp_path: Path) -> 
     job = pytorchjob("true", "true")
     pod_spec(job, "Worker")["initContainers"] = [{"name": "pull", "image": "debian:trixie-slim", "command": ["true"]}]
     ended = run_script(write(tmp_path, job))
-    assert "run_local: left out here: image debian:trixie-slim\n" in ended.stderr
+    assert "run_local: unsupported here and ignored: image debian:trixie-slim\n" in ended.stderr
 
 
 def test_a_container_without_a_command_runs_the_entrypoint(tmp_path: Path) -> None:
@@ -151,3 +152,23 @@ def test_without_its_packages_it_says_where_they_are() -> None:
     assert ended.stderr == (
         "run_local: psutil is not installed: `make demo` makes .venv with it, `. .venv/bin/activate` uses it\n"
     )
+
+
+def test_a_log_has_all_lines_and_the_terminal_those_for_people(tmp_path: Path) -> None:
+    lines = ["TORCHTALLY {}", "epoch 1", "TORCHTALLY-EVENT {}", "TORCHTALLYING"]
+    manifest = write(tmp_path, pytorchjob(f"printf '%s\\n' {' '.join(f'{line!r}' for line in lines)}", policy="Never"))
+    log = tmp_path / "job.log"
+    ended = run_script(manifest, "--log", str(log))
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines() == ["[demo-master-0] epoch 1", "[demo-master-0] TORCHTALLYING"]
+    assert log.read_text().splitlines() == [f"[demo-master-0] {line}" for line in lines]
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_the_job_runs(tmp_path: Path) -> None:
+    log = tmp_path / "no" / "job.log"
+    ended = run_script(write(tmp_path, pytorchjob(f"touch {tmp_path}/ran", policy="Never")), "--log", str(log))
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        f"run_local: --log {log} cannot be written: No such file or directory\n",
+    )
+    assert not (tmp_path / "ran").exists()

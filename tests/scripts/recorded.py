@@ -3,7 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from phases.read import Job, Object, Pod, lines, moment
+from phases.read import Job, Object, Pod, moment
+from torchtally import events
 
 _CREATED = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 IMAGE = "localhost:5000/torchtally:cpu"
@@ -11,10 +12,21 @@ PRESENT = f'Container image "{IMAGE}" already present on machine'
 CONDITIONS = [("PodScheduled", 2), ("PodReadyToStartContainers", 4), ("Initialized", 8), ("Ready", 10)]
 
 
-def at(seconds: float) -> str:
-    """Whole seconds as in objects, others as in logs."""
-    stamp = (_CREATED + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{stamp}Z" if seconds == int(seconds) else f"{stamp}.{round(seconds % 1 * 1e9):09d}Z"
+def at(seconds: int) -> str:
+    return (_CREATED + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def reported(seconds: float, event: events.Event, pod: str = "demo-master-0", rank: int | None = 0) -> str:
+    """The line of a pod's log."""
+    source = events.Source(pod=pod, rank=rank, run="3f9c2a7b10de", attempt=0)
+    return events.line(events.Record(_CREATED.timestamp() + seconds, source, event))
+
+
+def started(seconds: float, index: int) -> str:
+    """By the entry point of the pod that is this one of four."""
+    versions = {"torchtally": "0.1.0", "torch": "2.14.1", "python": "3.13.1"}
+    event = events.Started(node_rank=index, min_pods=4, max_pods=4, processes=1, threads=1, **versions)
+    return reported(seconds, event, f"demo-worker-{index - 1}" if index else "demo-master-0", None)
 
 
 def event(reason: str, seconds: int, message: str, container: str = "pytorch", kind: str = "containers") -> Object:
@@ -52,12 +64,13 @@ def master() -> Pod:
     found = _found("demo-master-0", 1, [("PodScheduled", 5), ("Initialized", 5), ("Ready", 10)])
     found["status"]["containerStatuses"] = [status(9)]
     pulled = f'Successfully pulled image "{IMAGE}" in 1.5s (2.5s including waiting). Image size: 453000000 bytes.'
-    events = [event("Pulling", 6, f'Pulling image "{IMAGE}"'), event("Pulled", 8, pulled)]
-    events += [event("Created", 8, "Created container: pytorch"), event("Started", 9, "Started container pytorch")]
-    log = f"{at(12.25)} torchtally: demo-master-0 is pod 1 of 4; processes: 1 (CPU); threads a process: 1\n"
-    log += f"{at(18)} torchtally: rank 0 has 60000 samples to train with and 10000 to test with, after 1.5 s\n"
-    log += f"{at(20.5)} torchtally: run 3f9c2a7b10de begins: 60000 samples an epoch, 4 ranks\n{at(31.5)} epoch 1/2: …\n"
-    return Pod(name="demo-master-0", found=found, events=events, log=lines(log))
+    seen = [event("Pulling", 6, f'Pulling image "{IMAGE}"'), event("Pulled", 8, pulled)]
+    seen += [event("Created", 8, "Created container: pytorch"), event("Started", 9, "Started container pytorch")]
+    log = ["torchtally: …", started(12.25, 0)]
+    log.append(reported(18, events.Data(train=60000, test=10000, seconds=1.5)))
+    log.append(reported(20.25, events.Begun(task="fashion-mnist", world=4)))
+    log += [reported(20.5, events.Step(epoch=1)), "epoch 1/2: …"]
+    return Pod(name="demo-master-0", found=found, events=seen, log=log)
 
 
 def worker(index: int = 0) -> Pod:
@@ -67,14 +80,12 @@ def worker(index: int = 0) -> Pod:
     ended = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": at(5), "finishedAt": at(10)}}
     found["status"] |= {"initContainerStatuses": [init_container(ended)], "containerStatuses": [status(11)]}
     first = 'Container image "alpine:3.10" already present on machine'
-    events = [event("Pulled", 4, first, "init-pytorch", "initContainers")]
-    events += [event("Started", 5, "Started container init-pytorch", "init-pytorch", "initContainers")]
-    events += [event("Pulled", 10, PRESENT), event("Started", 11, "Started container pytorch")]
-    log = f"{at(15.5)} torchtally: {name} is pod {index + 2} of 4; processes: 1 (CPU); threads a process: 1\n"
-    log += (
-        f"{at(17)} torchtally: rank {index + 1} has 60000 samples to train with and 10000 to test with, after 0.5 s\n"
-    )
-    return Pod(name=name, found=found, events=events, log=lines(log))
+    seen = [event("Pulled", 4, first, "init-pytorch", "initContainers")]
+    seen += [event("Started", 5, "Started container init-pytorch", "init-pytorch", "initContainers")]
+    seen += [event("Pulled", 10, PRESENT), event("Started", 11, "Started container pytorch")]
+    data = events.Data(train=60000, test=10000, seconds=0.5)
+    log = [started(15.5, index + 1), reported(17, data, name, index + 1)]
+    return Pod(name=name, found=found, events=seen, log=log)
 
 
 def pending(index: int, conditions: list[Object], *containers: Object) -> Pod:

@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 import recorded
 import startup
-from recorded import at, event, job, master, pending, status, worker
+from recorded import at, event, job, master, pending, reported, started, status, worker
 from test_verify_cluster import JOB, Server, pod, server  # noqa: F401  # a fixture
 
 from phases import report
-from phases.read import lines
 from phases.split import split
 from phases.waits import NotYet
+from torchtally import events
 
 REST = "rendezvous+data+first step"
+RESUMED = events.Resumed(task="fashion-mnist", world=4, checkpoint="/output/a", epoch=2, position=0, discarded=0)
 
 
 def test_each_pod_and_the_job_add_up_to_the_first_step() -> None:
@@ -63,8 +64,8 @@ def test_each_pod_and_the_job_add_up_to_the_first_step() -> None:
 
 
 def test_a_log_without_the_entry_point_joins_what_it_does_not_tell_apart() -> None:
-    told = json.dumps({"samples": 2560, "seconds": 0.8, "first_step": master().log[2].moment})
-    by_hand = replace(master(), log=lines(f'{at(31.5)} {{"not": "it"}}\n{at(33.5)} {told}\n'))
+    told = json.dumps({"samples": 2560, "seconds": 0.8, "first_step": job().created + 20.5})
+    by_hand = replace(master(), log=['{"not": "it"}', told])
     found = split(job(by_hand, replace(worker(), log=[])))
     assert found.seconds == 20.5
     assert found.job[f"import+{REST}"] == 9.5 and "import" not in found.job
@@ -83,8 +84,7 @@ def test_a_pod_that_restarted_before_the_first_step_has_a_phase_for_that() -> No
     assert again.found
     again.found["status"]["containerStatuses"] = [status(16, restarts=1, previous=11)]
     again.events.append(event("Started", 16, "Started container pytorch"))
-    line = "torchtally: demo-worker-0 is pod 2 of 4; processes: 1"
-    again = replace(again, log=lines(f"{at(15.5)} {line}\n{at(18.5)} {line}\n"))
+    again = replace(again, log=[started(15.5, 1), started(18.5, 1)])
     found = split(job(master(), again))
     assert [found.pods["demo-worker-0"][phase] for phase in ("start", "restarts", "import", REST)] == [1, 5, 2.5, 2]
     assert found.pods["demo-master-0"]["restarts"] == 0
@@ -151,13 +151,12 @@ def test_a_pod_that_is_pending_is_named_with_its_reason(waiting: recorded.Pod, w
 
 def test_why_there_is_no_first_step() -> None:
     begun, gone = replace(master(), log=master().log[:1]), replace(worker(), found=None, log=[])
-    with pytest.raises(NotYet, match=r"\(Running\) has not logged its first step \(“torchtally: run … begins”"):
+    with pytest.raises(NotYet, match=r"\(Running\) has not logged its first step \(the event “step”"):
         split(job(begun, worker()))
     with pytest.raises(NotYet, match=r"there is no pod demo-worker-0 \(2 of 3 pods do not run\)$"):
         split(job(begun, gone, gone))
-    resumed = "torchtally: run 3f9c2a7b10de goes on at epoch 2, position 0 of 60000, with 4 ranks"
-    with pytest.raises(NotYet, match=f"in logs that are gone: demo-master-0 says “{resumed}”"):
-        split(job(replace(master(), log=lines(f"{at(99.5)} {resumed}")), worker()))
+    with pytest.raises(NotYet, match=r"in logs that are gone: demo-master-0 has resumed run 3f9c2a7b10de$"):
+        split(job(replace(master(), log=[reported(99.5, RESUMED), reported(99.75, events.Step(epoch=2))]), worker()))
 
 
 def test_the_table_and_what_its_columns_are() -> None:
@@ -173,10 +172,10 @@ def test_the_table_and_what_its_columns_are() -> None:
     assert any(line.startswith("± 1 s") for line in text)
 
 
-LOG = "/log?container=pytorch&limitBytes=1048576&timestamps=true"
+LOG = "/log?container=pytorch&limitBytes=1048576"
 
 
-def events(name: str) -> str:
+def events_of(name: str) -> str:
     chosen = f"involvedObject.kind%3DPod%2CinvolvedObject.uid%3Duid-{name}"
     return f"/api/v1/namespaces/trial/events?fieldSelector={chosen}"
 
@@ -189,9 +188,8 @@ def cluster(server: Server) -> Server:  # noqa: F811
     server.state("Running")
     for each in (master(), worker()):
         server.answers[pod(each.name)] = 200, each.found
-        server.answers[events(each.name)] = 200, {"kind": "EventList", "items": each.events}
-        text = "".join(f"{at(line.moment - job().created)} {line.text}\n" for line in each.log)
-        server.answers[pod(each.name) + LOG] = 200, text
+        server.answers[events_of(each.name)] = 200, {"kind": "EventList", "items": each.events}
+        server.answers[pod(each.name) + LOG] = 200, "".join(f"{line}\n" for line in each.log)
     return server
 
 
@@ -212,10 +210,10 @@ def test_the_first_start_of_a_pod_that_restarted_is_in_the_log_before(
     assert again
     again["status"]["containerStatuses"] = [status(40, restarts=1, previous=9)]
     cluster.answers[pod("demo-master-0")] = 200, again
-    before = LOG.replace("timestamps", "previous=true&timestamps")
+    before = LOG + "&previous=true"
     cluster.answers[pod("demo-master-0") + before] = cluster.answers[pod("demo-master-0") + LOG]
-    resumed = f"{at(43.5)} torchtally: run 3f9c2a7b10de goes on at epoch 1, position 0 of 60000, with 4 ranks\n"
-    cluster.answers[pod("demo-master-0") + LOG] = 200, resumed
+    resumed = [reported(43.5, RESUMED), reported(44.0, events.Step(epoch=2))]
+    cluster.answers[pod("demo-master-0") + LOG] = 200, "\n".join(resumed)
     assert startup.main(["demo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["seconds"] == 20.5
 
@@ -232,7 +230,7 @@ def test_exit_status_1_without_a_first_step_and_2_for_bad_input(
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith("startup: job demo (Running) has not made its first step: pod demo-worker-0 is Pending")
 
-    del cluster.answers[events("demo-master-0")]  # the server forbids what it has no answer to
+    del cluster.answers[events_of("demo-master-0")]  # the server forbids what it has no answer to
     assert startup.main(["demo"]) == 2
     assert "a role must allow get, list on pods, pods/log and events" in capsys.readouterr().err
 

@@ -191,12 +191,18 @@ def emit(event: Event, source: Source) -> None:
 
     The stdout of an entry point belongs to the command that it runs.
     """
-    values = {"v": VERSION, "event": _NAMES[type(event)], "time": round(time.time(), 3)}
-    values |= {name: _plain(name, value) for name, value in (asdict(source) | asdict(event)).items()}
     stream = sys.stderr if source.rank is None else sys.stdout
     with contextlib.suppress(OSError, ValueError):  # a full disk, a pipe that nobody reads, a stream that is closed
-        stream.write(f"{PREFIX}{json.dumps(values, separators=(',', ':'))}\n")
+        stream.write(line(Record(round(time.time(), 3), source, event)) + "\n")
         stream.flush()
+
+
+def line(record: Record) -> str:
+    """`record` as it is printed."""
+    values = {"v": VERSION, "event": _NAMES[type(record.event)], "time": record.time}
+    fields = asdict(record.source) | asdict(record.event)
+    values |= {name: _plain(name, value) for name, value in fields.items()}
+    return PREFIX + json.dumps(values, separators=(",", ":"))
 
 
 def read(line: str) -> Record | None:
@@ -206,7 +212,7 @@ def read(line: str) -> Record | None:
         return None
     try:
         values = json.loads(text)
-        if not isinstance(values, dict) or values.get("v") != VERSION:
+        if _checked(values, "v", int) != VERSION:
             return None
         kind = KINDS[values["event"]]
         return Record(_checked(values, "time", float), Source(**_own(Source, values)), kind(**_own(kind, values)))
