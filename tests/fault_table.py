@@ -15,7 +15,7 @@ from filelock import FileLock
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "faults"
 # What a pod says first, and what rank 0 says right before its first training step.
 FIRST_LINE = re.compile(r"torchtally: \S+ is pod \d+ of \d+")
-NEXT_STEP = re.compile(r"torchtally: run \w+ (begins|goes on)")
+NEXT_STEP = re.compile(r"torchtally: run \w+ (begins|resumes)")
 _HEAD = """\
 | fault | restartPolicy | restarts | lost | doubled | same weights | last start, s | entry point, s | next step, s |
 | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |

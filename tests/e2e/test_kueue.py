@@ -86,4 +86,4 @@ def test_a_preempted_job_goes_on_with_its_proof_intact(queue: None, namespace: N
     namespace.wait_for_job("demo", "Succeeded")
     # Its first pods took their logs with them: of what these proved the run's last line tells.
     assert sorted(verify(namespace)["train", 3].values()) == [[n, 30000, 30000, 0, 0] for n in (0, 1)]
-    assert "goes on at epoch" in namespace.log(MASTER)
+    assert "resumes at epoch" in namespace.log(MASTER)

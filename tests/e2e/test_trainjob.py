@@ -67,7 +67,7 @@ def test_what_helm_does_while_it_runs(trainer: None, namespace: Namespace) -> No
     suspend("upgrade", "demo", str(CHART), "--reuse-values", "--set=suspend=true")
     namespace.helm("upgrade", "demo", str(CHART), "--reuse-values", "--set=suspend=false")
     pod = pod_of(namespace, 0)
-    wait_for("the training to go on", lambda: "goes on at epoch" in namespace.log(pod, CONTAINER))
+    wait_for("the training to go on", lambda: "resumes at epoch" in namespace.log(pod, CONTAINER))
     suspend("rollback", "demo", "2")
     namespace.helm("rollback", "demo", "1")
     pod_of(namespace, 0)
@@ -86,7 +86,7 @@ def test_a_killed_rank_goes_on(trainer: None, namespace: Namespace) -> None:
     namespace.wait_for_job("demo", "Complete", kind=KIND)
     assert sorted(verify(namespace)["train", 3].values()) == [[rank, 30000, 30000, 0, 0] for rank in (0, 1)]
     assert namespace.starts(CONTAINER) > 2
-    assert "goes on at epoch" in namespace.log(first, CONTAINER)
+    assert "resumes at epoch" in namespace.log(first, CONTAINER)
 
 
 @pytest.mark.nightly

@@ -47,7 +47,7 @@ def test_the_rows_of_all_ranks_together_are_summed() -> None:
 
 def test_the_next_step_is_known_by_what_rank_0_says_before_it() -> None:
     assert NEXT_STEP.search("[demo-master-0] torchtally: run 0123456789ab begins: 60000 samples an epoch, 4 ranks")
-    assert NEXT_STEP.search("torchtally: run 0123456789ab goes on at epoch 2, position 30000 of 60000")
+    assert NEXT_STEP.search("torchtally: run 0123456789ab resumes at epoch 2, position 30000 of 60000")
     assert not NEXT_STEP.search("torchtally: run 0123456789ab is complete")
 
 

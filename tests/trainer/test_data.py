@@ -121,7 +121,11 @@ def test_other_contents_are_refused_with_both_checksums(dataset: idx.Dataset, mi
     assert dataset.files[1].contents[:12] in str(refused.value)
 
 
-@pytest.mark.parametrize("left_by_a_crash", [b"", b"\x1f\x8b\x08", gzip.compress(contents([7])), DAMAGED])
+@pytest.mark.parametrize(
+    "left_by_a_crash",
+    [b"", b"\x1f\x8b\x08", gzip.compress(contents([7])), DAMAGED],
+    ids=["empty", "a header", "other contents", "damaged"],
+)
 def test_a_half_downloaded_file_is_fetched_again(
     dataset: idx.Dataset, mirror: Mirror, tmp_path: Path, left_by_a_crash: bytes
 ) -> None:

@@ -210,7 +210,7 @@ def test_a_dead_executor_is_named_and_the_next_start_goes_on(
 
     ended = spark(environment, tmp_path, cluster, *arguments)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert re.search(r"goes on at epoch ([2-9]|[1-3]\d)\D", ended.stdout)
+    assert re.search(r"resumes at epoch ([2-9]|[1-3]\d)\D", ended.stdout)
     (tmp_path / "again").write_text(ended.stdout)
     proven(tmp_path / "out", tmp_path / "again")
 

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.errors import Refused, Stopped, Volume
+from torchtally.log import log
 from torchtally.training import checkpoint_file
 from torchtally.training.checkpoint_file import State
 from torchtally.training.train_state import TrainState
@@ -45,14 +45,14 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
         try:
             found = checkpoint_file.newest(folder)
             for sentence in found.skipped:
-                _say(sentence)
+                log(sentence)
             if payload := found.payload:
                 state = checkpoint_file.load(payload) | {"path": str(found.path)}
                 if not (refused := _refusal(found.path, state["facts"], facts)):
                     discarded = _lost_since(folder, state)
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
-                    _say(f"took up {found.path}{lost}")
-                    _say_what_differs(found.path, state, device)
+                    log(f"resumes from {found.path}{lost}")
+                    _warn_of_differences(found.path, state, device)
         except (Refused, PermissionError) as error:
             refused = str(error)
         except OSError as error:  # a volume may recover
@@ -135,10 +135,10 @@ class Checkpointer:
             path = checkpoint_file.save(folder, epoch, position, saved | self._facts, self._keep, saved["best"])
         except OSError as error:
             self._failed = True
-            _say(f"no checkpoint could be written to {folder}, the training goes on without: {error}")
+            log(f"no checkpoint could be written to {folder}, the training continues: {error}")
             return events.SaveFailed(epoch=epoch, position=position, cause=str(error))
         if self._failed:
-            _say(f"checkpoints can be written again: {path}")
+            log(f"checkpoints can be written again: {path}")
         self._failed = False
         seconds = round(time.monotonic() - began, 3)
         return events.Saved(path=str(path), epoch=epoch, position=position, seconds=seconds)
@@ -208,13 +208,9 @@ def _refusal(path: Path | None, saved: Mapping[str, Any], facts: Mapping[str, An
     return None
 
 
-def _say_what_differs(path: Path | None, state: State, device: torch.device) -> None:
+def _warn_of_differences(path: Path | None, state: State, device: torch.device) -> None:
     now = numerics(device) | {"ranks": dist.get_world_size()}
     before = state["numerics"] | {"ranks": len(state["ranks"])}
     other = [f"{name} {before.get(name)} and now {value}" for name, value in now.items() if before.get(name) != value]
     if other:
-        _say(f"{path} was made with {', '.join(other)}: every sample counts once, but the last bits will differ")
-
-
-def _say(text: str) -> None:
-    print(f"torchtally: {text}", file=sys.stderr, flush=True)
+        log(f"{path} was made with {', '.join(other)}: every sample counts once, but the last bits will differ")

@@ -1,11 +1,12 @@
 """A training step as a CUDA graph: kernels that Python launches one by one would wait for Python."""
 
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from torchtally.log import log
 
 Step = Callable[[Tensor, float], Tensor]  # (sample indices, what their loss is scaled by) -> loss, the sum over samples
 
@@ -75,10 +76,7 @@ class Captured:
             except RuntimeError as error:
                 self._graph = None
                 why = str(error).splitlines()[0]
-                print(
-                    f"torchtally: the step cannot be captured in a CUDA graph, so it runs slower: {why}",
-                    file=sys.stderr,
-                )
+                log(f"the step cannot be captured in a CUDA graph, so it runs slower: {why}")
                 return self._step(chosen, scale)
         self._graph.replay()
         return self._loss

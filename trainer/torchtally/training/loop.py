@@ -186,7 +186,7 @@ class Loop:
             how = "is complete"
         elif saved:
             how = (
-                f"goes on at epoch {train_state.epoch}, position {train_state.position} of {n}, with {run.world} ranks"
+                f"resumes at epoch {train_state.epoch}, position {train_state.position} of {n}, with {run.world} ranks"
             )
         else:
             how = f"begins: {n} samples an epoch, {run.world} ranks"
