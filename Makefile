@@ -27,6 +27,9 @@ demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then ver
 	@printf '\nVerifying the samples from build/demo.log alone:\n'
 	@scripts/verify_shards.py build/demo.log
 
+.PHONY: scripts
+scripts: .venv/.scripts ## install what verify_shards, run_local and startup need, without PyTorch: . .venv/bin/activate
+
 .PHONY: test
 test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
@@ -145,8 +148,12 @@ clean: ## delete all generated files, including .venv and .tools
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The demo needs no development tools, but uses an environment that has them.
+.venv/.scripts: $(LOCK)
+	scripts/env.sh --only-group scripts --inexact
+	@touch $@
+
 .venv/.demo: $(LOCK)
-	scripts/env.sh --no-dev --extra cluster --inexact
+	scripts/env.sh --no-dev --group scripts --inexact
 	@touch $@
 
 .venv/.dev: $(LOCK)

@@ -17,7 +17,7 @@ fi
 extras=(keras mlflow spark)
 
 export_lock() {
-    "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --extra cluster "$@" \
+    "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --group scripts "$@" \
         --no-annotate --no-header --format requirements-txt
 }
 

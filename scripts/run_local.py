@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 try:
     from local import containers, manifest, processes, unsupported
-except ModuleNotFoundError as missing:
+except ModuleNotFoundError as error:
     print(
-        f"run_local: {missing.name} is not installed: `make demo` makes .venv with it, `. .venv/bin/activate` uses it",
+        f"run_local: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
         file=sys.stderr,
     )
     sys.exit(2)

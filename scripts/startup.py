@@ -11,7 +11,10 @@ try:
     from verify.command import ended
     from verify.job_kinds import ClusterError
 except ModuleNotFoundError as error:
-    print(f"startup: the Python package {error.name} is missing: `make demo` makes .venv with it", file=sys.stderr)
+    print(
+        f"startup: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
+        file=sys.stderr,
+    )
     sys.exit(2)
 
 EPILOG = f"""\

@@ -12,7 +12,10 @@ try:
     from verify.log import Log
     from verify.verdict import UnknownRun, judge
 except ModuleNotFoundError as error:
-    print(f"verify_shards: the Python package {error.name} is missing", file=sys.stderr)
+    print(
+        f"verify_shards: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
+        file=sys.stderr,
+    )
     sys.exit(2)
 
 EPILOG = f"""\
@@ -76,7 +79,7 @@ def _read_job(log: Log, options: argparse.Namespace) -> None:
             job_kinds,
         )  # here, for files need no Kubernetes client, nor the second that it takes to load
     except ModuleNotFoundError as error:
-        raise BadInput(f"--job needs the Python package {error.name}, which is missing") from error
+        raise BadInput(f"--job needs the Python package {error.name}: run `make scripts`, then `. .venv/bin/activate`") from error
     try:
         cluster.read_job(log, options.job, options.namespace, options.context)
     except job_kinds.ClusterError as error:

@@ -150,7 +150,7 @@ def test_without_its_packages_it_says_where_they_are() -> None:
     ended = subprocess.run([sys.executable, "-S", script, "-f", "job.yaml"], capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stderr == (
-        "run_local: psutil is not installed: `make demo` makes .venv with it, `. .venv/bin/activate` uses it\n"
+        "run_local: the Python package psutil is missing: run `make scripts`, then `. .venv/bin/activate`\n"
     )
 
 

@@ -146,7 +146,8 @@ def without_site(packages: Path, *args: object) -> subprocess.CompletedProcess[s
 
 
 def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
-    assert without_site(tmp_path, log).stderr == "verify_shards: the Python package numpy is missing\n"
+    said = "verify_shards: the Python package numpy is missing: run `make scripts`, then `. .venv/bin/activate`\n"
+    assert without_site(tmp_path, log).stderr == said
     installed = Path(numpy.__file__).parents[1]
     for name in "numpy", "numpy.libs":
         if (installed / name).exists():

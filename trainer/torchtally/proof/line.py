@@ -133,8 +133,8 @@ class TallyLine:
 
     def values(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
-        values = {name: getattr(self, name) for name in NAMES}
-        return values | {"digest": digest.as_text(self.digest)}
+        lists = {"lost_indices": [*self.lost_indices], "doubled_indices": [*self.doubled_indices]}
+        return {name: getattr(self, name) for name in NAMES} | {"digest": digest.as_text(self.digest), **lists}
 
     def printed(self) -> dict[str, Any]:
         """The fields that the line has."""
