@@ -79,7 +79,9 @@ def _read_job(log: Log, options: argparse.Namespace) -> None:
             job_kinds,
         )  # here, for files need no Kubernetes client, nor the second that it takes to load
     except ModuleNotFoundError as error:
-        raise BadInput(f"--job needs the Python package {error.name}: run `make scripts`, then `. .venv/bin/activate`") from error
+        raise BadInput(
+            f"--job needs the Python package {error.name}: run `make scripts`, then `. .venv/bin/activate`"
+        ) from error
     try:
         cluster.read_job(log, options.job, options.namespace, options.context)
     except job_kinds.ClusterError as error:

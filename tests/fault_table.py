@@ -4,7 +4,6 @@ Whatever ran last stands in the table; what an earlier run of the same fault and
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +12,6 @@ from typing import Any, Literal
 from filelock import FileLock
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "faults"
-# What a pod says first, and what rank 0 says right before its first training step.
-FIRST_LINE = re.compile(r"torchtally: \S+ is pod \d+ of \d+")
-NEXT_STEP = re.compile(r"torchtally: run \w+ (begins|resumes)")
 _HEAD = """\
 | fault | restartPolicy | restarts | lost | doubled | same weights | last start, s | entry point, s | next step, s |
 | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from torchtally import events
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/torchtally"
@@ -19,6 +21,7 @@ LIMIT = 600  # seconds, on a machine that does much else
 
 Object = dict[str, Any]
 Result = TypeVar("Result")
+Event = TypeVar("Event", bound=events.Event)
 
 
 def run(*command: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -114,8 +117,15 @@ class Namespace:
         started = f"spec.containers{{{container}}}"
         return sum(each.get("count") or 1 for each in events if each["involvedObject"].get("fieldPath") == started)
 
-    def log(self, pod: str, container: str = CONTAINER) -> str:
-        return self.kubectl("logs", pod, f"--container={container}", check=False)
+    def log(self, pod: str, container: str = CONTAINER, previous: bool = False) -> str:
+        """Of the container's life, or of the `previous` one; empty where there is none."""
+        life = ["--previous"] if previous else []
+        return self.kubectl("logs", pod, f"--container={container}", *life, check=False)
+
+    def reported(self, pod: str, kind: type[Event], container: str = CONTAINER) -> Sequence[Event]:
+        """The events of this kind in the log of the container's life."""
+        records = events.in_lines(self.log(pod, container).split("\n"))
+        return [record.event for record in records if isinstance(record.event, kind)]
 
     def conditions(self, job: str, kind: str = "pytorchjob") -> dict[str, Object]:
         """Those that hold, by type."""

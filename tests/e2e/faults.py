@@ -9,6 +9,8 @@ from pathlib import Path
 import nodes
 from cluster import Namespace, run, wait_for
 
+from torchtally import events
+
 Fault = Callable[[Namespace], float]
 
 MASTER = "demo-master-0"
@@ -128,9 +130,15 @@ def exhaust_memory(namespace: Namespace) -> float:
 def fill_the_volume(namespace: Namespace) -> float:
     """Until a checkpoint could not be written."""
     when = act(namespace, MASTER, "fill", MID_EPOCH)
-    for text in ("no checkpoint could be written", "checkpoints can be written again"):
-        wait_for(f"the master to say: {text}", lambda text=text: text in namespace.log(MASTER))
+    wait_for("a checkpoint to fail", lambda: namespace.reported(MASTER, events.SaveFailed))
+    wait_for("checkpoints to be written again", lambda: _saves_again(namespace))
     return when
+
+
+def _saves_again(namespace: Namespace) -> bool:
+    kinds = [type(record.event) for record in events.in_lines(namespace.log(MASTER).split("\n"))]
+    saves = [kind for kind in kinds if kind in (events.Saved, events.SaveFailed)]
+    return saves[-1] is events.Saved
 
 
 def freeze(pod: str, seconds: int = 30) -> Fault:

@@ -4,10 +4,9 @@ All rows are `make e2e-faults`; `make e2e` leaves out those marked `nightly`. Ei
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -15,13 +14,15 @@ from typing import Literal
 import faults
 import nodes
 import pytest
-from cluster import CONTAINER, KIND_VALUES, ROOT, Namespace, data_values, run
-from fault_table import FIRST_LINE, NEXT_STEP, Row, last, lost_and_doubled, record
+from cluster import KIND_VALUES, ROOT, Namespace, data_values, run
+from fault_table import Row, last, lost_and_doubled, record
 from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
+
+from torchtally import events
 
 WORKER = "demo-worker-1"
 TRAINING = ["--set-json", f'args=["--epochs", "{faults.EPOCHS}", "--batch-size", "125", "--save-seconds", "0.2"]']
-_PROGRESS = re.compile(r"train epoch \d|epoch \d+/\d+: loss")
+_PROGRESS = (events.Saved, events.Epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,23 +171,18 @@ def train(namespace: Namespace, *options: str) -> None:
 
 
 def weights(namespace: Namespace) -> str:
-    """The hash that the master's log names, once the job has succeeded."""
+    """Their hash, as the master reports it, once the job has succeeded."""
     namespace.wait_for_job("demo", "Succeeded")
-    (found,) = set(re.findall(r"sha256:[0-9a-f]{64}", namespace.log(MASTER)))
+    (found,) = {event.model for event in namespace.reported(MASTER, events.Complete)}
+    assert found
     return found
 
 
-def said(namespace: Namespace, pod: str, what: re.Pattern[str]) -> list[float]:
-    """When the pod said it, in its container's life and in the one before; seconds since 1970."""
-    found = []
-    for previous in ([], ["--previous"]):
-        log = namespace.kubectl("logs", pod, f"--container={CONTAINER}", "--timestamps", *previous, check=False)
-        for line in log.splitlines():
-            stamp, _, text = line.partition(" ")
-            if what.search(text):
-                with suppress(ValueError):  # of kubectl itself
-                    found.append(datetime.fromisoformat(stamp).timestamp())
-    return found
+def reported(namespace: Namespace, pod: str, *kinds: type[events.Event]) -> list[float]:
+    """When the pod reported it, in its container's life and in the one before; seconds since 1970."""
+    logs = (namespace.log(pod, previous=previous) for previous in (False, True))
+    records = [record for log in logs for record in events.in_lines(log.split("\n"))]
+    return [record.time for record in records if isinstance(record.event, kinds)]
 
 
 def starts(namespace: Namespace) -> list[float]:
@@ -220,10 +216,10 @@ def test_fault(undisturbed: str, namespace: Namespace, request: pytest.FixtureRe
         verified = run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, check=False)
         report = json.loads(verified.stdout)
         restarts = namespace.starts() - len(PODS)
-        steps = said(namespace, MASTER, _PROGRESS if case.restarts is False else NEXT_STEP)
+        steps = reported(namespace, MASTER, *(_PROGRESS if case.restarts is False else (events.Step,)))
         stepped = min((each - when for each in steps if each > when), default=None)
         started = last(starts(namespace), when, stepped)
-        entered = last((each for pod in PODS for each in said(namespace, pod, FIRST_LINE)), when, stepped)
+        entered = last((each for pod in PODS for each in reported(namespace, pod, events.Started)), when, stepped)
     lost, doubled = lost_and_doubled(report)
     same = model == undisturbed
     record("cluster", Row(case.fault, case.policy, restarts, lost, doubled, same, started, entered, stepped))

@@ -8,6 +8,8 @@ import pytest
 from cluster import CHART, Namespace, data_values, run, stays, verify, wait_for
 from faults import MASTER, MID_EPOCH, held
 
+from torchtally import events
+
 GROUP = "kueue.x-k8s.io/v1beta2"
 VALUES = ["--values", str(CHART / "ci/kueue-values.yaml")]
 OF_ONE_JOB = 2  # its pods, by which the quota is counted
@@ -86,4 +88,4 @@ def test_a_preempted_job_goes_on_with_its_proof_intact(queue: None, namespace: N
     namespace.wait_for_job("demo", "Succeeded")
     # Its first pods took their logs with them: of what these proved the run's last line tells.
     assert sorted(verify(namespace)["train", 3].values()) == [[n, 30000, 30000, 0, 0] for n in (0, 1)]
-    assert "resumes at epoch" in namespace.log(MASTER)
+    assert namespace.reported(MASTER, events.Resumed)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from cluster import CHART, KIND_VALUES, ROOT, Namespace, data_values, run, verify
 
+from torchtally import events
+
 SCRIPT = ROOT / "examples/own_script.py"
 PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
 PROVED = {pod: [rank, 500, 500, 0, 0] for rank, pod in enumerate(PODS)}  # of 2000 samples
@@ -68,7 +70,7 @@ def test_the_model_in_a_claim_is_evaluated_alone(operator: None, namespace: Name
     namespace.wait_for_job("demo", "Succeeded")
     known = namespace.log("demo-master-0")
     (found,) = re.findall(r"test accuracy .*\((\d+ of 10000)\)", known)
-    (model,) = re.findall(r"wrote /output/model.pt \((sha256:\w+)\)", known)
+    (complete,) = namespace.reported("demo-master-0", events.Complete)
 
     judging = [
         "--set",
@@ -82,6 +84,6 @@ def test_the_model_in_a_claim_is_evaluated_alone(operator: None, namespace: Name
         ("test", 1): {pod: [rank, 2500, 2500, 0, 0] for rank, pod in enumerate(pods)}
     }
     said = namespace.log("judge-master-0")
-    assert f"/output/model.pt ({model}): test loss" in said
+    assert f"/output/model.pt ({complete.model}): test loss" in said
     assert f"({found})" in said
-    assert f'"model":"{model}"' in said
+    assert f'"model":"{complete.model}"' in said

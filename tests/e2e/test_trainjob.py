@@ -7,6 +7,8 @@ import pytest
 from cluster import CHART, Namespace, data_values, verify, wait_for
 from faults import MID_EPOCH, act
 
+from torchtally import events
+
 KIND, CONTAINER = "trainjob", "node"
 VALUES = ["--values", str(CHART / "ci/trainjob-values.yaml")]
 OPTIONS = [*VALUES, *data_values()]
@@ -58,7 +60,7 @@ def test_what_helm_does_while_it_runs(trainer: None, namespace: Namespace) -> No
     options = ["--set=workers=0,model.enabled=true,model.size=64Mi", "--set-json", f"args={json.dumps(args)}"]
     namespace.install(*OPTIONS, *options)
     pod = pod_of(namespace, 0)
-    wait_for("an epoch to end", lambda: "epoch 1/500" in namespace.log(pod, CONTAINER))
+    wait_for("an epoch to end", lambda: namespace.reported(pod, events.Epoch, CONTAINER))
 
     def suspend(*how: str) -> None:
         namespace.helm(*how)
@@ -67,7 +69,7 @@ def test_what_helm_does_while_it_runs(trainer: None, namespace: Namespace) -> No
     suspend("upgrade", "demo", str(CHART), "--reuse-values", "--set=suspend=true")
     namespace.helm("upgrade", "demo", str(CHART), "--reuse-values", "--set=suspend=false")
     pod = pod_of(namespace, 0)
-    wait_for("the training to go on", lambda: "resumes at epoch" in namespace.log(pod, CONTAINER))
+    wait_for("the training to go on", lambda: namespace.reported(pod, events.Resumed, CONTAINER))
     suspend("rollback", "demo", "2")
     namespace.helm("rollback", "demo", "1")
     pod_of(namespace, 0)
@@ -86,7 +88,7 @@ def test_a_killed_rank_goes_on(trainer: None, namespace: Namespace) -> None:
     namespace.wait_for_job("demo", "Complete", kind=KIND)
     assert sorted(verify(namespace)["train", 3].values()) == [[rank, 30000, 30000, 0, 0] for rank in (0, 1)]
     assert namespace.starts(CONTAINER) > 2
-    assert "resumes at epoch" in namespace.log(first, CONTAINER)
+    assert namespace.reported(first, events.Resumed, CONTAINER)
 
 
 @pytest.mark.nightly

@@ -6,6 +6,8 @@ import subprocess
 import pytest
 from cluster import CHART, KIND_VALUES, Namespace, data_values, image_values, verify, wait_for
 
+from torchtally import events
+
 PODS = {"demo-master-0", "demo-worker-0"}
 LONG = ["--epochs", "500", "--batch-size", "1000"]
 
@@ -25,7 +27,7 @@ def upgrade(namespace: Namespace, *options: str, check: bool = True) -> subproce
 
 def test_a_running_job_is_changed_or_it_is_said_why_not(operator: None, namespace: Namespace) -> None:
     namespace.helm("install", "demo", str(CHART), *values(*LONG))
-    wait_for("the training to begin", lambda: "begins:" in namespace.log("demo-master-0"))
+    wait_for("the training to begin", lambda: namespace.reported("demo-master-0", events.Begun))
     before = namespace.uids()
 
     refused = upgrade(namespace, *values("--epochs", "1"), check=False)

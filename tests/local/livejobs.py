@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 import psutil
 from localjobs import Run
@@ -18,9 +19,11 @@ from localjobs import Run
 from local import containers, output, processes
 from local.controller import Controller
 from local.job import LocalJob, Pod
+from torchtally import events
 
 Engine = processes.Processes | containers.Containers
 Part = Callable[[psutil.Process], list[psutil.Process]]  # of a pod's shim
+Event = TypeVar("Event", bound=events.Event)
 ENTRY = "torchtally.cli"
 LIMIT = 240.0  # seconds for anything to come
 
@@ -117,18 +120,40 @@ class Live(output.Output):
 
     def until(self, *texts: str) -> float:
         """Read on until each of these texts was in a line; when the last of them came."""
-        missing, ends = set(texts), time.monotonic() + LIMIT
+        missing = set(texts)
+
+        def found(line: str) -> bool:
+            missing.difference_update([text for text in missing if text in line])
+            return not missing
+
+        return self._until(found, " and ".join(texts))
+
+    def until_reported(self, pod: str, kind: type[Event], **values: object) -> Event:
+        """Read on until the pod reports an event of this kind with these values."""
+        reported: list[Event] = []
+
+        def found(line: str) -> bool:
+            record = events.read(line)
+            if record and record.source.pod == pod and isinstance(record.event, kind):
+                reported.append(record.event)
+                return all(getattr(record.event, name) == value for name, value in values.items())
+            return False
+
+        self._until(found, f"{kind.__name__} of {pod}")
+        return reported[-1]
+
+    def _until(self, found: Callable[[str], bool], what: str) -> float:
+        ends = time.monotonic() + LIMIT
         with self._more:
             while True:
                 while self._read < len(self.heard):
                     last = self.heard[self._read]
                     self._read += 1
-                    missing -= {text for text in missing if text in last.text}
-                    if not missing:
+                    if found(last.text):
                         return last.when
                 if self._ended.done():
-                    raise Over(f"ended without {missing}: {self._all()}")
-                assert self._more.wait(ends - time.monotonic()), f"{LIMIT} s without {missing}: {self._all()}"
+                    raise Over(f"ended without {what}: {self._all()}")
+                assert self._more.wait(ends - time.monotonic()), f"{LIMIT} s without {what}: {self._all()}"
 
     def skip(self) -> None:
         """Read on behind all that was heard so far."""

@@ -22,11 +22,12 @@ from pathlib import Path
 import fork_server
 import psutil
 import pytest
-from fault_table import FIRST_LINE, NEXT_STEP, Row, last, lost_and_doubled, record
+from fault_table import Row, last, lost_and_doubled, record
 from livejobs import ENTRY, LIMIT, Live, Over, Part, agent, rank
 from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
 
 from local.controller import Controller, Outcome
+from torchtally import events
 from torchtally.environment import Places
 
 pytestmark = [
@@ -36,7 +37,6 @@ pytestmark = [
 
 EPOCHS = 3
 MASTER, WORKER, OTHER = "demo-master-0", "demo-worker-0", "demo-worker-1"
-PROGRESS = re.compile(r"epoch \d+/\d+: ")
 
 
 def document(output: Path, policy: str, variables: Mapping[str, str]) -> Object:
@@ -99,7 +99,7 @@ class Fault:
     policy: str
     strike: Callable[[Training], None]
     restarts: bool = True
-    next_step: re.Pattern[str] | None = NEXT_STEP
+    next_step: type[events.Event] | None = events.Step  # what shows it
     nightly: bool = False  # left to `make faults`, as `make e2e` has it on a cluster
 
 
@@ -141,7 +141,7 @@ def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[s
     at = training.struck
     assert at is not None
     stepped = next((each - at for each in moments(training, fault.next_step) if each > at), None)
-    started, entered = (last(some, at, stepped) for some in (training.started, moments(training, FIRST_LINE)))
+    started, entered = (last(some, at, stepped) for some in (training.started, moments(training, events.Started)))
     record("local", Row(fault.name, fault.policy, restarts, lost, doubled, same, started, entered, stepped))
     assert ended.verdict.outcome is Outcome.SUCCEEDED
     assert verified.returncode == 0, report["problems"]
@@ -153,9 +153,10 @@ def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[s
     assert (started is not None) is (entered is not None) is starts_again
 
 
-def moments(training: Training, said: re.Pattern[str] | None) -> list[float]:
-    """When it was said."""
-    return [each.when for each in training.heard if said and said.search(each.text)]
+def moments(training: Training, event: type[events.Event] | None) -> list[float]:
+    """When pods reported it."""
+    reported = [(each.when, record.event) for each in training.heard if (record := events.read(each.text))]
+    return [when for when, each in reported if event and isinstance(each, event)]
 
 
 def kill_the_trainer(pod: str, training: Training) -> None:
@@ -164,12 +165,12 @@ def kill_the_trainer(pod: str, training: Training) -> None:
 
 
 def kill_at_rendezvous(training: Training) -> None:
-    training.until("is pod 2 of 3")
+    training.until_reported(WORKER, events.Started)
     training.kill(WORKER, agent)
 
 
 def delete_at_rendezvous(training: Training) -> None:
-    training.until("is pod 1 of 3")
+    training.until_reported(MASTER, events.Started)
     training.delete(MASTER)
 
 
@@ -189,7 +190,7 @@ def hold_the_model_back(training: Training) -> Path:
     """Let the training come to its end, but not to its model: a folder, which is returned, is in the way."""
     folder = training.output / "model.pt"
     (folder / "not-empty").mkdir(parents=True)
-    training.until("the model cannot be written")
+    training.until_reported(MASTER, events.WriteFailed)
     return folder
 
 
@@ -204,7 +205,7 @@ def kill_after_the_end(training: Training) -> None:
     other = training.process(OTHER, rank)
     stop_at_once(other)  # nobody is done before all have seen the model
     shutil.rmtree(folder)
-    training.until("torchtally: wrote ")
+    training.until_reported(MASTER, events.Complete)
     training.strike(lambda: training.do(lambda controller: controller.kill(MASTER)))
     other.resume()
 
@@ -218,13 +219,13 @@ def ask_the_agent_to_end(training: Training) -> None:
     training.until_within_an_epoch()
     asked = training.process(WORKER, agent)
     training.strike(lambda: asked.send_signal(signal.SIGTERM))
-    training.until(f"{MASTER}] torchtally: stopped by signal 15, after a step and a checkpoint")
+    assert training.until_reported(MASTER, events.Stopped).saved
 
 
 def kill_twice(training: Training) -> None:
     training.until_within_an_epoch()
     training.kill(OTHER, rank)
-    training.until(f"{OTHER}] torchtally: {OTHER} is pod")  # before they have met again
+    training.until_reported(OTHER, events.Started)  # before they have met again
     training.kill(MASTER, agent)
 
 
@@ -238,7 +239,7 @@ def freeze(training: Training) -> None:
 def suspend(training: Training) -> None:
     training.until_within_an_epoch()
     training.strike(lambda: training.do(Controller.suspend))
-    training.until(f"{MASTER}] torchtally: stopped by signal 15, after a step and a checkpoint")
+    assert training.until_reported(MASTER, events.Stopped).saved
     training.do(Controller.resume)
 
 
@@ -248,11 +249,11 @@ def fill_the_folder(training: Training) -> None:
     trainer = training.process(MASTER, rank)
     before = trainer.rlimit(psutil.RLIMIT_FSIZE)
     trainer.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, before[1]))
-    training.until("no checkpoint could be written")
+    training.until_reported(MASTER, events.SaveFailed)
     trainer.rlimit(psutil.RLIMIT_FSIZE, before)
-    training.until("checkpoints can be written again")
+    training.until_reported(MASTER, events.Saved)
     trainer.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, before[1]))
-    training.until("no checkpoint could be written")
+    training.until_reported(MASTER, events.SaveFailed)
     training.strike(trainer.kill)
 
 
@@ -270,7 +271,7 @@ FAULTS = [
     Fault("kill -9 the master pod, after model.pt", "OnFailure", kill_after_the_end, next_step=None),
     Fault("SIGTERM to a worker", "ExitCode", ask_the_agent_to_end),
     Fault("kill -9 a worker's trainer, then the master's agent", "ExitCode", kill_twice),
-    Fault("freeze a pod for 5 s", "OnFailure", freeze, restarts=False, next_step=PROGRESS, nightly=True),
+    Fault("freeze a pod for 5 s", "OnFailure", freeze, restarts=False, next_step=events.Epoch, nightly=True),
     Fault("suspend the job, and resume it", "OnFailure", suspend, nightly=True),
     Fault(
         "no room for checkpoints for a while, then kill -9 the trainer in the master",

@@ -10,10 +10,11 @@ from livejobs import Live, rank
 from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
 
 from local.controller import Outcome
+from torchtally import events
 
 pytestmark = pytest.mark.timeout(600)
 
-SERVER = "demo-worker-0"
+MASTER, SERVER = "demo-master-0", "demo-worker-0"
 
 
 def document(output: Path) -> Object:
@@ -30,10 +31,10 @@ def document(output: Path) -> Object:
 def test_a_server_that_dies_starts_again_with_all_others_from_the_beginning(tmp_path: Path) -> None:
     with Live(load(tmp_path, document(tmp_path / "output"))) as live:
         server = live.process(SERVER, rank)
-        live.until("epoch 2/100: ")
+        live.until_reported(MASTER, events.Epoch, epoch=2)
         server.kill()
         live.until(f"rank 1 ({SERVER}) was ended by signal 9")
-        live.until("epoch 1/100: ")
+        live.until_reported(MASTER, events.Epoch, epoch=1)
         ended = live.end()
     assert ended.verdict.outcome is Outcome.SUCCEEDED
     assert set(live.starts.values()) == {2}

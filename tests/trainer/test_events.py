@@ -43,6 +43,7 @@ EXAMPLES: list[events.Event] = [
     events.Proved(phase="train", epoch=1, holds=True),
     events.Epoch(epoch=1, loss=0.5, test_loss=None, test_accuracy=0.75, samples_per_second=1e6),
     events.Stopped(signal=15, saved=True, epoch=1, position=250),
+    events.WriteFailed(output="/output", cause="[Errno 28] No space left on device"),
     events.Complete(model=None, output="/output"),
     events.Ended(code=0, kind=None, cause=None),
 ]

@@ -141,6 +141,14 @@ class Stopped(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WriteFailed(Event):
+    """The results of a run whose plan is fulfilled could not be written. The run retries for some minutes."""
+
+    output: Annotated[str, "folder of the results"]
+    cause: Annotated[str, "message of the error"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Complete(Event):
     """Nothing is left to do: the plan is fulfilled, and its results are written."""
 
@@ -169,6 +177,7 @@ KINDS: dict[str, type[Event]] = {
     "proved": Proved,
     "epoch": Epoch,
     "stopped": Stopped,
+    "write_failed": WriteFailed,
     "complete": Complete,
     "ended": Ended,
 }

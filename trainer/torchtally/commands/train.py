@@ -12,7 +12,7 @@ import torch._dynamo  # noqa: F401  # an optimizer imports it when it is made: h
 import torch.distributed as dist
 from torch import Tensor
 
-from torchtally import tasks
+from torchtally import events, tasks
 from torchtally.accounting.tally import Run
 from torchtally.commands.setup import set_up
 from torchtally.distributed import process_group, shared_memory
@@ -116,6 +116,7 @@ def _write(train_state: TrainState, task: Task, output: Path, facts: dict[str, A
             return artifacts.write(train_state, task, output, facts)
         except OSError as error:
             sentence = f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}"
+            events.emit(events.WriteFailed(output=str(output), cause=str(error)), train_state.run.source)
             if time.monotonic() > until:
                 raise Volume(sentence) from None
         print(f"torchtally: {sentence}; trying again", file=sys.stderr, flush=True)
