@@ -11,4 +11,4 @@ from torchtally.training import loop
 
 fault = getattr(toy, sys.argv.pop(1))
 loop.Loop = functools.partial(loop.Loop, batches=fault)
-failure.leave(train.main())  # as a rank does it
+failure.exit_rank(train.main())  # as a rank does it

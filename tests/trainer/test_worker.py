@@ -303,7 +303,7 @@ def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(
         "        if run.rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield batch\n"
         "loop.Loop = functools.partial(loop.Loop, batches=batches)\n"
-        "sys.argv[1:] = ['fashion-mnist', '--epochs', '1', *sys.argv[1:]]; failure.leave(train.main())"
+        "sys.argv[1:] = ['fashion-mnist', '--epochs', '1', *sys.argv[1:]]; failure.exit_rank(train.main())"
     )
     ended = pods(2, environment, ["run", "--", sys.executable, "-c", script, *options])
     assert [pod.returncode for pod in ended] == [203, 137], ended[0].stderr

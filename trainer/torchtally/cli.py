@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _launch(_asked(argv))
     except Refused as sentence:
-        termination_message.say(sentence)
+        termination_message.announce(sentence)
         return REFUSED
 
 

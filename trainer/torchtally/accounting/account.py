@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.utils import data
 
-from torchtally import events
+from torchtally import compat, events
 from torchtally.accounting import loader
 from torchtally.accounting.loader import Batch, Epochs, Sampler, Steps
 from torchtally.accounting.tally import Phase, Run, Tally, emit, enforce, prove
@@ -295,7 +295,7 @@ class Account:
         return None
 
     def _agree(self, facts: Mapping[str, Any], problem: str | None) -> Mapping[str, Any]:
-        store = PrefixStore(f"torchtally/{next(_handshakes)}", _get_default_store())
+        store = PrefixStore(f"torchtally/{next(_handshakes)}", compat.default_store())
         return agree(store, self.rank, self.world, self._run.pod, facts, problem)
 
     def _prove(self, tally: Tally, left: str = "") -> None:

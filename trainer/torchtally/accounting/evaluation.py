@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from torchtally import compat_torchmetrics
 from torchtally.proof.shards import Shard
 
 if TYPE_CHECKING:  # who brings its metrics has it; nothing here needs it otherwise
@@ -181,7 +182,7 @@ def compute(metric: "Metric") -> Any:
     rank, world = dist.get_rank(), dist.get_world_size()
     device = metric.device
     metric.cpu()  # where all ranks' states together are sure to fit
-    modules = [module for module in metric.modules() if hasattr(module, "_reductions")]
+    modules = compat_torchmetrics.with_state(metric)
     updated = any(module.update_called for module in modules)
     gathered: list[Any] | None = [None] * world if rank == 0 else None
     dist.gather_object([module.metric_state for module in modules] if updated else None, gathered, dst=0)
@@ -203,10 +204,10 @@ def compute(metric: "Metric") -> Any:
 def _computed(metric: "Metric", modules: list[Any], states: list[list[dict[str, Any]]]) -> Any:
     """The metric's value, with each of its `modules` (its own and nested ones) in the state of all ranks together."""
     for number, module in enumerate(modules):
-        for name, reduction in module._reductions.items():
+        for name, reduction in compat_torchmetrics.reductions(module):
             if states:
                 setattr(module, name, _merged(name, reduction, [each[number][name] for each in states]))
-        module._computed = None
+        compat_torchmetrics.forget_value(module)
     syncing = [module.distributed_available_fn for module in modules]
     try:
         for module in modules:

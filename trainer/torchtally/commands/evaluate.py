@@ -23,7 +23,7 @@ from torchtally.distributed import process_group
 from torchtally.environment import Places
 from torchtally.errors import Refused, Volume
 from torchtally.options import Training
-from torchtally.pod.failure import leave
+from torchtally.pod.failure import exit_rank
 from torchtally.proof import run_summary, table
 from torchtally.training import artifacts, checkpoint_file, loop
 from torchtally.training.artifacts import MODEL, sha256
@@ -161,4 +161,4 @@ def _write(found: Evaluation, line: dict[str, Any], saved: Saved, output: Path) 
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_rank(main())

@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  # an optimizer imports it when it is made: here, once for all ranks of a pod
 import torch.distributed as dist
 from torch import Tensor
 
-from torchtally import events, tasks
+from torchtally import compat, events, tasks
 from torchtally.accounting.tally import Run
 from torchtally.commands.setup import set_up
 from torchtally.distributed import process_group, shared_memory
@@ -21,11 +20,13 @@ from torchtally.errors import Volume
 from torchtally.monitoring import mlflow_client, trainjob_status
 from torchtally.monitoring.callback import Callback, Callbacks
 from torchtally.options import Training
-from torchtally.pod.failure import leave
+from torchtally.pod.failure import exit_rank
 from torchtally.training import artifacts, loop
 from torchtally.training.checkpointer import FOLDER, Checkpointer, resume
 from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
+
+compat.import_optimizers()  # here, once for all ranks of a pod
 
 _PATIENCE = 240.0  # seconds in which the model has to be written: less than the other ranks wait (handshake.COLLECTIVE)
 
@@ -124,4 +125,4 @@ def _write(train_state: TrainState, task: Task, output: Path, facts: dict[str, A
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_rank(main())

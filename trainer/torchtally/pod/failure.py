@@ -1,4 +1,4 @@
-"""What ended a pod, in one sentence, and whether it is the cause or comes of another pod's end."""
+"""The failure of a pod: one sentence, and whether it is a cause or the consequence of another pod's failure."""
 
 import contextlib
 import os
@@ -11,19 +11,20 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
 from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, lost_a_peer
+from torchtally.log import log
 
 
 class Kind(IntEnum):
-    """How much is known of a failure: the lower, the likelier it is the cause of the others."""
+    """How much is known of a failure. The lower, the likelier it is the cause of the others."""
 
-    KNOWN = 0  # a signal, or an error that the rank wrote down
-    UNEXPLAINED = 1  # an exit code alone: a cause, or what a lost peer made of a program
+    KNOWN = 0  # a signal, or an error that the rank recorded
+    UNEXPLAINED = 1  # an exit code alone: a cause, or a program's answer to a lost peer
     CONSEQUENCE = 2  # a peer was lost
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A pod's end: its exit code, and a sentence that names the rank and the pod."""
+    """An exit code, and a sentence that names the rank and the pod."""
 
     kind: Kind
     code: int
@@ -31,21 +32,21 @@ class Failure:
 
 
 def first(error: ChildFailedError, pod: str) -> Failure:
-    """The failure of this pod's ranks that came first and is no consequence of another one, if there is such a one."""
+    """Return the first failure of this pod's ranks. Consequences of a lost peer count only if there is nothing else."""
     found = [(_ended_by_the_agent(each), each, of(rank, each, pod)) for rank, each in error.failures.items()]
-    # Times are whole seconds; what the agent saw earlier stands earlier.
+    # Times are whole seconds. The agent lists first what it saw first.
     return min(found, key=lambda it: (it[0], it[2].kind == Kind.CONSEQUENCE, it[1].timestamp, it[2].kind))[2]
 
 
 def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
-    """How `rank` ended. torchrun itself would make 1 of every exit code."""
-    who, written = f"rank {rank} ({pod})", failure.message
+    """Return how `rank` ended. torchrun itself exits with 1 whatever the rank's exit code."""
+    who, recorded = f"rank {rank} ({pod})", failure.message
     if failure.exitcode < 0:
         number = -failure.exitcode
-        said = f"; it had failed: {written.get('message')}" if isinstance(written, dict) else ""
+        said = f"; it had failed: {recorded.get('message')}" if isinstance(recorded, dict) else ""
         return Failure(Kind.KNOWN, SIGNALLED + number, f"{who} was ended by signal {number} ({_name(number)}){said}")
     code = failure.exitcode
-    if not isinstance(written, dict):
+    if not isinstance(recorded, dict):
         if code == LOST:
             return Failure(Kind.CONSEQUENCE, code, f"{who} lost another rank")
         return Failure(
@@ -54,12 +55,12 @@ def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
             f"{who} failed with exit code {code}, its log says why (an error in Python is shown here if the main "
             "function is decorated with torch.distributed.elastic.multiprocessing.errors.record)",
         )
-    message = str(written.get("message"))
+    message = str(recorded.get("message"))
     if code in (REFUSED, UNPROVEN, LOST) or code >= SIGNALLED:
-        # A sentence of ours: its type says nothing to a user.
+        # One of our sentences: the name of its type means nothing to a user.
         sentence = message.partition(": ")[2]
         return Failure(Kind.CONSEQUENCE if code == LOST else Kind.KNOWN, code, f"{who}: {sentence}")
-    where = _last_frame(written)
+    where = _last_frame(recorded)
     text = f"{who} failed with exit code {code}: {message}{where}"
     if lost_a_peer(message):
         return Failure(Kind.CONSEQUENCE, LOST, text)
@@ -67,32 +68,32 @@ def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
 
 
 def record(error: BaseException) -> None:
-    """Write `error`, of a rank, where the entry point finds it: it makes the pod's last word and exit code of it."""
+    """Record `error` of a rank for the entry point, which derives termination message and exit code from it."""
     with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
         get_error_handler().record_exception(error)
 
 
 def end(ending: Ending) -> int:
-    """Record and print the sentence that a rank ends with; returns its exit code."""
+    """Record and log the sentence that a rank ends with. Returns its exit code."""
     record(ending)
-    print(f"torchtally: {ending}", file=sys.stderr, flush=True)
+    log.error(ending)
     return ending.code
 
 
-def leave(code: int) -> None:
-    """End a rank's program: a failed one at once."""
+def exit_rank(code: int) -> None:
+    """End a rank's program. A failed one ends at once."""
     sys.stdout.flush()
     if code != OK:
-        os._exit(code)  # what it shares with others, NCCL's communicators, would wait for them
+        os._exit(code)  # NCCL's communicators would wait for the other ranks
 
 
 def _ended_by_the_agent(failure: ProcessFailure) -> bool:
-    """When one rank fails, the agent sends SIGTERM to the others of the pod."""
+    """Whether the agent sent it SIGTERM, as it does to a pod's other ranks after a failure."""
     return failure.exitcode in (-signal.SIGTERM, SIGNALLED + signal.SIGTERM)
 
 
-def _last_frame(written: dict[str, Any]) -> str:
-    lines = str(written.get("extraInfo", {}).get("py_callstack", "")).splitlines()
+def _last_frame(recorded: dict[str, Any]) -> str:
+    lines = str(recorded.get("extraInfo", {}).get("py_callstack", "")).splitlines()
     frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
     if not frames:
         return ""

@@ -1,13 +1,11 @@
-"""The entry point: the pod's job -> torchrun's agent -> an exit code that Kubernetes understands."""
+"""The entry point of a pod: it starts torchrun's agent with the pod's job, and makes an exit code of the outcome."""
 
-import contextlib
-import ctypes
 import logging
 import os
 import platform
 import shutil
-import sys
 import uuid
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -20,135 +18,130 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
-from torchtally import events
+from torchtally import compat, events
 from torchtally.environment import Job, Places, pod_name
 from torchtally.errors import LOST, OK, SIGNALLED, Lost, Refused
+from torchtally.log import log
 from torchtally.pod import device, failure, prefork, rendezvous, signals, termination_message
+from torchtally.pod.failure import Failure, Kind
+from torchtally.pod.rendezvous import Rendezvous
 
-# Below Kubernetes' default grace of 30 s, so that a rank that hangs is ended by us and the exit code is ours.
+# Below Kubernetes' default grace period of 30 s: a rank that hangs is killed by the pod, whose exit code then counts.
 _SHUTDOWN_SECONDS = 20
 
 
 def launch(
     command: list[str], env: Mapping[str, str], is_complete: Callable[[Path], bool], module: str | None = None
 ) -> int:
-    """Run `command` once for each process of this pod under torchrun's agent; returns the exit code.
+    """Run `command` once for each process of this pod under torchrun's agent. Returns the exit code.
 
-    Where it runs main() of a `module` of ours, torch is imported once for all of them (see prefork.py).
-    Where `is_complete` says of the output folder that nothing is left to do, the first pod ends without the others.
-    Raises Refused for an environment that contradicts itself and for GPUs that were asked for and cannot be used.
+    If it runs main() of a `module` of this package, torch is imported once for all of them (see prefork.py). If
+    `is_complete` holds for the output folder, the first pod ends without the others.
+
+    Raises:
+        Refused: The environment contradicts itself, or GPUs are requested and cannot be used.
     """
     job = Job.from_env(env)
     places = Places.from_env(env)
-    others = None
-    if job.master:
-        others = rendezvous.Peers(*job.master, job.node_rank, job.max_nodes, pod_name(env))
+    pods = Rendezvous(*job.master, job.node_rank, job.max_nodes, pod_name(env)) if job.master else None
     if job.node_rank == 0 and not job.elastic and is_complete(places.output):
-        if others:
-            others.tell_complete()
+        if pods:
+            pods.announce_complete()
         return OK
     cpus = loky.cpu_count()
     processes, why = prefork.apart(lambda: device.count(job.processes, places.device, cpus))
     given = env.get("OMP_NUM_THREADS")
     threads = given or str(max(1, cpus // processes))
-    os.environ["OMP_NUM_THREADS"] = threads
-    os.environ["TORCHTALLY_RUN"] = uuid.uuid4().hex[:12]
-    os.environ.pop("PET_STANDALONE", None)  # the operator injects "", which torchrun takes for a number
-    # Signals are ours (see signals.py): torchrun would begin its wait anew at each.
-    options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
-    program, *arguments = command
+    _set_environment(job, threads)
     if module:
         prefork.fork(module, command, processes, None if given else int(threads))
-    elif not shutil.which(program):
-        raise Refused(f"{program!r} is no program that can be run here")
-    _quieten()
-    _say(job, processes, why, threads)
-    if "PET_SHUTDOWN_TIMEOUT" not in env:
-        options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
-    if others and job.master:
-        rendezvous_handler_registry.register(rendezvous.BACKEND, others.create)
-        options += [
-            f"--nnodes={job.max_nodes}",
-            f"--rdzv-backend={rendezvous.BACKEND}",
-            "--node-rank=0",
-        ]  # the rank is ours
-        options.append("--rdzv-endpoint={}:{}".format(*job.master))
+    elif not shutil.which(command[0]):
+        raise Refused(f"{command[0]!r} is not a program that can be run here")
+    _silence_agent()
+    _report_start(job, processes, why, threads)
+    if pods:
+        rendezvous_handler_registry.register(rendezvous.BACKEND, pods.create)
     else:
         signals.handle()
+    options = [*_agent_options(job, processes, env), *_verbatim(command)]
+    return _report_end(_run(torchrun.parse_args(options), job, pods, env))
+
+
+def _set_environment(job: Job, threads: str) -> None:
+    os.environ["OMP_NUM_THREADS"] = threads
+    os.environ["TORCHTALLY_RUN"] = uuid.uuid4().hex[:12]
+    os.environ.pop("PET_STANDALONE", None)  # the operator sets "", which torchrun takes for a number
     if job.elastic:
-        # Agents that share their store name it in their first round alone: a pod that comes later would ask in vain.
+        # Agents that share their store name it in their first round only: a pod that joins later could not find it.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+def _agent_options(job: Job, processes: int, env: Mapping[str, str]) -> list[str]:
+    """Return torchrun's options, beside those that it reads from PET_* variables."""
+    # Without signals: torchrun would restart its wait at each (see signals.py).
+    options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
+    if "PET_SHUTDOWN_TIMEOUT" not in env:
+        options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
+    if job.master:
+        options += [f"--nnodes={job.max_nodes}", f"--rdzv-backend={rendezvous.BACKEND}"]
+        options += ["--node-rank=0", "--rdzv-endpoint={}:{}".format(*job.master)]  # Rendezvous knows the true rank
     if not job.in_cluster:
-        options.append("--local-addr=127.0.0.1")  # a laptop's own name need not resolve
-    # The agent fills ${...} macros of its own into arguments and takes $$ for $; a user's are handed on as they are.
-    verbatim = [argument.replace("$", "$$") for argument in arguments]
-    parsed = torchrun.parse_args([*options, program, *verbatim])
-    ended: failure.Failure | None = None
+        options.append("--local-addr=127.0.0.1")  # a laptop's own name may not resolve
+    return options
+
+
+def _verbatim(command: list[str]) -> list[str]:
+    """Return the command so that the agent, which expands ${...} and $$ in arguments, passes them on unchanged."""
+    program, *arguments = command
+    return [program, *(argument.replace("$", "$$") for argument in arguments)]
+
+
+def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str, str]) -> Failure | None:
+    """Run the agent to its end. Returns the failure that this pod ends with, or None after success."""
     try:
         try:
             torchrun.run(parsed)
             signals.ignore()
         except ChildFailedError as error:
             signals.over()
-            ended = failure.first(error, pod_name(env))
+            own = failure.first(error, pod_name(env))
+            return pods.cause(own) if pods else own
     except SignalException as error:
         signals.end_ranks(error.sigval, parsed.shutdown_timeout)
         signals.over()
         text = f"{pod_name(env)} was stopped by signal {int(error.sigval)} ({error.sigval.name})"
-        ended = failure.Failure(failure.Kind.KNOWN, SIGNALLED + int(error.sigval), text)
+        own = Failure(Kind.KNOWN, SIGNALLED + int(error.sigval), text)
+        return pods.cause(own) if pods else own
     except rendezvous.Complete:
-        print("torchtally: the run is complete", file=sys.stderr, flush=True)
-        return _end(None)
+        log.info("the run is complete")
+        return None
     except Lost as sentence:
-        return _end(failure.Failure(failure.Kind.CONSEQUENCE, LOST, str(sentence)))
+        return Failure(Kind.CONSEQUENCE, LOST, str(sentence))
     except (DistError, RendezvousError) as error:
         where = "{}:{}".format(*job.master) if job.master else env.get("PET_RDZV_ENDPOINT", "this machine")
-        text = f"the pods did not meet at {where}: {str(error).splitlines()[0]}"
-        return _end(failure.Failure(failure.Kind.CONSEQUENCE, LOST, text))
-    if ended is None:
-        if others:
-            others.leave()
-        return _end(None)
-    if others:
-        ended = others.cause(ended)
-    return _end(ended)
+        text = f"the rendezvous at {where} failed: {str(error).splitlines()[0]}"
+        return Failure(Kind.CONSEQUENCE, LOST, text)
+    if pods:
+        pods.depart()
+    return None
 
 
-def _quieten() -> None:
-    """Silence the agent's log and the backtraces of c10d, which would bury the message of the rank that failed."""
-    log = logging.getLogger("torch.distributed.elastic")
-    log.addHandler(logging.NullHandler())
-    log.propagate = False  # and no level: each logger below has its own
-    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
-        with contextlib.suppress(OSError, AttributeError):  # of a build that names it otherwise
-            # c10::initLogging(), which reads the variable; on import, the ranks that are forked would share it.
-            ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libc10.*"))))._ZN3c1011initLoggingEv()
-        del os.environ["TORCH_CPP_LOG_LEVEL"]  # a rank's own affair
+def _silence_agent() -> None:
+    """Silence the agent's log and c10d's backtraces, which would bury the message of the rank that failed."""
+    agent = logging.getLogger("torch.distributed.elastic")
+    agent.addHandler(logging.NullHandler())
+    agent.propagate = False  # a level would not do: each logger below has its own
+    compat.silence_cpp_log()
 
 
-def _end(ended: failure.Failure | None) -> int:
-    """Say what ended the pod, and report it; returns the exit code."""
-    event = events.Ended(code=OK, kind=None, cause=None)
-    if ended:
-        termination_message.say(ended.text)
-        event = events.Ended(code=ended.code, kind=ended.kind.name.lower(), cause=ended.text)
-    events.emit(event, events.Source(pod=pod_name()))
-    return event.code
-
-
-def _say(job: Job, processes: int, why: str, threads: str) -> None:
+def _report_start(job: Job, processes: int, why: str, threads: str) -> None:
     if job.elastic:
         place = f"one of {job.min_nodes} to {job.max_nodes} pods"
     elif job.in_cluster:
         place = f"pod {job.node_rank + 1} of {job.max_nodes}"
     else:
         place = "alone, in no PyTorchJob"
-    print(
-        f"torchtally: {pod_name()} is {place}; processes: {processes} ({why}); threads a process: {threads}",
-        file=sys.stderr,
-        flush=True,
-    )
+    log.info(f"{pod_name()} is {place}; processes: {processes} ({why}); threads per process: {threads}")
     event = events.Started(
         node_rank=None if job.elastic else job.node_rank,
         min_pods=job.min_nodes,
@@ -160,3 +153,13 @@ def _say(job: Job, processes: int, why: str, threads: str) -> None:
         python=platform.python_version(),
     )
     events.emit(event, events.Source(pod=pod_name()))
+
+
+def _report_end(ended: Failure | None) -> int:
+    """Report what ended the pod. Returns the exit code."""
+    event = events.Ended(code=OK, kind=None, cause=None)
+    if ended:
+        termination_message.announce(ended.text)
+        event = events.Ended(code=ended.code, kind=ended.kind.name.lower(), cause=ended.text)
+    events.emit(event, events.Source(pod=pod_name()))
+    return event.code

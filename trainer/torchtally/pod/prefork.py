@@ -1,7 +1,7 @@
-"""The ranks of a task of ours, forked before torchrun's agent has threads: a pod imports torch once.
+"""The ranks of a built-in task, forked before torchrun's agent has threads: a pod imports torch once.
 
-Each waits until the agent starts it, and is its child as any other rank. A rank that is started anew, in an elastic
-job, is an ordinary process again: the agent has threads by then, and what is forked from those may hang.
+Each waits until the agent starts it, and is the agent's child as any other rank. A rank that is restarted, in an
+elastic job, is an ordinary process: the agent has threads by then, and a fork of a process with threads may hang.
 """
 
 import atexit
@@ -17,23 +17,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
-from torch.distributed.elastic.multiprocessing import api
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from torchtally import compat
 from torchtally.errors import Ending
-from torchtally.pod.failure import leave
+from torchtally.pod.failure import exit_rank
 
 Result = TypeVar("Result")
-_fork = multiprocessing.get_context("fork") if sys.platform == "linux" else None  # macOS' own libraries do not bear it
+_fork = (
+    multiprocessing.get_context("fork") if sys.platform == "linux" else None
+)  # macOS' own libraries do not survive a fork
 
 
 def apart(function: Callable[[], Result]) -> Result:
-    """What `function` returns, or the Ending that it raises, in a process of its own.
+    """Call `function` in another process. Returns its result, or raises its Ending.
 
-    So this one does not touch the GPU, and can be forked.
+    This process then has not touched the GPU, and can be forked.
     """
     if _fork is None:
         return function()
@@ -61,9 +62,9 @@ def apart(function: Callable[[], Result]) -> Result:
 
 
 def fork(module: str, command: Sequence[str], count: int, threads: int | None) -> None:
-    """Fork `count` ranks, which run main() of `module`; torchrun's agent gets one where it would start `command`.
+    """Fork `count` ranks, which run main() of `module`. torchrun's agent takes one where it would start `command`.
 
-    Each gets so many threads; with None, as many as OpenMP found in the environment when torch was imported.
+    Each uses `threads`; with None, as many as OpenMP found in the environment when torch was imported.
     """
     main = importlib.import_module(module).main
     if _fork is None or threading.active_count() > 1:
@@ -73,18 +74,15 @@ def fork(module: str, command: Sequence[str], count: int, threads: int | None) -
     waiting: list[_Rank] = []
     for _ in range(count):
         waiting.append(_Rank(program, [each.connection for each in waiting]))
-    # Where the agent fails before it starts them: Python would wait for their end before its own, and they for it.
+    # If the agent fails before it starts them, Python would wait for their end, and they for Python's.
     for each in waiting:
         atexit.register(each.connection.close)
 
-    class Handler(SubprocessHandler):
-        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            # A wrapper about the command, or files for what it prints, are for ordinary processes.
-            if waiting and args == tuple(command) and self._stdout is None and self._stderr is None:
-                return waiting.pop(0).start(env)
-            return super()._popen(args, env)
+    def start(args: tuple[str, ...], env: dict[str, str]) -> _Rank | None:
+        # A wrapper around the command is for ordinary processes.
+        return waiting.pop(0).start(env) if waiting and args == tuple(command) else None
 
-    api.get_subprocess_handler = Handler  # type: ignore[attr-defined,assignment]  # where torch looks for it
+    compat.start_ranks_with(start)
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class _Rank:
         self.pid = self._process.pid
 
     def start(self, env: dict[str, str]) -> "_Rank":
-        with contextlib.suppress(BrokenPipeError):  # it has been killed: its exit code tells
+        with contextlib.suppress(BrokenPipeError):  # it has been killed, as its exit code shows
             self.connection.send(env)
         return self
 
@@ -123,7 +121,7 @@ class _Rank:
 
 def _wait(program: _Program, go: Connection, others: Sequence[Connection]) -> None:
     """In the forked process: wait for the environment, and be the rank. `others` are pipes that it inherited."""
-    os.setsid()  # as the agent has it, which sends signals to groups
+    os.setsid()  # as the agent expects, which signals process groups
     for each in others:
         each.close()
     try:
@@ -139,6 +137,6 @@ def _wait(program: _Program, go: Connection, others: Sequence[Connection]) -> No
         torch.set_num_threads(program.threads)
     sys.argv = program.argv
     for stream in (sys.stdout, sys.stderr):
-        # Whole lines, which do not mix with another rank's: unbuffered, Python writes the newline by itself.
+        # Whole lines, which do not mix with another rank's: unbuffered, print() writes the newline separately.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    leave(program.main())
+    exit_rank(program.main())

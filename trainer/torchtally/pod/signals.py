@@ -1,4 +1,4 @@
-"""How a pod is stopped: the first signal lets its ranks end, a second one ends them at once."""
+"""Signals that stop a pod: the first one lets its ranks end, a second one kills them."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from torchtally.errors import SIGNALLED
 
-# What torchrun takes for the wish to stop. It gets a handler of its own for none of them.
+# The signals that torchrun handles by default. Its own handlers are not installed.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _begun = False
 
 
 def handle() -> None:
-    """From here on a signal raises SignalException, at which torchrun's agent forwards it to the ranks and waits."""
+    """From here on a signal raises SignalException. torchrun's agent then forwards it to the ranks and waits."""
     for each in _SIGNALS:
         signal.signal(each, _stop)
 
@@ -29,19 +29,19 @@ def begun() -> bool:
 
 
 def ignore() -> None:
-    """From here on signals are of no account: all is done, and the pod about to end."""
+    """From here on signals are ignored: the pod has succeeded and is about to end."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
 
 
 def over() -> None:
-    """From here on any signal ends the pod at once: its ranks have ended."""
+    """From here on a signal ends the pod at once: its ranks have ended."""
     global _begun
     _begun = True
 
 
 def ranks() -> Iterator[int]:
-    """The process ids of this pod's ranks."""
+    """Yield the process IDs of this pod's ranks."""
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             # PID (NAME) STATE PPID PGRP …, where NAME may hold anything.
@@ -53,7 +53,7 @@ def ranks() -> Iterator[int]:
 
 
 def kill_ranks() -> bool:
-    """SIGKILL to every rank of this pod and to what it started; returns whether there was one."""
+    """Send SIGKILL to every rank of this pod and to its children. Returns whether there was one."""
     killed = False
     for rank in ranks():
         with contextlib.suppress(ProcessLookupError):
@@ -63,7 +63,7 @@ def kill_ranks() -> bool:
 
 
 def end_ranks(by: signal.Signals, seconds: float) -> None:
-    """Hand the signal on to ranks that the agent was starting, and did not know yet, as it came; wait for them."""
+    """Forward the signal to ranks that the agent had started without knowing them yet, and wait for them."""
     for rank in ranks():
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank, by)

@@ -108,7 +108,7 @@ class _Deadline:
         """Sleep until the next poll; returns whether time is left."""
         now = time.monotonic()
         if now > self._next_notice:
-            log(f"waiting for {awaited}")
+            log.info(f"waiting for {awaited}")
             self._next_notice = now + _NOTICE_INTERVAL
         time.sleep(0.2)
         return now < self._end

@@ -51,7 +51,7 @@ def main(argv: list[str], is_complete: Callable[[argparse.Namespace, Path], bool
         with _marker(output, f".run-{run}") as marker:
             return _store(_run(arguments, output, run, marker), output)
     except Ending as ending:
-        termination_message.say(ending)
+        termination_message.announce(ending)
         return ending.code
 
 
@@ -149,7 +149,7 @@ def _run(arguments: argparse.Namespace, output: Path, run: str, marker: str) -> 
             if master:
                 cluster.wait_for_slots(session, master, processes, arguments.wait)
                 executors = _check_executors(session, processes)
-            log(f"run {run}: {processes} rank{'s' * (processes > 1)} on {master or 'this machine'}")
+            log.info(f"run {run}: {processes} rank{'s' * (processes > 1)} on {master or 'this machine'}")
             distributor = TorchDistributor(processes, local_mode=not master, use_gpu=arguments.gpu)
             with contextlib.redirect_stdout(rank_output), contextlib.redirect_stderr(rank_output):
                 result = distributor.run(
@@ -183,7 +183,7 @@ def _check_executors(session: Any, processes: int) -> list[str]:
                 "they must be the same"
             )
     names = sorted({each["name"] for each in found})
-    log(f"executors: {', '.join(names)}")
+    log.info(f"executors: {', '.join(names)}")
     return names
 
 
@@ -243,7 +243,7 @@ class _Stopped(Ending):
 
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # a second signal ends the driver at once
-    logging.disable()  # py4j would log a traceback
+    logging.getLogger("py4j").propagate = False  # it would log a traceback
     stopped = _Stopped(f"the driver was stopped by signal {number}, and all ranks with it; checkpoints remain")
     stopped.code = SIGNALLED + number
     _Stopped.last = stopped
@@ -259,10 +259,10 @@ def _store(result: Mapping[str, Any], output: Path) -> int:
     except OSError as error:
         raise Volume(f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}") from None
     if files:
-        log(f"copied {', '.join(sorted(files))} to {output}")
+        log.info(f"copied {', '.join(sorted(files))} to {output}")
     if result["left_at"]:
         limit = f"{_MAX_RESULT_BYTES >> 20} MiB"
-        log(f"the files exceed {limit}, the most that is copied through Spark, and remain at {result['left_at']}")
+        log.info(f"the files exceed {limit}, the most that is copied through Spark, and remain at {result['left_at']}")
     if result["code"]:
-        termination_message.say(result["message"])
+        termination_message.announce(result["message"])
     return int(result["code"])

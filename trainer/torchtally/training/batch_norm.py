@@ -1,8 +1,8 @@
 """The contract and the batch sizes of models with BatchNorm, which cannot take a batch of one row."""
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchtally import compat
 from torchtally.accounting.tally import Run, Tally
 from torchtally.errors import Refused
 from torchtally.options import Training
@@ -43,6 +43,6 @@ def refuse_single_rows(model: nn.Module, tally: Tally) -> None:
 
 def _has_batch_norm(model: nn.Module) -> bool:
     """Whether the model has torch's BatchNorm, or Keras', which shows in its parameters' names only."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules()) or any(
+    return compat.has_batch_norm(model) or any(
         name.endswith("/moving_variance") for name, _ in model.named_parameters()
     )

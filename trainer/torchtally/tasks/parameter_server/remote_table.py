@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
+from torchtally import compat
 from torchtally.environment import pod_of
 from torchtally.errors import Lost, lost_by_rpc
 
@@ -82,8 +83,7 @@ class Sgd(torch.optim.SGD):
 
 def join(rank: int, world: int) -> None:
     """Make RPC ready on all ranks; the store of the job's rendezvous carries their addresses."""
-    # TCP alone, also on one machine: TensorPipe's shared memory polls, which keeps a CPU busy in each process.
-    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=SECONDS, _transports=["uv"], _channels=["basic"])
+    options = compat.rpc_over_tcp(SECONDS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You are using a Backend")  # init_rpc's own way to make a group
         rpc.init_rpc(_name(rank), rank=rank, world_size=world, rpc_backend_options=options)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional
+
+from torchtally import compat
 
 
 class ShardedEmbeddingBag(nn.Module):
@@ -33,9 +34,7 @@ class ShardedEmbeddingBag(nn.Module):
         gives, takes = asked.tolist(), wanted.tolist()
         slots = torch.empty(sum(gives), dtype=torch.int64)
         dist.all_to_all_single(slots, indices[order] // self._group.size(), gives, takes, group=self._group)
-        rows = collectives.all_to_all_single_autograd(
-            functional.embedding(slots, self.weight), takes, gives, self._group
-        )
+        rows = compat.all_to_all(functional.embedding(slots, self.weight), takes, gives, self._group)
         bag_of = torch.repeat_interleave(offsets.diff(append=torch.tensor([len(indices)])))
         return rows.new_zeros(len(offsets), rows.shape[1]).index_add(0, bag_of[order], rows)
 

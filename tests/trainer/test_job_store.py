@@ -1,4 +1,4 @@
-"""What pods leave each other in a store."""
+"""The store of a job."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import ranks
 from torch.distributed import DistError, TCPStore
 
 from torchtally.pod.failure import Failure, Kind
-from torchtally.pod.notes import Notes
+from torchtally.pod.job_store import JobStore
 
 SERVER = """
 import sys
@@ -29,11 +29,11 @@ def test_a_store_that_does_not_answer_is_given_up() -> None:
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
-            notes = Notes(TCPStore("127.0.0.1", port, None, False, wait_for_workers=False), 5)
-            assert notes.leave(1, Failure(Kind.KNOWN, 3, "it failed")) == 1
-            assert list(notes.read(0)) == [(1, Failure(Kind.KNOWN, 3, "it failed"))]
+            store = JobStore(TCPStore("127.0.0.1", port, None, False, wait_for_workers=False), 2, timeout=5)
+            assert store.post(1, Failure(Kind.KNOWN, 3, "it failed")) == 1
+            assert list(store.failures()) == [(1, Failure(Kind.KNOWN, 3, "it failed"))]
             os.kill(server.pid, signal.SIGSTOP)
             with pytest.raises(DistError, match="no answer within 5 s"):
-                notes.store.check(["complete"])
+                store.keys.check(["complete"])
         finally:
             server.kill()

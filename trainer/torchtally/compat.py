@@ -1,0 +1,107 @@
+"""The private names of PyTorch that this package uses. Each may change with any release: tests/trainer/test_compat.py.
+
+Those of torchmetrics are in compat_torchmetrics.py, which is imported only where torchmetrics is used.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import ProcessGroup, Store
+
+if TYPE_CHECKING:
+    from torch.distributed.rpc import TensorPipeRpcBackendOptions
+
+PRIVATE = (
+    "torch._dynamo",
+    "torch.distributed._functional_collectives:all_to_all_single_autograd",
+    "torch.distributed.distributed_c10d:_get_default_store",
+    "torch.distributed.elastic.agent.server.api:_TERMINAL_STATE_SYNC_ID",
+    "torch.distributed.elastic.multiprocessing.api:get_subprocess_handler",
+    "torch.distributed.elastic.multiprocessing.subprocess_handler:SubprocessHandler._popen",
+    "torch.distributed.elastic.utils.store:_LAST_MEMBER_CHECKIN",
+    "torch.nn.modules.batchnorm:_BatchNorm",
+)
+LIBC10 = "lib/libc10.*"
+INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging()
+
+
+def default_store() -> Store:
+    """Return the store of the default process group."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether the model has one of torch's BatchNorm layers, of any number of dimensions."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def all_to_all(rows: Tensor, takes: list[int], gives: list[int], group: ProcessGroup) -> Tensor:
+    """Exchange rows between all ranks: `gives[r]` to rank r, `takes[r]` from it. Autograd knows it."""
+    from torch.distributed import _functional_collectives
+
+    exchanged: Tensor = _functional_collectives.all_to_all_single_autograd(rows, takes, gives, group)
+    return exchanged
+
+
+def rpc_over_tcp(seconds: float) -> "TensorPipeRpcBackendOptions":
+    """Return options of RPC over TCP alone, with a timeout for each call.
+
+    TensorPipe's shared memory, its default on one machine, keeps a CPU busy in each process.
+    """
+    from torch.distributed import rpc
+
+    return rpc.TensorPipeRpcBackendOptions(rpc_timeout=seconds, _transports=["uv"], _channels=["basic"])
+
+
+def import_optimizers() -> None:
+    """Import what an optimizer imports when it is made, so that ranks forked later share it."""
+    importlib.import_module("torch._dynamo")
+
+
+def exit_barrier_key() -> str:
+    """Return the key that opens the exit barrier of torchrun's agents, in their part of the store."""
+    from torch.distributed.elastic.agent.server import api
+    from torch.distributed.elastic.utils import store
+
+    return api._TERMINAL_STATE_SYNC_ID + store._LAST_MEMBER_CHECKIN
+
+
+def start_ranks_with(start: Callable[[tuple[str, ...], dict[str, str]], Any]) -> None:
+    """Have torchrun's agent ask `start(command, environment)` for each rank before it starts a process itself.
+
+    `start` returns as much of a subprocess.Popen as the agent uses, or None. It is not asked for a rank whose output
+    goes to files.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    class Handler(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            started = start(args, env) if self._stdout is None and self._stderr is None else None
+            return super()._popen(args, env) if started is None else started
+
+    api.get_subprocess_handler = Handler  # type: ignore[attr-defined,assignment]  # where the agent looks for it
+
+
+def silence_cpp_log() -> None:
+    """Silence the log of PyTorch's C++ in this process, unless the user has chosen a level for it."""
+    if "TORCH_CPP_LOG_LEVEL" in os.environ:
+        return
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+    with contextlib.suppress(
+        OSError, AttributeError, StopIteration
+    ):  # a build that names it otherwise: it only says more
+        # It reads the variable. Set before torch is imported, the variable would hold for forked ranks, too.
+        getattr(ctypes.CDLL(str(next(Path(torch.__file__).parent.glob(LIBC10)))), INIT_LOGGING)()
+    del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks have a log of their own

@@ -1,0 +1,107 @@
+"""The heartbeat of a pod: it shows the other pods that this one lives, and learns of their failures.
+
+A pod that fails posts its failure in the job's store. One that is lost or frozen posts nothing: its heartbeat stops.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from torch.distributed import DistError
+
+from torchtally.errors import LOST
+from torchtally.log import log
+from torchtally.pod import signals
+from torchtally.pod.failure import Failure, Kind
+from torchtally.pod.job_store import DEPARTED, JobStore
+from torchtally.pod.names import Names
+
+# All in seconds.
+SILENCE = 60  # without a heartbeat until a pod counts as lost: a pod frozen for half of it continues afterwards
+GRACE = 30  # for a rank to notice that a peer is gone, and to finish its writes; then it is killed
+_INTERVAL = 1  # between two heartbeats
+
+
+class Heartbeat:
+    """This pod's heartbeat, and a watch over those of the others. Both are threads, from `start` to `stop`."""
+
+    def __init__(self, store: JobStore, rank: int, names: Names, open_exit_barrier: Callable[[], None]) -> None:
+        self.first_reported: Failure | None = None  # the first failure of another pod that was a cause
+        self.store_lost = False  # or frozen
+        self.ranks_killed = False  # because they did not notice that a peer was gone
+        self._store, self._rank, self._names, self._open_exit_barrier = store, rank, names, open_exit_barrier
+        self._answered, self._job_failed, self._stopped = threading.Event(), threading.Event(), threading.Event()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+
+    def start(self) -> None:
+        self._beating.start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop(self, store: JobStore) -> None:
+        """End the heartbeat so that no pod takes this one for lost. `store` is another connection."""
+        self._stopped.set()
+        self._beating.join(2 * _INTERVAL)
+        store.depart(self._rank)
+
+    def _beat(self) -> None:
+        """Beat, and read what the others post. Pod 0 posts the loss of a pod that is silent."""
+        silence = Silence()
+        read = 0
+        with contextlib.suppress(DistError):
+            while not self._stopped.is_set():
+                self._store.beat(self._rank)
+                for rank, failure in self._store.failures(read):
+                    read += 1
+                    self._job_failed.set()
+                    if rank != self._rank and failure.kind == Kind.KNOWN:
+                        self.first_reported = self.first_reported or failure
+                        log.warning(failure.text)
+                if self._rank == 0 and read == 0 and (silent := silence.of(self._store.heartbeats(), SILENCE)):
+                    text = f"no heartbeat of {self._names.several(silent)} for {SILENCE} s: lost or frozen"
+                    self._store.post(silent[0], Failure(Kind.KNOWN, LOST, text))
+                self._answered.set()
+                self._stopped.wait(_INTERVAL)
+            return
+        self.store_lost = True
+        self._job_failed.set()
+
+    def _watch(self) -> None:
+        """Kill the ranks of this pod if another pod has failed or gone and they do not notice it."""
+        # A frozen store never answers. Steps are counted, not time: the clock runs on while this pod is frozen itself.
+        steps = 0
+        while steps < SILENCE and not self._job_failed.wait(1):
+            steps = 0 if self._answered.is_set() else steps + 1
+            self._answered.clear()
+        if steps >= SILENCE:
+            self.store_lost = True
+        # A pod that was asked to stop has its own time for it.
+        while not self._stopped.wait(GRACE) and not signals.begun():
+            self.ranks_killed |= any(signals.ranks())  # before they end: the main thread reads it then
+            if not signals.kill_ranks() and not self.store_lost:
+                # Its ranks have succeeded: the agent would wait 5 minutes for the other pods.
+                self._open_exit_barrier()
+
+
+class Silence:
+    """How long each pod has had no new heartbeat, by this pod's clock: clocks of different pods are never compared."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[bytes, float]] = {}
+
+    def of(self, heartbeats: list[bytes], seconds: float) -> list[int]:
+        """Return the ranks of the pods whose heartbeat has been the same for `seconds`."""
+        now = time.monotonic()
+        for rank, beat in enumerate(heartbeats):
+            if rank not in self._last or self._last[rank][0] != beat:
+                self._last[rank] = (beat, now)
+        return [rank for rank, (beat, since) in self._last.items() if beat != DEPARTED and now - since >= seconds]
+
+
+def wait_until_departed(store: JobStore, timeout: float, but: Collection[int] = ()) -> None:
+    """Wait until all pods `but` these have departed, for at most `timeout` seconds: pod 0 takes the store with it."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if all(beat == DEPARTED for rank, beat in enumerate(store.heartbeats()) if rank not in but):
+            return
+        time.sleep(0.1)
