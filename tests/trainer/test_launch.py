@@ -47,7 +47,8 @@ def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]
 TWO = {"PET_NPROC_PER_NODE": "2"}
 # The entry point with a shorter patience: for ranks that do not notice, and for pods that say nothing.
 START = (
-    "import sys; from torchtally import cli; from torchtally.pod import heartbeat, rendezvous; heartbeat.GRACE = 1; {}\n"
+    "import sys; from torchtally import cli; from torchtally.pod import heartbeat, rendezvous\n"
+    "heartbeat.GRACE = 1; {}\n"
     "sys.exit(cli.main(sys.argv[1:]))"
 )
 # And one whose agent is told to stop before it knows of the ranks that it has started.

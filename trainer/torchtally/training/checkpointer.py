@@ -45,13 +45,13 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
         try:
             found = checkpoint_file.newest(folder)
             for sentence in found.skipped:
-                log(sentence)
+                log.warning(sentence)
             if payload := found.payload:
                 state = checkpoint_file.load(payload) | {"path": str(found.path)}
                 if not (refused := _refusal(found.path, state["facts"], facts)):
                     discarded = _lost_since(folder, state)
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
-                    log(f"resumes from {found.path}{lost}")
+                    log.info(f"resumes from {found.path}{lost}")
                     _warn_of_differences(found.path, state, device)
         except (Refused, PermissionError) as error:
             refused = str(error)
@@ -135,10 +135,10 @@ class Checkpointer:
             path = checkpoint_file.save(folder, epoch, position, saved | self._facts, self._keep, saved["best"])
         except OSError as error:
             self._failed = True
-            log(f"no checkpoint could be written to {folder}, the training continues: {error}")
+            log.warning(f"no checkpoint could be written to {folder}, the training continues: {error}")
             return events.SaveFailed(epoch=epoch, position=position, cause=str(error))
         if self._failed:
-            log(f"checkpoints can be written again: {path}")
+            log.info(f"checkpoints can be written again: {path}")
         self._failed = False
         seconds = round(time.monotonic() - began, 3)
         return events.Saved(path=str(path), epoch=epoch, position=position, seconds=seconds)
@@ -213,4 +213,4 @@ def _warn_of_differences(path: Path | None, state: State, device: torch.device) 
     before = state["numerics"] | {"ranks": len(state["ranks"])}
     other = [f"{name} {before.get(name)} and now {value}" for name, value in now.items() if before.get(name) != value]
     if other:
-        log(f"{path} was made with {', '.join(other)}: every sample counts once, but the last bits will differ")
+        log.warning(f"{path} was made with {', '.join(other)}: every sample counts once, but the last bits will differ")

@@ -76,7 +76,7 @@ class Captured:
             except RuntimeError as error:
                 self._graph = None
                 why = str(error).splitlines()[0]
-                log(f"the step cannot be captured in a CUDA graph, so it runs slower: {why}")
+                log.warning(f"the step cannot be captured in a CUDA graph, so it runs slower: {why}")
                 return self._step(chosen, scale)
         self._graph.replay()
         return self._loss
