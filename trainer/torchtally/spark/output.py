@@ -5,6 +5,8 @@ import json
 from collections import Counter
 from typing import TextIO
 
+from torchtally import events
+
 _TALLY = "TORCHTALLY "  # tally.PREFIX, whose module imports torch
 # torchrun's agent reports a failed rank after the rank's own message: a traceback of the agent, a rule of equals signs,
 # the rank's error, and another rule.
@@ -60,10 +62,11 @@ class RankOutput(io.TextIOBase):
 
 
 def _is_complete(line: str) -> bool:
-    if not line.startswith(_TALLY):
+    prefix = next((each for each in (_TALLY, events.PREFIX) if line.startswith(each)), None)
+    if prefix is None:
         return True
     try:
-        json.loads(line.removeprefix(_TALLY))
+        json.loads(line.removeprefix(prefix))
     except ValueError:
         return False
     return True
