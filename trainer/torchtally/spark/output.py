@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from typing import TextIO
 
+from torchtally import events
 from torchtally.proof.line import PREFIX
 
 # torchrun's agent reports a failed rank after the rank's own message: a traceback of the agent, a rule of equals signs,
@@ -61,10 +62,11 @@ class RankOutput(io.TextIOBase):
 
 
 def _is_complete(line: str) -> bool:
-    if not line.startswith(PREFIX):
+    prefix = next((each for each in (PREFIX, events.PREFIX) if line.startswith(each)), None)
+    if prefix is None:
         return True
     try:
-        json.loads(line.removeprefix(PREFIX))
+        json.loads(line.removeprefix(prefix))
     except ValueError:
         return False
     return True
