@@ -8,7 +8,7 @@ try:
     from phases import read, report
     from phases.split import split
     from phases.waits import NotYet
-    from verify.command import ended
+    from verify import console
     from verify.job_kinds import ClusterError
 except ModuleNotFoundError as error:
     print(
@@ -52,4 +52,4 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(console.run(main))

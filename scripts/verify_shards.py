@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove from a job's logs alone that every rank consumed exactly the samples that its contract says."""
+"""Prove from a job's logs alone that every rank consumed exactly the samples that its contract names."""
 
 import argparse
 import io
@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 try:
-    from verify import report
-    from verify.command import ended
+    from verify import console, report
     from verify.log import Log
     from verify.verdict import UnknownRun, judge
 except ModuleNotFoundError as error:
@@ -19,8 +18,9 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 EPILOG = f"""\
-exit status: 0 the run's last line, or else every phase and epoch of every rank, is there, and all agrees; 1 the proof
-does not hold, or lines are missing; 2 bad input (options, files, no such job, no access to the cluster).
+exit status: 0 the proof holds: the run's last line, or else every phase and epoch of every rank, is there, and all
+lines agree; 1 it does not hold, or lines are missing; 2 bad input (options, files, no such job, no access to the
+cluster).
 
 {report.JSON_HELP}
 """
@@ -74,10 +74,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def _read_job(log: Log, options: argparse.Namespace) -> None:
     try:
-        from verify import (
-            cluster,
-            job_kinds,
-        )  # here, for files need no Kubernetes client, nor the second that it takes to load
+        # Here, because files need no Kubernetes client, which takes a second to load.
+        from verify import cluster, job_kinds
     except ModuleNotFoundError as error:
         raise BadInput(
             f"--job needs the Python package {error.name}: run `make scripts`, then `. .venv/bin/activate`"
@@ -107,4 +105,4 @@ def _read(log: Log, path: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(console.run(main))

@@ -1,9 +1,19 @@
-"""The parts of verify_shards: lines, closing and fields (read), expected (recompute), wrong (what a digest says), whole
-(what the last line says), verdict (compare), words, told and report (show), cluster (fetch)."""
+"""The parts of verify_shards.
+
+log            finds tally lines and last lines in logs
+cluster        fetches the logs of a job's pods (job_kinds: PyTorchJob and TrainJob)
+expected       the samples that each rank should have consumed
+verdict        judges a run by all of these checks:
+line_check     the lines, against their own fields, each other and the plan
+digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)
+summary_check  the last line of the run, against its own fields and the other lines
+report         the verdict as a table or JSON (phrasing: ranks, steps and epochs in words)
+console        the start and the end of a command-line program
+"""
 
 import importlib.util
 import sys
 from pathlib import Path
 
-if not importlib.util.find_spec("torchtally"):  # not installed: the checkout that this script came with will do
+if not importlib.util.find_spec("torchtally"):  # not installed: take it from this checkout
     sys.path.append(str(Path(__file__).resolve().parents[2] / "trainer"))

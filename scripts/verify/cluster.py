@@ -27,7 +27,7 @@ def read_job(log: Log, name: str, namespace: str | None, context: str | None) ->
         except urllib3.exceptions.HTTPError as error:
             raise ClusterError(f"cannot reach the cluster at {settings.host}: {error}") from error
         if not job.ended:
-            log.notes.append(f"job {job.name} has not ended ({job.state}): what it has not logged yet is missing here")
+            log.notes.append(f"job {job.name} has not ended ({job.state}): later lines are missing")
         elif job.state == "Failed":
             log.notes.append(f"job {job.name} has failed{job.why_failed}")
         for pod in pods:
@@ -38,7 +38,7 @@ def read_job(log: Log, name: str, namespace: str | None, context: str | None) ->
                     job_kinds.refused(error, f"pod {pod} or its log", namespace, "pods and pods/log")
                 ) from error
             except (urllib3.exceptions.HTTPError, OSError) as error:
-                raise ClusterError(f"the log of pod {pod} broke off: {error}") from error
+                raise ClusterError(f"the log of pod {pod} was interrupted: {error}") from error
 
 
 def connect(context: str | None) -> tuple[client.Configuration, str]:
@@ -47,7 +47,7 @@ def connect(context: str | None) -> tuple[client.Configuration, str]:
     Raises ClusterError.
     """
     settings = client.Configuration()
-    settings.retries = False  # a cluster that does not answer is told at once
+    settings.retries = False  # report at once that a cluster does not answer
     try:
         config.load_kube_config(context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
         contexts, current = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
@@ -71,8 +71,8 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
             log.complaints.append(Complaint(f"pod {pod} has not started{_waits_for(status)}", no_log=True))
             return
         if status and status.phase == "Running" and job.ended:  # a PyTorchJob ends with its master
-            log.notes.append(f"pod {pod} is still running: what it has not logged yet is missing here")
-        # Not preloaded, this is urllib3's response, whatever the signature says: the log is read as it arrives.
+            log.notes.append(f"pod {pod} is still running: later lines are missing")
+        # Not preloaded, this is urllib3's response, unlike in the signature: the log is read as it arrives.
         response: Any = core.read_namespaced_pod_log(
             pod, job.namespace, container=job.container, _preload_content=False, _request_timeout=TIMEOUT
         )
@@ -80,7 +80,7 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
         if error.status not in (400, 404):
             raise
         if error.status == 400:
-            why = f"has no log yet: {job_kinds.said(error)}"
+            why = f"has no log yet: {job_kinds.message(error)}"
         elif job.ended:
             why = f"is gone, and its log with it{job.why_gone}"
         else:
@@ -93,11 +93,11 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
 
 
 def _waits_for(status: client.V1PodStatus) -> str:
-    """Why a pending pod does not start, as far as it says."""
+    """Why a pending pod does not start, as far as its status tells."""
     first = status.init_container_statuses or []
     containers = [*first, *(status.container_statuses or [])]
     reasons: set[str | None] = {f"{each.name} runs" for each in first if each.state and each.state.running}
     reasons |= {each.state.waiting.reason for each in containers if each.state and each.state.waiting}
     reasons |= {each.reason for each in status.conditions or [] if each.status == "False"}
-    told = reasons - {None, "PodInitializing", "ContainersNotReady", "ContainersNotInitialized"}
-    return f" ({', '.join(sorted(map(str, told)))})" if told else ""
+    known = reasons - {None, "PodInitializing", "ContainersNotReady", "ContainersNotInitialized"}
+    return f" ({', '.join(sorted(map(str, known)))})" if known else ""

@@ -1,4 +1,4 @@
-"""What a digest names, for people: whole steps, samples of the shard, or single samples by their indices."""
+"""The lost and doubled samples of a digest in words: whole steps, samples of the shard, or single samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class _Part:
     times: int
 
 
-def told(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
+def describe(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
     """`steps 20-21 (samples 640-703 of its shard) were consumed twice`, `sample 17 was never consumed`."""
     parts, foreign = _parts(line, stretches)
     single = []
@@ -36,17 +36,17 @@ def told(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
     for how, indices in groups.items():
         yield f"{numbers('sample', indices)} {'were' if len(indices) > 1 else 'was'} {how}"
     if line.outside:
-        yield f"{line.outside} of what was consumed {'are' if line.outside > 1 else 'is'} no sample"
+        yield f"{line.outside} consumed {'indices are not samples' if line.outside > 1 else 'index is not a sample'}"
 
 
-def at_length(line: TallyLine, stretches: list[Stretch]) -> list[str]:
-    """Of `told`, what is not single samples."""
+def describe_ranges(line: TallyLine, stretches: list[Stretch]) -> list[str]:
+    """The parts of `describe` that are not single samples."""
     parts, _ = _parts(line, stretches)
     return [text for part in parts if (text := _as_steps(line, part) or _as_samples(line, part))]
 
 
 def _parts(line: TallyLine, stretches: list[Stretch]) -> tuple[list[_Part], list[tuple[int, int]]]:
-    """The stretches within the shard, neighbours joined, and (position, times) of what is of no part of it."""
+    """The stretches within the shard, neighbours joined, and (position, times) of samples outside of it."""
     parts: list[_Part] = []
     foreign = []
     for each in stretches:
@@ -66,7 +66,7 @@ def _parts(line: TallyLine, stretches: list[Stretch]) -> tuple[list[_Part], list
 def _as_steps(line: TallyLine, part: _Part) -> str | None:
     """None where the part is no whole steps, or a single sample."""
     end = expected.size(line) - 1
-    begin = line.start if line.rank == "all" else 0  # what is before is of no step of this world
+    begin = line.start if line.rank == "all" else 0  # earlier samples belong to no step of this world
     if not begin <= part.first < part.last <= end:
         return None
     first, last = _step(line, part.first), _step(line, part.last)

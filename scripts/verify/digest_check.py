@@ -1,4 +1,4 @@
-"""What a line says was lost and doubled, held against what its digest says."""
+"""The lost and doubled samples that a line reports, against those that its digest shows."""
 
 from collections.abc import Iterator
 
@@ -13,48 +13,48 @@ _FEW = 8  # positions that a digest can name, whichever they are
 
 
 def faults(line: TallyLine) -> Iterator[str]:
-    """Where the two contradict each other, and which steps it is, where they agree that some are wrong."""
+    """Contradictions between the two; where they agree that samples are wrong, the steps of these samples."""
     difference = expected.difference(line)
     stretches = expected.explain(line, difference)
     if stretches is None:
         if not _can_be(line, difference):
-            many = ", more than can be named" * expected.CAN_NAME
+            many = ", too many to name" * expected.CAN_NAME
             yield (
-                f"{_says(line)} {_claim(line)}, but {_its(line)} digest does not fit: "
-                f"other samples were consumed than the line says{many}"
+                f"{_says(line)} {_claim(line)}, but {_its(line)} digest does not match: "
+                f"other samples were consumed than the line reports{many}"
             )
         return
     if line.rank == "all" and not stretches and any(difference.words):
         yield (
             "all ranks together consumed the right positions of the order, but the sums of their sample indices do "
-            f"not fit ({differing(difference, Digest())}): {line.order} was computed in another way there"
+            f"not match ({differing(difference, Digest())}): {line.order} was computed in a different way there"
         )
         if line.lost is None:  # as the trainer has it then
             return
     counts = _counts(line, stretches)
     if counts == (0, 0) != (line.lost, line.doubled):
-        yield f"{_says(line)} that samples were lost or doubled, but {_its(line)} digest is that of the whole shard"
+        yield f"{_says(line)} lost or doubled samples, but {_its(line)} digest is that of the whole shard"
         return
-    named = "; ".join(diagnosis.told(line, stretches))
+    named = "; ".join(diagnosis.describe(line, stretches))
     if counts != (line.lost, line.doubled):
         lost, doubled = counts
         yield (
-            f"{_says(line)} {_claim(line)}, but by {_its(line)} digest it is {lost} lost and {doubled} doubled: {named}"
+            f"{_says(line)} {_claim(line)}, but {_its(line)} digest shows {lost} lost and {doubled} doubled: {named}"
         )
     else:
-        yield from (f"{who([line.rank])}: {text}" for text in diagnosis.at_length(line, stretches))
+        yield from (f"{who([line.rank])}: {text}" for text in diagnosis.describe_ranges(line, stretches))
     for text in _misnamed(line, stretches):
-        yield f"{text}, but by {_its(line)} digest {named}"
+        yield f"{text}, but {_its(line)} digest shows that {named}"
 
 
 def _counts(line: TallyLine, stretches: list[Stretch]) -> tuple[int, int]:
-    """Lost and doubled, as the digest has it."""
+    """Lost and doubled samples according to the digest."""
     lost = -sum(each.times * each.positions.count for each in stretches if each.times < 0)
     return lost, sum(each.times * each.positions.count for each in stretches if each.times > 0) + line.outside
 
 
 def _misnamed(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
-    """The line may name eight of each, and names all where that is fewer."""
+    """Names that contradict the digest. The line names up to eight of each: all of them if there are fewer."""
     name = "all ranks together name" if line.rank == "all" else f"rank {line.rank} names"
     for what, sign, names in (("lost", -1, line.lost_indices), ("doubled", 1, line.doubled_indices)):
         inside = tuple(sorted({index for index in names if 0 <= index < line.n}))
@@ -70,7 +70,7 @@ def _misnamed(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
 
 
 def _can_be(line: TallyLine, difference: Digest) -> bool:
-    """Whether what the line says can be true, though its digest is too far off to be read."""
+    """Whether the line can be true though its digest is too far off to be decoded."""
     if line.lost is None or line.doubled is None:
         return True
     lost, doubled = line.lost_indices, tuple(index for index in line.doubled_indices if 0 <= index < line.n)
@@ -83,12 +83,12 @@ def _can_be(line: TallyLine, difference: Digest) -> bool:
 
 def _claim(line: TallyLine) -> str:
     if line.lost is None:
-        return "more lost or doubled than can be counted"
+        return "too many lost or doubled samples to count"
     return f"{line.lost} lost and {line.doubled} doubled" if line.lost or line.doubled else "nothing lost or doubled"
 
 
 def _says(line: TallyLine) -> str:
-    return "all ranks together say" if line.rank == "all" else f"rank {line.rank} says"
+    return "all ranks together report" if line.rank == "all" else f"rank {line.rank} reports"
 
 
 def _its(line: TallyLine) -> str:

@@ -1,4 +1,4 @@
-"""The two kinds of job: which objects they are, what state they are in, and what their pods are called."""
+"""The kinds of job in a cluster, PyTorchJob and TrainJob: their objects, states and names of pods."""
 
 import json
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ class ClusterJob(ABC):
 
     @property
     def why_gone(self) -> str:
-        """Why a pod is, after the job's end, in parentheses."""
+        """Why a pod is gone after the job's end, in parentheses."""
         return ""
 
     @property
@@ -62,7 +62,7 @@ class PyTorchJob(ClusterJob):
     controller = "the training operator"
 
     def pods(self, core: client.CoreV1Api) -> list[str]:
-        """By their names, which are known: the RBAC of `helm test` allows no more than to ask for each."""
+        """By their names, which are known: the RBAC of `helm test` allows to get each, not to list them."""
         return [
             f"{self.name}-{kind.lower()}-{index}"
             for kind, spec in sorted(self.spec.get("pytorchReplicaSpecs", {}).items())
@@ -99,9 +99,9 @@ class TrainJob(ClusterJob):
     @property
     def state(self) -> str:
         """A TrainJob that runs has no condition."""
-        told = super().state
+        state = super().state
         active = any(each.get("active") for each in self._status.get("jobsStatus") or [])
-        return "Running" if active and told == "no status yet" else told
+        return "Running" if active and state == "no status yet" else state
 
 
 def find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
@@ -129,7 +129,7 @@ def _why_none(reasons: list[tuple[type[ClusterJob], ApiException]], name: str, n
 
 
 def _is_known(error: ApiException, name: str) -> bool:
-    """Whether it is the object that is not there; plain text says that the resource itself is unknown."""
+    """Whether the object is missing, not the resource, which the API server answers in plain text."""
     try:
         return bool(json.loads(error.body or "")["details"]["name"] == name)
     except (ValueError, KeyError, TypeError):
@@ -139,11 +139,11 @@ def _is_known(error: ApiException, name: str) -> bool:
 def refused(error: ApiException, what: str, namespace: str, resources: str, verb: str = "get") -> str:
     if error.status == 403:
         must = f"a role must allow {verb} on {resources}"
-        return f"forbidden to read {what} in namespace {namespace}: {must} ({said(error)})"
-    return f"cannot read {what} in namespace {namespace}: {error.status} {said(error)}"
+        return f"forbidden to read {what} in namespace {namespace}: {must} ({message(error)})"
+    return f"cannot read {what} in namespace {namespace}: {error.status} {message(error)}"
 
 
-def said(error: ApiException) -> str:
+def message(error: ApiException) -> str:
     """The API server's own sentence."""
     try:
         return str(json.loads(error.body or "")["message"])

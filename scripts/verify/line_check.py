@@ -15,14 +15,14 @@ from .problem import Block, Problem
 
 
 def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Problem], list[Problem]]:
-    """What is wrong with the lines that are there, and which lines are not."""
+    """The problems of the lines, and the lines that are missing."""
     blocks: dict[Block, dict[Rank, TallyLine]] = defaultdict(dict)
     for line in lines:
         blocks[line.block][line.rank] = line
 
     problems = list(_disagreements(lines, "", ("task", "plan")))
     unsettled: list[Problem] = []
-    for attempt in {line.attempt for line in lines}:  # the next one may have another number of ranks
+    for attempt in {line.attempt for line in lines}:  # the next attempt may have another number of ranks
         unsettled += _disagreements([line for line in lines if line.attempt == attempt], "", ("world",))
     problems += unsettled
     missing = [] if problems else list(_missing(blocks, plan))
@@ -48,7 +48,7 @@ def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Probl
             texts += _faults(line)
             if block[0] in comparable:
                 texts += digest_check.faults(line)
-        starts = list(_disagreements(list(ranks.values()), where, ("start",)))  # an epoch's own
+        starts = list(_disagreements(list(ranks.values()), where, ("start",)))  # the epochs of a phase may differ in it
         problems += starts
         if together and block[0] in comparable and not starts and len(alone) == together.world:
             texts += _sum_faults(together, alone)
@@ -93,7 +93,7 @@ def _missing(blocks: dict[Block, dict[Rank, TallyLine]], plan: Mapping[str, int]
 
 
 def _faults(line: TallyLine) -> Iterator[str]:
-    """Where the counts of one line do not hold."""
+    """Contradictions among the counts of one line."""
     name = who([line.rank])
     if line.expected != (size := expected.size(line)):
         start = f" from position {line.start} on" if line.start else ""
@@ -102,16 +102,16 @@ def _faults(line: TallyLine) -> Iterator[str]:
             f"under {line.contract} makes {size}"
         )
     if line.lost is None or line.doubled is None:
-        yield f"{name}: more was lost or doubled than can be counted"
+        yield f"{name}: too many samples are lost or doubled to count"
         return
     if line.consumed != (sum_ := line.expected - line.lost + line.doubled):
         yield (
-            f"{name} consumed {line.consumed}, which does not fit: "
+            f"{name} consumed {line.consumed}, which does not add up: "
             f"expected {line.expected} - lost {line.lost} + doubled {line.doubled} = {sum_}"
         )
     if line.lost or line.doubled:
         lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
-        outside = f", {line.outside} of them no sample" if line.outside else ""
+        outside = f", {line.outside} of them outside of the dataset" if line.outside else ""
         yield f"{name}: {lost} lost, {doubled} doubled{outside}"
 
 
@@ -120,20 +120,20 @@ def _sum_faults(together: TallyLine, alone: list[TallyLine]) -> Iterator[str]:
     for name in ("expected", "consumed"):
         stated, sum_ = getattr(together, name), together.start + sum(getattr(line, name) for line in alone)
         if stated != sum_:
-            yield f"all ranks together say {name} {stated}, but their lines{before} add up to {sum_}"
+            yield f"all ranks together report {name} {stated}, but their lines{before} add up to {sum_}"
     sum_of_digests = expected.sum_of(alone) + expected.carried(together)
-    if together.start:  # which samples they were no closed form says
+    if together.start:  # the indices of earlier samples have no closed form
         sum_of_digests = Digest((*sum_of_digests.of_positions, *together.consumed_digest.words[OF_POSITIONS:]))
     if names := differing(together.consumed_digest, sum_of_digests):
-        yield f"all ranks together say another digest than their lines{before} add up to: it differs in {names}"
-    for name in ("lost", "doubled"):  # less is possible: what one rank lost, another may have consumed
+        yield f"the digest of all ranks together is not the sum of their lines{before}: it differs in {names}"
+    for name in ("lost", "doubled"):  # fewer are possible: one rank may consume what another lost
         stated, each = getattr(together, name), [getattr(line, name) for line in alone]
         if stated is not None and None not in each and stated > sum(each):
-            yield f"all ranks together say {name} {stated}, but their lines add up to only {sum(each)}"
+            yield f"all ranks together report {name} {stated}, but their lines add up to only {sum(each)}"
 
 
 def _named(count: int, indices: tuple[int, ...]) -> str:
-    """`3 (17, 20, 21)`, or plainly that there are too many to name."""
+    """`3 (17, 20, 21)`, or a note that there are too many to name."""
     if not count:
         return "0"
     if not indices:

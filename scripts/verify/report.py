@@ -8,13 +8,13 @@ from torchtally.proof.line import TallyLine
 from .verdict import Verdict, fulfilled
 
 _CELLS = (*table.HEADER, "world")
-_MANY = 64  # ranks; beyond, only those are shown that say themselves that they are wrong, as rank 0 does
+_MANY = 64  # ranks; beyond, only those whose lines report a fault are shown, as in rank 0's table
 JSON_HELP = """\
 --json prints one object: "holds" (the exit status as a boolean), "run" and "attempt" (null when there is none to
 judge), "last_line" (whether the run's last line is there), "model" (the hash of the final weights, "sha256:...") and
-"discarded" (samples consumed by steps that no checkpoint kept), both of them out of the last line and null where it
-does not say, "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and,
-on "rank": "all", "ok", which is true when its phase and epoch has no problem)."""
+"discarded" (samples consumed by steps that no checkpoint kept), both of them from the last line and null without it,
+"problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and, on
+"rank": "all", "ok", which is true if its phase and epoch has no problem)."""
 
 
 def as_json(verdict: Verdict) -> str:
@@ -79,8 +79,8 @@ def _summary(verdict: Verdict) -> str:
 def _discarded(count: int) -> str:
     if not count:
         return ""
-    what, were, they_count = ("sample", "was", "counts") if count == 1 else ("samples", "were", "count")
-    return f"; {count} {what} consumed by steps that no checkpoint kept {were} discarded and {they_count} for nothing"
+    what, were, do = ("sample", "was", "does") if count == 1 else ("samples", "were", "do")
+    return f"; {count} {what} consumed by steps that no checkpoint kept {were} discarded and {do} not count"
 
 
 def _marks(encoding: str, colour: bool) -> tuple[str, str]:

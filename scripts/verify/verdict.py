@@ -16,11 +16,13 @@ from .problem import Block, Problem
 
 
 class UnknownRun(Exception):
-    """--run names a run that left no line."""
+    """No line is of the run that --run names."""
 
 
 @dataclass
 class Verdict:
+    """Whether a run is proved, the lines that count, and every reason against it."""
+
     run: str | None = None
     attempt: int | None = None
     last: RunSummary | None = None
@@ -37,6 +39,7 @@ class Verdict:
 
 
 def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -> Verdict:
+    """The verdict about a run (default: the only one in the log). Raises UnknownRun."""
     verdict = Verdict(notes=list(log.notes))
     runs = Counter([*(line.run for line in log.lines.values()), *log.summaries])
     described = " and ".join(f"{name} ({count} lines)" for name, count in runs.items())
@@ -54,7 +57,7 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
 
     for other in runs:
         if other != run:
-            verdict.notes.append(f"run {other} ({runs[other]} lines) is in the same log and was not looked at")
+            verdict.notes.append(f"run {other} ({runs[other]} lines) is in the same log and was ignored")
     assert run is not None
     every = [line for line in log.lines.values() if line.run == run]
     last = log.summaries.get(run)
@@ -66,7 +69,9 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     counted = Counter(line.attempt for line in lines)
     for attempt, count in sorted(Counter(line.attempt for line in every).items()):
         if superseded := count - counted[attempt]:
-            verdict.notes.append(f"{superseded} lines of attempt {attempt} do not count: a later attempt went back")
+            verdict.notes.append(
+                f"{superseded} lines of attempt {attempt} are superseded: a later attempt resumed before them"
+            )
     verdict.run, verdict.last, verdict.lines = run, last, lines
     verdict.attempt = max(line.attempt for line in (*every, *([last] if last else ())))
 
@@ -77,7 +82,7 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
             (missing if complaint.no_log else verdict.problems).append(Problem(complaint.text, "", blocks))
     found, absent = line_check.compare(lines, last.plan if last else every[0].plan)
     missing += absent
-    if proven and expect_per_pod is None:  # what each pod has consumed, its own lines alone say
+    if proven and expect_per_pod is None:  # the samples of each pod are in its own lines alone
         verdict.notes += [f"{text}; the run's last line is proof enough" for text in _at_once(missing)]
     else:
         verdict.problems += missing
@@ -86,19 +91,19 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
         faults += summary_check.contradictions(last, lines)
     verdict.problems += faults
     if verdict.problems and not expected.CAN_NAME:
-        verdict.notes.append("the Python package sympy is missing: what a digest says was lost or doubled is not named")
+        verdict.notes.append("the Python package sympy is missing, so lost and doubled samples are not named")
     if expect_per_pod is not None:
         verdict.problems += _expect_per_pod(verdict.lines, expect_per_pod)
     if verdict.holds and not last:
-        verdict.notes.append("the run's last line is not there, so it is not said which weights came of it")
+        verdict.notes.append("the run's last line is missing, so the weights that came of it are unknown")
     return verdict
 
 
 def _lineage(lines: list[TallyLine]) -> list[TallyLine]:
-    """The lines of what the final weights have seen, as the run went.
+    """The lines of the samples that the final weights have seen, in the order of the run.
 
-    A later attempt goes on from a checkpoint. Where it has done a phase again, what an earlier one did from there on
-    was thrown away.
+    A later attempt resumes from a checkpoint. If it does a phase again, it discards all that earlier attempts did from
+    there on.
     """
     phases = {phase: place for place, phase in enumerate(lines[0].plan)} if lines else {}
 
@@ -117,7 +122,7 @@ def _lineage(lines: list[TallyLine]) -> list[TallyLine]:
 
 
 def _at_once(missing: list[Problem]) -> Iterator[str]:
-    """What is missing in many epochs alike, in one sentence."""
+    """One sentence for the same lines that are missing in many epochs."""
     epochs: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for problem in missing:
         if not problem.where or not problem.blocks:
@@ -136,15 +141,15 @@ def _expect_per_pod(lines: list[TallyLine], count: int) -> Iterator[Problem]:
         if line.phase == "train" and line.rank != "all":
             pods[line.block, line.pod] += line.consumed
     if not pods:
-        yield Problem("no tally line of phase train, so nothing to hold against --expect-per-pod")
+        yield Problem("no tally line of phase train, so --expect-per-pod has nothing to check")
     for (block, pod), consumed in pods.items():
         if consumed != count:
-            text = f"pod {pod} consumed {consumed}{starts.get(block, '')}, not {count} as --expect-per-pod says"
+            text = f"pod {pod} consumed {consumed}{starts.get(block, '')}, but --expect-per-pod is {count}"
             yield Problem(text, f"{block[0]} epoch {block[1]}", frozenset([block]))
 
 
 def fulfilled(line: TallyLine) -> str:
-    """What the `all` row of a block without a problem has shown."""
+    """The contract that the `all` row of a block without a problem proves."""
     return table.fulfilled(expected.size(line) - line.n)
 
 

@@ -9,7 +9,7 @@ from bruteforce import Line
 from verify.log import Log
 from verify.verdict import Verdict, judge
 
-UNKNOWN = "the run's last line is not there, so it is not said which weights came of it"
+UNKNOWN = "the run's last line is missing, so the weights that came of it are unknown"
 
 
 def read(text: str) -> Log:

@@ -67,7 +67,7 @@ def test_bytes_that_are_no_text_are_no_matter(log: Path) -> None:
 def test_a_proof_that_does_not_hold(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_text(TEXT.replace('"consumed":15', '"consumed":16', 1))
     assert verify_shards.main([str(log)]) == 1
-    assert "✗ train epoch 1: rank 0 consumed 16, which does not fit" in capsys.readouterr().out
+    assert "✗ train epoch 1: rank 0 consumed 16, which does not add up" in capsys.readouterr().out
     log.write_text("hello\n")
     assert verify_shards.main([str(log)]) == 1
     assert f"no tally line in {log}\n" in capsys.readouterr().out
@@ -161,18 +161,18 @@ def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
     def late(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
         return shard[1:] if rank == 1 else [*shard, shard[0], shard[0]] if rank == 2 else shard
 
-    said = "note: the Python package sympy is missing: what a digest says was lost or doubled is not named"
+    said = "note: the Python package sympy is missing, so lost and doubled samples are not named"
     lines = bruteforce.run(plan={"train": 1}, consume=late)
     log.write_text(bruteforce.text(lines))
     honest = without_site(tmp_path, log)
     assert (honest.returncode, honest.stderr) == (1, "")
-    assert said in honest.stdout and "digest does not fit" not in honest.stdout
+    assert said in honest.stdout and "digest does not match" not in honest.stdout
     for line in lines:
         line |= {"lost": 0, "doubled": 0, "expected": line["consumed"], "lost_indices": [], "doubled_indices": []}
     log.write_text(bruteforce.text(lines))
     forged = without_site(tmp_path, log)
     assert (forged.returncode, forged.stderr) == (1, "")
-    assert forged.stdout.count("digest does not fit: other samples were consumed than the line says\n") == 3
+    assert forged.stdout.count("digest does not match: other samples were consumed than the line reports\n") == 3
     assert said in forged.stdout
 
 

@@ -167,7 +167,7 @@ def test_a_pod_that_is_not_there_yet(server: Server, capsys: pytest.CaptureFixtu
     status, said = verify(capsys)
     assert status == 1
     assert "✗ pod demo-worker-1 does not exist (the job is Created)\n" in said
-    assert "note: job demo has not ended (Created): what it has not logged yet is missing here\n" in said
+    assert "note: job demo has not ended (Created): later lines are missing\n" in said
 
 
 def test_a_pod_that_has_not_started(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_a_pod_that_has_not_started(server: Server, capsys: pytest.CaptureFixtur
 
 def test_a_pod_that_outlives_the_job(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.phase("demo-worker-1", "Running")
-    said = "note: pod demo-worker-1 is still running: what it has not logged yet is missing here\n"
+    said = "note: pod demo-worker-1 is still running: later lines are missing\n"
     assert said in verify(capsys)[1]
     server.state("Running")
     assert said not in verify(capsys)[1]  # it goes without saying
@@ -266,7 +266,7 @@ def test_a_log_that_breaks_off(server: Server, capsys: pytest.CaptureFixture[str
 
     monkeypatch.setattr(Server, "answer", broken)
     status, said = verify(capsys)
-    assert status == 2 and said.startswith("verify_shards: the log of pod demo-worker-1 broke off: ")
+    assert status == 2 and said.startswith("verify_shards: the log of pod demo-worker-1 was interrupted: ")
 
 
 def test_a_cluster_that_does_not_answer(

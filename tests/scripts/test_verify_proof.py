@@ -138,10 +138,10 @@ def test_a_rank_local_shuffle_that_only_counts_is_found_by_its_digest() -> None:
 
     found = sentences(forged(bruteforce.run(plan={"train": 1}, consume=local)))
     assert len(found) == 5
-    said = "digest does not fit: other samples were consumed than the line says, more than can be named"
-    assert found[0] == f"train epoch 1: all ranks together say nothing lost or doubled, but their {said}"
+    said = "digest does not match: other samples were consumed than the line reports, too many to name"
+    assert found[0] == f"train epoch 1: all ranks together report nothing lost or doubled, but their {said}"
     for rank in range(4):
-        assert found[1 + rank] == f"train epoch 1: rank {rank} says nothing lost or doubled, but its {said}"
+        assert found[1 + rank] == f"train epoch 1: rank {rank} reports nothing lost or doubled, but its {said}"
 
 
 def test_two_samples_swapped_for_their_neighbours() -> None:
@@ -160,7 +160,7 @@ def test_two_samples_swapped_for_their_neighbours() -> None:
     assert f"train epoch 2: rank 1: 2 ({lost}) lost, 2 ({doubled}) doubled" in sentences(honest)
     found = sentences(forged(bruteforce.run(consume=neighbours)))
     assert len(found) == 2 and found[1].startswith(
-        "train epoch 2: rank 1 says nothing lost or doubled, but by its digest it is 2 lost and 2 doubled: "
+        "train epoch 2: rank 1 reports nothing lost or doubled, but its digest shows 2 lost and 2 doubled: "
     )
     wrong = found[1].partition("2 doubled: ")[2].split("; ")
     assert sorted(wrong) == sorted(
@@ -180,7 +180,7 @@ def test_a_padding_sampler_under_the_exact_contract() -> None:
     assert "train epoch 1: rank 3 expected 16, but N 61 over world size 4 under exact makes 15" in found
     again = bruteforce.order(61, 0, 1)[2]
     said = f"0 lost and 1 doubled: sample {again} was consumed, though not in its shard"
-    assert f"train epoch 1: rank 3 says nothing lost or doubled, but by its digest it is {said}" in found
+    assert f"train epoch 1: rank 3 reports nothing lost or doubled, but its digest shows {said}" in found
     assert not any("rank 0" in each for each in found)
 
 
@@ -210,7 +210,8 @@ def test_two_ranks_that_swap_their_shards() -> None:
     one, two = line(lines, 1), line(lines, 2)
     one["digest"], two["digest"] = two["digest"], one["digest"]
     found = sentences(lines)
-    said = "says nothing lost or doubled, but its digest does not fit: other samples were consumed than the line says"
+    said = "reports nothing lost or doubled, but its digest does not match: "
+    said += "other samples were consumed than the line reports"
     assert len(found) == 2 and f"rank 1 {said}" in found[0] and f"rank 2 {said}" in found[1]
 
 
@@ -219,11 +220,11 @@ def test_two_ranks_that_swap_their_shards() -> None:
 
 def test_a_count_that_does_not_add_up() -> None:
     found = changed(1, consumed=16)
-    said = "rank 1 consumed 16, which does not fit: expected 15 - lost 0 + doubled 0 = 15"
+    said = "rank 1 consumed 16, which does not add up: expected 15 - lost 0 + doubled 0 = 15"
     assert f"train epoch 1: {said}" in found
     assert "train epoch 1: all ranks together say consumed 60, but their lines add up to 61" in found
-    said = "rank 1 says nothing lost or doubled, but by its digest it is 0 lost and 1 doubled: "
-    assert f"train epoch 1: {said}1 of what was consumed is no sample" in found
+    said = "rank 1 reports nothing lost or doubled, but its digest shows 0 lost and 1 doubled: "
+    assert f"train epoch 1: {said}1 consumed index is not a sample" in found
 
 
 def test_a_shard_of_the_wrong_size() -> None:
@@ -242,7 +243,7 @@ def test_named_samples_that_do_not_fit_the_digest() -> None:
     lost = bad["lost_indices"][0]
     bad["lost_indices"] = [(lost + 1) % 60]
     found = [each for each in sentences(lines) if "rank 1 names" in each]
-    said = f"rank 1 names sample {(lost + 1) % 60} as lost, but by its digest sample {lost} was never consumed"
+    said = f"rank 1 names sample {(lost + 1) % 60} as lost, but its digest shows that sample {lost} was never consumed"
     assert found == [f"train epoch 1: {said}"]
 
 
@@ -257,9 +258,8 @@ def test_a_sample_that_is_not_named() -> None:
     bad = line(lines, 1)
     one, other = bad["lost_indices"]
     bad["lost_indices"] = [one]
-    said = (
-        f"rank 1 names no more than {one} as lost, but by its digest samples {named([one, other])} were never consumed"
-    )
+    said = f"rank 1 names no more than {one} as lost, but its digest shows that "
+    said += f"samples {named([one, other])} were never consumed"
     assert f"train epoch 1: {said}" in sentences(lines)
 
 
@@ -268,20 +268,20 @@ def test_counts_that_do_not_fit_the_digest() -> None:
     bad = line(lines, 1)
     lost = bad["lost_indices"]
     bad |= {"lost": 2, "doubled": 1, "lost_indices": [], "doubled_indices": []}
-    said = f"but by its digest it is 1 lost and 0 doubled: sample {lost[0]} was never consumed"
+    said = f"but its digest shows 1 lost and 0 doubled: sample {lost[0]} was never consumed"
     assert f"train epoch 1: rank 1 says 2 lost and 1 doubled, {said}" in sentences(lines)
     bad |= {"lost": None, "doubled": None}
     found = sentences(lines)
-    assert "train epoch 1: rank 1: more was lost or doubled than can be counted" in found
-    assert f"train epoch 1: rank 1 says more lost or doubled than can be counted, {said}" in found
+    assert "train epoch 1: rank 1: too many samples are lost or doubled to count" in found
+    assert f"train epoch 1: rank 1 reports too many lost or doubled samples to count, {said}" in found
 
 
 def test_a_whole_digest_where_samples_are_said_to_be_lost() -> None:
-    said = "rank 1 says that samples were lost or doubled, but its digest is that of the whole shard"
+    said = "rank 1 reports lost or doubled samples, but its digest is that of the whole shard"
     assert f"train epoch 1: {said}" in changed(1, lost=9, lost_indices=list(range(8)))
     assert f"train epoch 1: {said}" in changed(1, lost=2, doubled=2)
     assert f"train epoch 1: {said}" in changed(1, lost=None, doubled=None)
-    said = "all ranks together say that samples were lost or doubled, but their digest is that of the whole shard"
+    said = "all ranks together report lost or doubled samples, but their digest is that of the whole shard"
     assert f"train epoch 1: {said}" in changed("all", lost=2)
 
 
@@ -291,7 +291,7 @@ def test_the_line_of_all_is_the_sum() -> None:
     said = "all ranks together say consumed 61, but their lines add up to 60"
     assert f"train epoch 1: {said}" in changed("all", consumed=61)
     digest = with_word(with_word(line(bruteforce.run(), "all")["digest"], 2, 1), 18, 5)
-    said = "all ranks together say another digest than their lines add up to: it differs in S_2, I_2"
+    said = "the digest of all ranks together is not the sum of their lines: it differs in S_2, I_2"
     assert f"train epoch 1: {said}" in changed("all", digest=digest)
     said = "all ranks together say lost 2, but their lines add up to only 0"
     assert f"train epoch 1: {said}" in changed("all", lost=2)
@@ -310,7 +310,7 @@ def test_the_line_of_all_holds_what_was_consumed_before() -> None:
     said = "all ranks together say consumed 61, but their lines and the 23 samples before add up to 60"
     assert f"train epoch 1: {said}" in sentences(lines)
     everything |= {"consumed": 60, "digest": with_word(everything["digest"], 2, 1)}
-    said = "all ranks together say another digest than their lines and the 23 samples before add up to"
+    said = "the digest of all ranks together is not the sum of their lines and the 23 samples before"
     assert f"train epoch 1: {said}: it differs in S_2" in sentences(lines)
     everything["digest"] = bruteforce.encoded(
         [
@@ -319,8 +319,8 @@ def test_the_line_of_all_holds_what_was_consumed_before() -> None:
         ]
     )
     found = sentences(lines)  # those before are not in it
-    said = "all ranks together say nothing lost or doubled, but by their digest it is 23 lost and 23 doubled: "
-    told = "positions 0-22 of the order were never consumed; 23 of what was consumed are no sample"
+    said = "all ranks together report nothing lost or doubled, but their digest shows 23 lost and 23 doubled: "
+    told = "positions 0-22 of the order were never consumed; 23 consumed indices are not samples"
     assert f"train epoch 1: {said}{told}" in found
 
 
@@ -329,10 +329,10 @@ def test_indices_that_do_not_fit_their_positions() -> None:
     for rank in 1, "all":  # so that the sum holds
         line(lines, rank)["digest"] = with_word(line(lines, rank)["digest"], 18, 5)
     said = "consumed the right positions of the order, but the sums of their sample indices do not fit (I_2): "
-    said = f"train epoch 1: all ranks together {said}feistel-1 was computed in another way there"
+    said = f"train epoch 1: all ranks together {said}feistel-1 was computed in a different way there"
     assert sentences(lines) == [said]
     line(lines, "all").update(lost=None, doubled=None)  # as the trainer says it
-    many = "train epoch 1: all ranks together: more was lost or doubled than can be counted"
+    many = "train epoch 1: all ranks together: too many samples are lost or doubled to count"
     assert sentences(lines) == [many, said]
 
 

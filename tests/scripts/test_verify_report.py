@@ -71,11 +71,11 @@ def test_the_last_line_alone() -> None:
     ]
     assert text[2:] == [
         f"✓ the proof holds: run 3f9c2a7b10de, 1 rank, train 2 epochs, test 2 epochs, model {bruteforce.MODEL}; "
-        "2400 samples consumed by steps that no checkpoint kept were discarded and count for nothing"
+        "2400 samples consumed by steps that no checkpoint kept were discarded and do not count"
     ]
     one = shown([*lines, bruteforce.last(lines, worlds, discarded=1, model=None)])[-1]
     assert one.endswith(
-        "test 2 epochs; 1 sample consumed by steps that no checkpoint kept was discarded and counts for nothing"
+        "test 2 epochs; 1 sample consumed by steps that no checkpoint kept was discarded and does not count"
     )
 
 

@@ -59,7 +59,7 @@ def test_expect_per_pod_sums_the_ranks_of_a_pod() -> None:
     lines = bruteforce.run(ranks_per_pod=2)
     assert sentences(lines, expect_per_pod=30) == []
     found = sentences(lines, expect_per_pod=15)
-    assert found[0] == "train epoch 1: pod demo-master-0 consumed 30, not 15 as --expect-per-pod says"
+    assert found[0] == "train epoch 1: pod demo-master-0 consumed 30, but --expect-per-pod is 15"
     assert len(found) == 4
 
 
@@ -69,7 +69,7 @@ def test_what_starts_elsewhere_is_not_added_up() -> None:
 
 def test_expect_per_pod_of_an_epoch_that_was_taken_up_again() -> None:
     found = sentences(bruteforce.run(start=20), expect_per_pod=15)
-    said = "pod demo-master-0 consumed 10 from position 20 on, not 15 as --expect-per-pod says"
+    said = "pod demo-master-0 consumed 10 from position 20 on, but --expect-per-pod is 15"
     assert found[0] == f"train epoch 1: {said}"
     assert len(found) == 4
 
@@ -87,7 +87,7 @@ def test_each_epoch_may_start_where_it_was_taken_up() -> None:
 
 def test_expect_per_pod_needs_a_train_phase() -> None:
     lines = bruteforce.run(plan={"test": 1})
-    said = "no tally line of phase train, so nothing to hold against --expect-per-pod"
+    said = "no tally line of phase train, so --expect-per-pod has nothing to check"
     assert sentences(lines, expect_per_pod=15) == [said]
 
 
@@ -97,7 +97,7 @@ def test_two_runs_in_one_log() -> None:
     assert sentences(lines) == [said]
     chosen = verdict(lines, run="3f9c2a7b10de")
     assert chosen.holds
-    assert chosen.notes == ["run aaaaaaaaaaaa (7 lines) is in the same log and was not looked at", UNKNOWN]
+    assert chosen.notes == ["run aaaaaaaaaaaa (7 lines) is in the same log and was ignored", UNKNOWN]
     assert not verdict(lines, run="aaaaaaaaaaaa").holds
 
 
@@ -105,7 +105,7 @@ def test_the_last_attempt_counts() -> None:
     first, last = bruteforce.run()[:7], bruteforce.run(attempt=2)
     found = verdict(first + last)
     assert found.holds and found.attempt == 2
-    assert found.notes == ["7 lines of attempt 0 do not count: a later attempt went back", UNKNOWN]
+    assert found.notes == ["7 lines of attempt 0 are superseded: a later attempt resumed before them", UNKNOWN]
     assert not verdict(bruteforce.run() + bruteforce.run(attempt=1)[:7]).holds
 
 
@@ -117,7 +117,7 @@ def test_a_later_attempt_goes_on_where_an_earlier_one_stood_with_any_number_of_r
     again = [line for line in bruteforce.run() if line["epoch"] == 2]
     found = verdict(first + again + second)
     assert found.holds
-    assert found.notes == ["10 lines of attempt 0 do not count: a later attempt went back", UNKNOWN]
+    assert found.notes == ["10 lines of attempt 0 are superseded: a later attempt resumed before them", UNKNOWN]
 
 
 def test_what_an_earlier_attempt_did_after_the_place_that_a_later_one_went_back_to_does_not_count() -> None:

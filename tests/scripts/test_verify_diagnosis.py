@@ -136,7 +136,7 @@ def test_steps_of_all_ranks_where_others_are_repeated_or_left_out() -> None:
     words = bruteforce.words(order := bruteforce.order(443, 0, 1), {s: p for p, s in enumerate(order)}, bruteforce.RUN)
     both = zip(bruteforce.decoded(bad["digest"]), words, strict=True)
     bad |= {"digest": bruteforce.encoded([sum(pair) % bruteforce.P for pair in both]), "consumed": 442 + 443}
-    found = next(each for each in sentences(lines) if "all ranks together say nothing" in each)
+    found = next(each for each in sentences(lines) if "all ranks together report nothing" in each)
     assert found.endswith("0 lost and 443 doubled: positions 0-442 of the order were consumed once too often")
 
 
@@ -156,7 +156,7 @@ def test_single_samples_are_named() -> None:
     lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard, c, c, -1, 60]))
     assert quiet(lines, 2) == [
         f"sample {c} was consumed twice, though not in its shard",
-        "2 of what was consumed are no sample",
+        "2 consumed indices are not samples",
     ]
 
 
@@ -171,7 +171,7 @@ def test_single_samples_of_all_ranks() -> None:
             f"sample {order[61]} was consumed, though not in the contract",
         ),
         ("exact", lambda shard: [*shard, order[61]], f"sample {order[61]} was consumed twice"),
-        ("exact", lambda shard: [*shard, -7], "1 of what was consumed is no sample"),
+        ("exact", lambda shard: [*shard, -7], "1 consumed index is not a sample"),
     ):
         lines = bruteforce.run(62, contract=contract, plan={"train": 1}, consume=of_rank(2, change))
         assert quiet(lines, "all") == [said]
@@ -180,7 +180,7 @@ def test_single_samples_of_all_ranks() -> None:
 def test_indices_of_no_sample_may_be_named() -> None:
     lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard, -1, 60]))
     found = sentences(lines)
-    assert "train epoch 1: rank 2: 0 lost, 2 (-1, 60) doubled, 2 of them no sample" in found
+    assert "train epoch 1: rank 2: 0 lost, 2 (-1, 60) doubled, 2 of them outside of the dataset" in found
     assert len(found) == 2  # and all ranks with it
     line(lines, 2)["doubled_indices"] = [-1, 60, 61]
     assert '"doubled_indices" is [-1, 60, 61], allowed is a list of at most 2' in sentences(lines)[0]
@@ -188,8 +188,9 @@ def test_indices_of_no_sample_may_be_named() -> None:
     bad = line(lines, 2)
     first = bad["doubled_indices"][1]
     bad["doubled_indices"] = [-2, -1]
-    said = f"rank 2 names -2, -1 as doubled, outside of 0 to 59, but by its digest sample {first} was consumed twice"
-    assert f"train epoch 1: {said}; 1 of what was consumed is no sample" in sentences(lines)
+    said = "rank 2 names -2, -1 as doubled, outside of 0 to 59, but its digest shows that "
+    said += f"sample {first} was consumed twice"
+    assert f"train epoch 1: {said}; 1 consumed index is not a sample" in sentences(lines)
 
 
 @settings(deadline=None, max_examples=30)
@@ -219,16 +220,18 @@ def test_indices_of_no_sample_are_no_part_of_what_the_digest_must_fit() -> None:
     assert not any("digest" in each for each in sentences(lines))
     bad = line(lines, 2)
     bad["lost_indices"][0] = next(index for index in range(120) if index not in bad["lost_indices"])
-    assert any("rank 2 says 8 lost and 7 doubled, but its digest does not fit" in each for each in sentences(lines))
+    assert any(
+        "rank 2 reports 8 lost and 7 doubled, but its digest does not match" in each for each in sentences(lines)
+    )
 
 
 def test_few_wrong_samples_would_be_named_by_a_digest_that_fits() -> None:
     lines = bruteforce.run(120, plan={"train": 1}, consume=of_rank(2, lambda shard: shard[::3] * 3))
     bad = line(lines, 2)
-    said = "digest does not fit: other samples were consumed than the line says, more than can be named"
+    said = "digest does not match: other samples were consumed than the line reports, too many to name"
     assert not any(said in each for each in sentences(lines))
     bad |= {"lost": 4, "doubled": 4, "lost_indices": [], "doubled_indices": []}
-    assert f"train epoch 1: rank 2 says 4 lost and 4 doubled, but its {said}" in sentences(lines)
+    assert f"train epoch 1: rank 2 reports 4 lost and 4 doubled, but its {said}" in sentences(lines)
 
 
 # No closed form grows with n
@@ -263,7 +266,7 @@ def test_a_huge_order_takes_no_time(n: int, contract: str) -> None:
         line(lines, 2)["consumed"] += 1
         found = sentences(lines)
         assert any(
-            "rank 2 says nothing lost or doubled, but by its digest it is 0 lost and 1 d" in each for each in found
+            "rank 2 reports nothing lost or doubled, but its digest shows 0 lost and 1 d" in each for each in found
         )
 
 
@@ -274,7 +277,7 @@ def test_a_garbled_n_takes_no_time() -> None:
             each["n"] = 2**60 + 1
         found = sentences(lines)
         assert any("expected 15, but N 1152921504606846977 over world size 4" in each for each in found)
-        assert any("rank 2 says nothing lost or doubled, but by its digest it is" in each for each in found)
+        assert any("rank 2 reports nothing lost or doubled, but its digest shows" in each for each in found)
 
 
 def test_a_garbled_world_takes_no_time() -> None:
@@ -300,4 +303,6 @@ def test_steps_of_a_huge_order_are_named() -> None:
     assert not any("names" in each for each in sentences(lines))
     strange = permute(np.array([twice.first + 1]), n, 0, 1).tolist()
     found = sentences(huge(n, **right, doubled_indices=sorted(strange + indices[1:])))
-    assert any(f"rank 2 names sample {strange[0]} as doubled, but by its digest steps" in each for each in found)
+    assert any(
+        f"rank 2 names sample {strange[0]} as doubled, but its digest shows that steps" in each for each in found
+    )

@@ -88,7 +88,7 @@ def test_each_pod_s_samples_are_in_its_own_lines_alone() -> None:
     ]
     found = sentences([LAST], expect_per_pod=15)
     assert found[0] == "no tally line of phase train at all, epochs 1-2 planned"
-    assert found[-1] == "no tally line of phase train, so nothing to hold against --expect-per-pod"
+    assert found[-1] == "no tally line of phase train, so --expect-per-pod has nothing to check"
 
 
 def test_a_million_epochs_take_no_time_under_exact() -> None:
@@ -132,7 +132,7 @@ def lazy(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
 def test_a_run_that_lost_a_sample_does_not_hold_by_its_last_line() -> None:
     lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard[phase == "test" and rank == 2 :])
     found = sentences([bruteforce.last(lines)])
-    assert "test: the last line says consumed 18, but epochs 1-2 of N 10 under exact make 20" in found
+    assert "test: the last line reports consumed 18, but epochs 1-2 of N 10 under exact make 20" in found
     said = "test: the last line's digest is not that of epochs 1-2 of N 10 under exact: it differs in S_0, S_1, S_2"
     assert any(each.startswith(said) for each in found)
     assert not any(each.startswith("train") for each in found)
@@ -150,8 +150,8 @@ def test_without_a_proof_in_it_missing_lines_are_missed() -> None:
     last["phases"]["train"]["consumed"] += 1
     found = sentences([*LINES[1:], last])
     assert "train epoch 1: no tally line of rank 0" in found
-    assert "train: the last line says consumed 121, but epochs 1-2 of N 60 under exact make 120" in found
-    assert "train: the last line says consumed 121, but the lines of all ranks together add up to 120" in found
+    assert "train: the last line reports consumed 121, but epochs 1-2 of N 60 under exact make 120" in found
+    assert "train: the last line reports consumed 121, but the lines of all ranks together add up to 120" in found
     assert sentences([*LINES, last]) == [each for each in found if "no tally line" not in each]
 
 
@@ -165,7 +165,7 @@ def test_any_single_changed_word_is_found(
     phase["digest"] = with_word(phase["digest"], word, more)
     assert any(f"it differs in {WORDS[word]}" in each for each in sentences([last]))
     assert any(
-        f"another digest than the lines of all ranks together make: it differs in {WORDS[word]}" in each
+        f"digest is not the sum of the lines of all ranks together: it differs in {WORDS[word]}" in each
         for each in sentences([*run[0], last])
     )
 
@@ -208,7 +208,7 @@ def test_a_fault_of_an_epoch_s_line_is_a_problem_still(phase: str, epoch: int) -
         (
             "n",
             61,
-            "train: the last line says n 60, but 61 is what is said by ranks 0-3 and all ranks together in epoch 1",
+            "train: the last line reports n 60, but 61 is in the lines of ranks 0-3 and all ranks together in epoch 1",
         ),
         ("contract", "padded", 'train: the last line says contract "exact", but "padded" is'),
         ("order", "sequential", 'train: the last line says order "feistel-1", but "sequential" is'),
@@ -248,11 +248,11 @@ def test_what_a_later_attempt_did_again_does_not_count_though_its_own_lines_are_
     first = [each for each in bruteforce.run(61, contract="padded") if each["epoch"] == 2]
     found = verdict([*first, bruteforce.last(again, worlds)])
     assert found.holds and found.attempt == 1 and found.lines == []
-    assert found.notes[0] == "10 lines of attempt 0 do not count: a later attempt went back"
+    assert found.notes[0] == "10 lines of attempt 0 are superseded: a later attempt resumed before them"
     # Lines of the last attempt itself cannot be of something that was done again.
     late = [each | {"attempt": 1} for each in first]
     found = sentences([*late, bruteforce.last(again, worlds)])
-    assert any(each.startswith("train: the last line says start 20, but 0 is what is said by") for each in found)
+    assert any(each.startswith("train: the last line reports start 20, but 0 is in the lines of") for each in found)
 
 
 def test_it_may_be_printed_again_by_a_later_attempt() -> None:

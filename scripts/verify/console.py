@@ -1,4 +1,4 @@
-"""How a program that prints for people ends, whatever becomes of who reads it."""
+"""The start and the end of a command-line program: encodings, Ctrl-C, and a reader that leaves early."""
 
 import io
 import os
@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 
 
-def ended(main: Callable[[], int]) -> int:
-    """Run `main`; returns its exit status, or that of what cut it off."""
+def run(main: Callable[[], int]) -> int:
+    """Run `main`. Returns its exit status, 130 after Ctrl-C, or 1 after the reader of its output has left."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name, or a ±, that the encoding cannot show
     try:
