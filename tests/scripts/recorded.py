@@ -54,7 +54,7 @@ def master() -> Pod:
     pulled = f'Successfully pulled image "{IMAGE}" in 1.5s (2.5s including waiting). Image size: 453000000 bytes.'
     events = [event("Pulling", 6, f'Pulling image "{IMAGE}"'), event("Pulled", 8, pulled)]
     events += [event("Created", 8, "Created container: pytorch"), event("Started", 9, "Started container pytorch")]
-    log = f"{at(12.25)} torchtally: demo-master-0 is pod 1 of 4; processes: 1 (CPU); threads a process: 1\n"
+    log = f"{at(12.25)} torchtally: demo-master-0 is pod 1 of 4; processes: 1 (CPU); threads per process: 1\n"
     log += f"{at(18)} torchtally: rank 0 has 60000 samples to train with and 10000 to test with, after 1.5 s\n"
     log += f"{at(20.5)} torchtally: run 3f9c2a7b10de begins: 60000 samples an epoch, 4 ranks\n{at(31.5)} epoch 1/2: …\n"
     return Pod(name="demo-master-0", found=found, events=events, log=lines(log))
@@ -70,7 +70,7 @@ def worker(index: int = 0) -> Pod:
     events = [event("Pulled", 4, first, "init-pytorch", "initContainers")]
     events += [event("Started", 5, "Started container init-pytorch", "init-pytorch", "initContainers")]
     events += [event("Pulled", 10, PRESENT), event("Started", 11, "Started container pytorch")]
-    log = f"{at(15.5)} torchtally: {name} is pod {index + 2} of 4; processes: 1 (CPU); threads a process: 1\n"
+    log = f"{at(15.5)} torchtally: {name} is pod {index + 2} of 4; processes: 1 (CPU); threads per process: 1\n"
     log += (
         f"{at(17)} torchtally: rank {index + 1} has 60000 samples to train with and 10000 to test with, after 0.5 s\n"
     )
