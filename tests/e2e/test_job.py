@@ -177,7 +177,7 @@ def test_default_values_are_scheduled_on_gpus_and_say_that_none_can_be_used(
     said = set()
 
     def all_have_said_so() -> bool:
-        sentence = "a GPU was asked for and cannot be used"
+        sentence = "a GPU is requested and cannot be used"
         said.update(pod for pod in PODS if sentence in namespace.log(pod))  # a restarted pod's log is empty at first
         return said == set(PODS)
 

@@ -105,4 +105,4 @@ def test_a_contradiction_is_one_sentence(start: Start) -> None:
 
 def test_a_gpu_that_is_not_there_is_one_sentence(start: Start) -> None:
     said = sentence(start("run", "fashion-mnist", env={"TORCHTALLY_DEVICE": "cuda"}))
-    assert "a GPU was asked for and cannot be used" in said
+    assert "a GPU is requested and cannot be used" in said

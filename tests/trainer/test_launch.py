@@ -266,7 +266,9 @@ def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) 
 def test_a_missing_master_is_named(two: launched.Job) -> None:
     pod = two.start(1, shell("exit 0"), PET_RDZV_CONF="timeout=1")
     assert pod.wait() == 203
-    assert re.match(r"the pod with RANK=0 does not answer at 127.0.0.1:\d+ \(.*refused\): given up", pod.message)
+    assert re.match(
+        r"the pod with RANK=0 does not answer at 127.0.0.1:\d+ \(.*refused\): gave up after 1 s", pod.message
+    )
 
 
 def test_pods_have_the_operators_names_before_they_have_joined() -> None:

@@ -243,7 +243,7 @@ def test_a_gpu_that_was_asked_for_is_never_replaced_by_the_cpu(environment: dict
         pytest.skip("this machine has a GPU")
     for asked in ({"TORCHTALLY_DEVICE": "cuda"}, {"NVIDIA_VISIBLE_DEVICES": "all"}):
         ended = alone({**environment, **asked}, QUICK)
-        assert_refused(ended, "a GPU was asked for and cannot be used", f"PyTorch {torch.__version__}")
+        assert_refused(ended, "a GPU is requested and cannot be used", f"PyTorch {torch.__version__}")
         assert not lines(ended.stdout)
 
 
@@ -317,7 +317,7 @@ def test_a_port_in_use_is_named(environment: dict[str, str]) -> None:
         job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0", "PET_NNODES": "1"}
         ended = alone({**environment, **job}, ["run", "--", "true"])
     assert ended.returncode == 203
-    assert f"the pods did not meet at 127.0.0.1:{port}" in ended.stderr
+    assert f"the rendezvous at 127.0.0.1:{port} failed" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
