@@ -13,8 +13,8 @@ export PATH := $(CURDIR)/.venv/bin:$(TOOLS_DIR):$(CURDIR)/.tools/uv/bin:$(PATH)
 LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
 
-# More than there are cores: tests wait as much as they compute.
-TEST_PROCESSES ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+# One more than there are cores, because many tests wait.
+TEST_PROCESSES ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 
 .PHONY: help
 help: ## list the targets

@@ -199,6 +199,7 @@ def test_each_executor_consumes_its_half_and_the_outputs_come_back(
     assert not list((cluster.folder / "tmp").glob("torchtally-*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_dead_executor_is_named_and_the_next_start_goes_on(
     environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, cluster: sparkcluster.Cluster
@@ -217,6 +218,7 @@ def test_a_dead_executor_is_named_and_the_next_start_goes_on(
     proven(tmp_path / "out", tmp_path / "again")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_stopped_driver_ends_its_ranks_on_the_cluster(
     environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, cluster: sparkcluster.Cluster
