@@ -1,7 +1,7 @@
 """The format of a tally line: its prefix, its version, and its fields with their types and rules.
 
-This is the only place that lists them: the trainer fills in a TallyLine, and the verifier parses one. A field that is
-added needs a default, with which lines of earlier releases are read; the version then stays. A change to a field's
+This is the only place that lists them: the trainer fills in a TallyLine, and the verifier parses one. An added field
+needs the default None, with which lines that lack it are read; the version then stays the same. A field with another
 meaning needs another version.
 """
 
@@ -137,11 +137,11 @@ class TallyLine:
         return {name: getattr(self, name) for name in NAMES} | {"digest": digest.as_text(self.digest), **lists}
 
     def printed(self) -> dict[str, Any]:
-        """The fields that the line has."""
-        values = {"v": VERSION, **self.values()}
+        """The fields that the line has: not indices where nothing is wrong, and no optional field that is None."""
+        left_out = {name for name in _MAY_BE_NONE if getattr(self, name) is None}
         if not self.lost and not self.doubled:
-            del values["lost_indices"], values["doubled_indices"]
-        return values
+            left_out |= {"lost_indices", "doubled_indices"}
+        return {"v": VERSION} | {name: value for name, value in self.values().items() if name not in left_out}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -154,6 +154,7 @@ class TallyLine:
 
 
 NAMES = tuple(field.name for field in fields(TallyLine))
+_MAY_BE_NONE = [field.name for field in fields(TallyLine) if field.default is None]
 _OF_A_RANK = rules.marked(TallyLine, OF_A_RANK)
 _SHARED = [name for name in NAMES if name not in _OF_A_RANK]
 _known: dict[str, dict[str, Any]] = {}  # the last values that lines of several ranks shared, by their text
