@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtally import errors
+from torchtally import errors, events
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -64,6 +64,30 @@ def test_the_example_of_a_last_line_proves_its_run_alone() -> None:
     assert sorted(named) == sorted(written.keys() - {"phase"})
     of_phases = next(row for row in table.splitlines() if row.startswith("| `phases`"))
     assert all(sorted(code(of_phases)[1:]) == sorted(phase) for phase in written["phases"].values())
+
+
+def rows_of(properties: dict[str, dict]) -> list[str]:
+    """Fields of the events' schema as a table has them."""
+    rows = []
+    for name, field in properties.items():
+        kinds = field.get("type", "string" if "enum" in field else "integer")
+        kinds = kinds if isinstance(kinds, str) else " or ".join(kinds)
+        rows.append(f"| `{name}` | {kinds} | {field['description']} |")
+    return rows
+
+
+def test_each_event_is_documented() -> None:
+    schema = events.schema()
+    name = "reference/events.md"
+    assert re.findall(r"^\| `.*", page(name, "## Fields of all events"), re.MULTILINE) == rows_of(schema["properties"])
+    for kind in schema["oneOf"]:
+        event = kind["properties"].pop("event")["const"]
+        section = page(name, f"### {event}")
+        assert kind["description"] in section
+        assert re.findall(r"^\| `.*", section, re.MULTILINE) == rows_of(kind["properties"])
+    assert re.findall(r"^### (\w+)$", page(name), re.MULTILINE) == list(events.KINDS)
+    (example,) = re.findall(r"^TORCHTALLY-EVENT .*$", page(name), re.MULTILINE)
+    assert events.read(example)
 
 
 def test_each_exit_code_is_documented() -> None:

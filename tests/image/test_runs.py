@@ -77,7 +77,7 @@ def test_four_pods_share_the_samples(start: Start, network: Network, data: Path)
 
 def test_sigterm_ends_a_training(start: Start, data: Path) -> None:
     pod = start("run", "fashion-mnist", "--epochs", "1000", env=FROM_DATA, volumes=[(str(data), "/data", "ro")])
-    LogMessageWaitStrategy("epoch 1/1000").with_startup_timeout(120).wait_until_ready(pod.container)
+    LogMessageWaitStrategy('"event":"epoch"').with_startup_timeout(120).wait_until_ready(pod.container)
     pod.container.get_wrapped_container().kill(signal.SIGTERM)
     assert pod.wait(seconds=20) == 128 + signal.SIGTERM
 
@@ -86,7 +86,7 @@ def test_sigterm_ends_the_wait_for_other_pods(start: Start) -> None:
     """torchrun installs its handlers late, and waits 15 minutes; as PID 1 it would not even die of the signal."""
     env = member(0, 2) | {"MASTER_ADDR": "localhost", "PET_MASTER_ADDR": "localhost"}
     pod = start("run", "fashion-mnist", env=env)
-    LogMessageWaitStrategy("pod 1 of 2").with_startup_timeout(120).wait_until_ready(pod.container)
+    LogMessageWaitStrategy('"event":"started"').with_startup_timeout(120).wait_until_ready(pod.container)
     pod.container.get_wrapped_container().kill(signal.SIGTERM)
     assert pod.wait(seconds=20) == 128 + signal.SIGTERM
 

@@ -18,7 +18,7 @@ import toy
 from torch.distributed import TCPStore
 from torch.nn import functional
 
-from torchtally import cli
+from torchtally import cli, events
 from torchtally.accounting.tally import Phase, Run
 from torchtally.errors import Refused, Unproven
 from torchtally.tasks.parameter_server import Options, network_interface, training
@@ -247,9 +247,12 @@ def test_a_rank_that_dies_is_named_by_all_pods_which_end_to_be_retried(lost: int
     """The server, and one that trains."""
     pods = job.all(["run", "parameter-server", "--epochs", "100000"])
     said = [heard(pod) for pod in pods]
-    launched.until(
-        f"an epoch: {[pod.errors for pod in pods]}", lambda: any(line.startswith("epoch 2/") for line in said[0])
-    )
+
+    def epoch_2_is_reported() -> bool:
+        reported = (record.event for record in events.in_lines(said[0]))
+        return any(isinstance(event, events.Epoch) and event.epoch == 2 for event in reported)
+
+    launched.until(f"an epoch: {[pod.errors for pod in pods]}", epoch_2_is_reported)
     (rank,) = launched.family(pods[lost].process.pid)[1:]
     rank.kill()
     codes = [pod.wait() for pod in pods]

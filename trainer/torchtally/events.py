@@ -1,8 +1,8 @@
-"""What a pod reports to programs: a line of JSON for each event, beside the tally's lines and the sentences for people.
+"""Reports of a pod to programs: a line of JSON for each event, beside the tally lines and the messages to people.
 
     TORCHTALLY-EVENT {"v":1,"event":"step","time":1767323060.5,"pod":"demo-master-0","rank":0,"run":"3f9c…", …}
 
-`python -m torchtally.events` prints the schema of such a line, which is docs/reference/events.schema.json.
+`python -m torchtally.events` prints the schema, which is docs/reference/events.schema.json.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ class Source:
     pod: Annotated[str, "name of the pod"]
     rank: Annotated[int | None, "global rank of the process; null in events of the pod's entry point"] = None
     run: Annotated[str | None, "id of the run, as in tally lines; null before the ranks have agreed on it"] = None
-    attempt: Annotated[int | None, "how often the run was resumed before; null where `run` is"] = None
+    attempt: Annotated[int | None, "number of starts of the run before this one; null if `run` is"] = None
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened. A subclass is a kind of event, its fields are those of the line, its docstring says when."""
+    """A subclass is a kind of event: its fields are those of the line, and its docstring says when it happens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Started(Event):
     min_pods: Annotated[int, "fewest pods that train"]
     max_pods: Annotated[int, "most pods that train; the same as `min_pods` unless the job is elastic"]
     processes: Annotated[int, "ranks in this pod"]
-    threads: Annotated[int | None, "threads in each rank; null where OMP_NUM_THREADS is not one number"]
+    threads: Annotated[int | None, "threads in each rank; null if OMP_NUM_THREADS is not one number"]
     torchtally: Annotated[str, "version of torchtally"]
     torch: Annotated[str, "version of PyTorch"]
     python: Annotated[str, "version of Python"]
@@ -81,7 +81,7 @@ class Resumed(Event):
     checkpoint: Annotated[str, "file of the checkpoint"]
     epoch: Annotated[int, "epoch in progress, from 1; one more than the plan has where all epochs are done"]
     position: Annotated[int, "samples of the epoch that all ranks together have consumed"]
-    discarded: Annotated[int, "samples known to have been consumed since the first start and lost with a restart"]
+    discarded: Annotated[int, "samples known to be lost with restarts: consumed after the checkpoint of each"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +121,21 @@ class Proved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(Event):
-    """An epoch is trained, proved and evaluated."""
+    """An epoch is trained, proved, and evaluated."""
 
     epoch: Annotated[int, "epoch, from 1"]
-    loss: Annotated[float | None, "mean over the training samples; null where it is not finite"]
-    test_loss: Annotated[float | None, "mean over the test samples; null where it is not finite"]
+    loss: Annotated[float | None, "mean over the training samples; null if not finite"]
+    test_loss: Annotated[float | None, "mean over the test samples; null if not finite"]
     test_accuracy: Annotated[float, "share of the test samples that are classified correctly, from 0 to 1"]
     samples_per_second: Annotated[float, "training samples of all ranks a second"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped(Event):
-    """All ranks have stopped after the same step, because a signal asked one of them to."""
+    """All ranks have stopped after the same step, because a rank received a signal."""
 
     signal: Annotated[int, "number of the signal"]
-    saved: Annotated[bool, "whether the newest checkpoint has all steps"]
+    saved: Annotated[bool, "whether a checkpoint has all steps"]
     epoch: Annotated[int, "epoch in progress, from 1"]
     position: Annotated[int, "samples of the epoch that all ranks together have consumed"]
 
@@ -152,16 +152,16 @@ class WriteFailed(Event):
 class Complete(Event):
     """Nothing is left to do: the plan is fulfilled, and its results are written."""
 
-    model: Annotated[str | None, "`sha256:` and the hash of model.pt; null where the model is not known"]
-    output: Annotated[str | None, "folder of the results; null where the run writes none"]
+    model: Annotated[str | None, "`sha256:` and the hash of the model's file; null if there is none"]
+    output: Annotated[str | None, "folder of the results; null if there is none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
-    """The entry point of a pod that has started ends, unless it is killed."""
+    """The entry point of a pod ends. A pod that refuses its arguments, or that is killed, does not report it."""
 
     code: Annotated[int, "exit code"]
-    kind: Annotated[str | None, "known, unexplained (an exit code alone), or consequence (of another pod's end)"]
+    kind: Annotated[str | None, "known, unexplained (an exit code alone), consequence (of another pod's end), or null"]
     cause: Annotated[str | None, "what ended the pod, at most 1000 characters; null after success"]
 
 

@@ -5,7 +5,8 @@ import json
 from collections import Counter
 from typing import TextIO
 
-from torchtally.proof.line import PREFIX
+from torchtally import events
+from torchtally.proof import line as tally_line
 
 # torchrun's agent reports a failed rank after the rank's own message: a traceback of the agent, a rule of equals signs,
 # the rank's error, and another rule.
@@ -61,10 +62,11 @@ class RankOutput(io.TextIOBase):
 
 
 def _is_complete(line: str) -> bool:
-    if not line.startswith(PREFIX):
+    prefix = next((each for each in (tally_line.PREFIX, events.PREFIX) if line.startswith(each)), None)
+    if prefix is None:
         return True
     try:
-        json.loads(line.removeprefix(PREFIX))
+        json.loads(line.removeprefix(prefix))
     except ValueError:
         return False
     return True
