@@ -47,7 +47,7 @@ def launch(
     if job.node_rank == 0 and not job.elastic and is_complete(places.output):
         if pods:
             pods.announce_complete()
-        return _end(None)
+        return _report_end(None)
     cpus = loky.cpu_count()
     processes, why = prefork.apart(lambda: device.count(job.processes, places.device, cpus))
     given = env.get("OMP_NUM_THREADS")
