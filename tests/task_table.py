@@ -10,6 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from torchtally import events
+
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "tasks"
 WHERE = ("run_local", "docker run", "kind")
 
@@ -53,10 +55,11 @@ def judged(task: Task, where: str, said: str, verdict: str, seconds: float) -> N
     """Hold what rank 0 said and the verifier's verdict against what the task has to come to, and note both."""
     proof = verdict.strip().splitlines()[-1]
     assert re.match(rf"✓ the proof holds: run \w+, {task.trains} ranks, ", proof)
-    share, right, count = re.findall(r"test accuracy ([\d.]+%) \((\d+) of (\d+)\)", said)[-1]
-    assert int(count) == task.samples[1]
-    assert int(right) >= task.at_least * int(count)
-    record(Row(task.name, where, proof, f"{share} of {count}", seconds))
+    reported = [record.event for record in events.in_lines(said.split("\n"))]
+    last = [event for event in reported if isinstance(event, events.Epoch)][-1]
+    assert last.tested == task.samples[1]
+    assert last.test_accuracy >= task.at_least
+    record(Row(task.name, where, proof, f"{last.test_accuracy:.2%} of {last.tested}", seconds))
 
 
 def record(row: Row, folder: Path = FOLDER) -> None:

@@ -91,15 +91,15 @@ def _first_steps(log: list[str]) -> Iterator[float]:
     """When a run that begins, and is not resumed, has made its first step; or a peer's own word for it."""
     begins = False
     for line in log:
-        record = events.read(line)
-        match record and record.event:
-            case events.Begun():
-                begins = True
-            case events.Resumed():
-                begins = False
-            case events.Step() if record and begins:
-                yield record.time
-        if line.startswith("{") and '"first_step"' in line:
+        if record := events.read(line):
+            match record.event:
+                case events.Begun():
+                    begins = True
+                case events.Resumed():
+                    begins = False
+                case events.Step() if begins:
+                    yield record.time
+        elif line.startswith("{") and '"first_step"' in line:
             try:
                 yield float(json.loads(line)["first_step"])
             except (ValueError, KeyError, TypeError):  # somebody else's line

@@ -41,7 +41,7 @@ EXAMPLES: list[events.Event] = [
     events.Saved(path="/output/a", epoch=1, position=0, seconds=0.25),
     events.SaveFailed(epoch=1, position=0, cause="[Errno 28] No space left on device"),
     events.Proved(phase="train", epoch=1, holds=True),
-    events.Epoch(epoch=1, loss=0.5, test_loss=None, test_accuracy=0.75, samples_per_second=1e6),
+    events.Epoch(epoch=1, loss=0.5, test_loss=None, test_accuracy=0.75, tested=4, samples_per_second=1e6),
     events.Stopped(signal=15, saved=True, epoch=1, position=250),
     events.WriteFailed(output="/output", cause="[Errno 28] No space left on device"),
     events.Complete(model=None, output="/output"),
@@ -119,7 +119,7 @@ def test_values_that_json_does_not_know_are_null(
     validator: jsonschema.Draft202012Validator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diverged = events.Epoch(
-        epoch=1, loss=float("nan"), test_loss=float("inf"), test_accuracy=0.1, samples_per_second=1.0
+        epoch=1, loss=float("nan"), test_loss=float("inf"), test_accuracy=0.1, tested=10, samples_per_second=1.0
     )
     printed = values(line(diverged, monkeypatch))
     validator.validate(printed)

@@ -127,6 +127,7 @@ class Epoch(Event):
     loss: Annotated[float | None, "mean over the training samples; null if not finite"]
     test_loss: Annotated[float | None, "mean over the test samples; null if not finite"]
     test_accuracy: Annotated[float, "share of the test samples that are classified correctly, from 0 to 1"]
+    tested: Annotated[int, "number of test samples"]
     samples_per_second: Annotated[float, "training samples of all ranks a second"]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TextIO
 
 from torchtally import events
-from torchtally.proof.line import PREFIX
+from torchtally.proof import line as tally_line
 
 # torchrun's agent reports a failed rank after the rank's own message: a traceback of the agent, a rule of equals signs,
 # the rank's error, and another rule.
@@ -62,7 +62,7 @@ class RankOutput(io.TextIOBase):
 
 
 def _is_complete(line: str) -> bool:
-    prefix = next((each for each in (PREFIX, events.PREFIX) if line.startswith(each)), None)
+    prefix = next((each for each in (tally_line.PREFIX, events.PREFIX) if line.startswith(each)), None)
     if prefix is None:
         return True
     try:

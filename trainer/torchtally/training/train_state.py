@@ -34,6 +34,7 @@ class Epoch:
             loss=self.loss,
             test_loss=self.test_loss,
             test_accuracy=self.correct / self.tested,
+            tested=self.tested,
             samples_per_second=self.samples_per_second,
         )
 
