@@ -75,7 +75,7 @@ class Test(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         network = self.model.network
-        running_stats.average(running_stats.statistics(network))  # BatchNormalization's, which DDP does not see
+        running_stats.average(running_stats.of(network))  # BatchNormalization's, which DDP does not see
         found = evaluate(network, self.account.epoch("test", epoch + 1, self.loader), self.n)
         if self.account.rank == 0:
             print(f"epoch {epoch + 1}: {found.totals['correct']:.0f} of {found.count} correct", flush=True)

@@ -46,13 +46,13 @@ def test_one_pods_problem_ends_all_of_them() -> None:
 
 
 def agree_without_the_last_two(rank: int, world: int, store: Store) -> Any:
-    handshake._PATIENCE = timedelta(seconds=5)
+    handshake._TIMEOUT = timedelta(seconds=5)
     os.environ.update(TORCHTALLY_PODS='["demo-master-0", "demo-worker-0"]', LOCAL_WORLD_SIZE="2")
     return handshake.agree(store, rank, world, f"pod-{rank}", {}, None) if rank < world - 2 else None
 
 
 def test_ranks_that_do_not_come_are_named_with_their_pods_by_all_that_did() -> None:
-    lost = "rank 2 (demo-worker-0), rank 3 (demo-worker-0) did not say what it holds within 0:00:05"
+    lost = "rank 2 (demo-worker-0), rank 3 (demo-worker-0) did not join the handshake within 0:00:05"
     results = ranks.run(4, agree_without_the_last_two)
     assert all(isinstance(result, Lost) for result in results[:2])
     assert [str(result) for result in results] == [lost, lost, "None", "None"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from torchtally.accounting.tally import Phase, Run
-from torchtally.distributed.shared_memory import Shared, shared
+from torchtally.distributed.shared_memory import SharedGradients, connect
 from torchtally.errors import Lost
 from torchtally.options import Training
 from torchtally.training import loop
@@ -22,9 +22,9 @@ from torchtally.training import loop
 LENGTHS = [1, 3, 97, 100_001, 2_100_001, 1000]
 
 
-def _meet(rank: int, world: int, store: Store) -> Shared:
+def _connected(rank: int, world: int, store: Store) -> SharedGradients:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    memory = shared(world)
+    memory = connect(world)
     assert memory
     return memory
 
@@ -36,17 +36,17 @@ def _parameters(length: int, dtype: torch.dtype) -> list[nn.Parameter]:
 
 
 def _differences(rank: int, world: int, store: Store) -> list[tuple[int, int, torch.dtype]]:
-    memory = _meet(rank, world, store)
+    memory = _connected(rank, world, store)
     torch.manual_seed(rank)
     buckets = [_parameters(length, dtype) for length in LENGTHS for dtype in (torch.float32, torch.float64)]
-    memory.lay_out(buckets)
+    memory.allocate(buckets)
     parameters = [each for bucket in buckets for each in bucket]
     put_in, came_out = [], []
     for _ in range(20):  # in a row: nothing but the sums themselves keeps the ranks together
         for each in parameters:
             each.grad = torch.randn_like(each)
         put_in.append([torch.cat([each.grad.clone() for each in bucket]) for bucket in buckets])
-        memory.mean()
+        memory.average()
         came_out.append([torch.cat([each.grad.clone() for each in bucket]) for bucket in buckets])
     found = []
     for step, (here, there) in enumerate(zip(came_out, put_in, strict=True)):
@@ -94,7 +94,7 @@ def _channels_last() -> nn.Module:
 
 
 def _weights(rank: int, world: int, store: Store, together: bool, model: Callable[[], nn.Module]) -> Any:
-    memory = _meet(rank, world, store)
+    memory = _connected(rank, world, store)
     options = Training(epochs=2, batch_size=8, lr=0.3, seed=5)
     task = replace(toy.task(), model=lambda _: model())
     return toy.fit(rank, world, store, options, 203, 31, toy=task, memory=memory if together else None)["weights"]
@@ -107,12 +107,12 @@ def test_a_training_ends_with_the_same_weights_as_by_gloo(model: Callable[[], nn
 
 
 def _left(rank: int, world: int, store: Store, leaves: int) -> str | None:
-    memory = _meet(rank, world, store)
-    memory.lay_out([[nn.Parameter(torch.ones(10))]])
-    memory.mean()
+    memory = _connected(rank, world, store)
+    memory.allocate([[nn.Parameter(torch.ones(10))]])
+    memory.average()
     if rank != leaves:
         with pytest.raises(Lost) as lost:
-            memory.mean()
+            memory.average()
         return str(lost.value)
     return None  # and with this its end of the connection is closed
 
@@ -130,7 +130,7 @@ def _ends_early(run: Run, phase: Phase) -> Iterator[Tensor]:
 
 
 def _trains(rank: int, world: int, store: Store) -> str:
-    memory = _meet(rank, world, store)
+    memory = _connected(rank, world, store)
     options = Training(epochs=1, batch_size=8, lr=0.3, seed=5)
     with pytest.raises((Lost, KeyboardInterrupt)) as ended:
         toy.fit(rank, world, store, options, 203, 31, batches=_ends_early, memory=memory)
@@ -143,7 +143,7 @@ def test_a_training_ends_with_that_name() -> None:
 
 def _elsewhere(rank: int, world: int, store: Store) -> bool:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return shared(local_world=1) is None
+    return connect(local_world=1) is None
 
 
 def test_ranks_in_several_pods_share_no_memory() -> None:

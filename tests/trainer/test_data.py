@@ -152,7 +152,7 @@ def test_no_source_names_all_that_were_tried_and_the_way_out(dataset: idx.Datase
         loaded(replace(dataset, sources=(NOWHERE, NO_PACKAGE)), None, tmp_path / "cache")
     sentence = str(refused.value)
     assert "\n" not in sentence
-    for part in (NOWHERE.url, "Debian's package no-such-package-at-all", "--data", "file-3.gz"):
+    for part in (NOWHERE.url, "the Debian package no-such-package-at-all", "--data", "file-3.gz"):
         assert part in sentence
 
 

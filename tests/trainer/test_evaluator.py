@@ -132,14 +132,14 @@ class Evil:
     [
         ("absent", None, "absent cannot be read: No such file or directory"),
         ("epoch-00000001-position-0000000000000000000.checkpoint", b"PK", "checkpoint is cut off"),
-        ("model.pt", b"no model", "model.pt is no model that torch.save has made of tensors alone"),
+        ("model.pt", b"no model", "model.pt must be a dictionary of tensors, written by torch.save"),
         (
             "model.pt",
             pickle.dumps(Evil(), protocol=2),
-            "model.pt is no model that torch.save has made of tensors alone",
+            "model.pt must be a dictionary of tensors, written by torch.save",
         ),
-        ("model.pt", b"", "model.pt is no model that torch.save has made of tensors alone"),
-        ("nothing/here", b"", "nothing has neither model.pt nor a whole checkpoint"),
+        ("model.pt", b"", "model.pt must be a dictionary of tensors, written by torch.save"),
+        ("nothing/here", b"", "nothing has neither model.pt nor an intact checkpoint"),
     ],
     ids=["absent", "cut off", "text", "code", "empty", "a folder without"],
 )
@@ -166,10 +166,10 @@ def test_what_is_no_model_is_named(
 )
 def test_weights_of_another_model_are_named(weights: Any, sentence: str) -> None:
     model = tasks.load("fashion-mnist").model(tasks.OPTIONS["fashion-mnist"](hidden=16))
-    assert evaluate.misfit(weights, model) == sentence
-    assert evaluate.misfit(model.state_dict(), model) is None
-    assert evaluate.misfit({**model.state_dict(), "7.bias": torch.zeros(1)}, model) == (
-        "it has 7.bias, which the model has not"
+    assert evaluate.mismatch(weights, model) == sentence
+    assert evaluate.mismatch(model.state_dict(), model) is None
+    assert evaluate.mismatch({**model.state_dict(), "7.bias": torch.zeros(1)}, model) == (
+        "it has 7.bias, and the model does not"
     )
 
 
@@ -191,4 +191,4 @@ def test_the_options_are_those_that_an_evaluation_needs(
 
 def test_it_takes_the_options_that_make_the_model() -> None:
     found = tasks.parser("evaluate").parse_args(["fashion-mnist", "--checkpoint", "x", "--hidden", "8"])
-    assert tasks.chosen(found).of_model() == {"hidden": 8}
+    assert tasks.options_of(found).model_options() == {"hidden": 8}

@@ -133,8 +133,8 @@ def test_where_trainer_takes_reports() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("URL", "", "CA_CERT, KUBEFLOW_TRAINER_SERVER_TOKEN: to report to Kubeflow Trainer needs .*URL as well"),
-        ("TOKEN", "", "needs KUBEFLOW_TRAINER_SERVER_TOKEN as well"),
+        ("URL", "", "need KUBEFLOW_TRAINER_SERVER_URL besides .*CA_CERT, KUBEFLOW_TRAINER_SERVER_TOKEN$"),
+        ("TOKEN", "", "need KUBEFLOW_TRAINER_SERVER_TOKEN besides "),
         ("URL", "http://secret@trainer/status", "URL must be https://HOST:PORT/PATH"),
         ("URL", "https:///secret", "URL must be https://HOST:PORT/PATH"),
         ("URL", "https://trainer:secret/status", "URL must be https://HOST:PORT/PATH with a port from 1 to 65535"),

@@ -89,7 +89,7 @@ def test_without_its_port_it_trains_and_says_so(environment: dict[str, str]) -> 
             command(1), env={**environment, "TORCHTALLY_METRICS_PORT": port}, capture_output=True, text=True
         )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count(f"torchtally: no metrics are served, as TORCHTALLY_METRICS_PORT={port} cannot be") == 1
+    assert ended.stderr.count(f"torchtally: metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be") == 1
     assert "✓ every sample exactly once" in ended.stdout
 
 

@@ -8,7 +8,7 @@ import toy
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.distributed.ddp import parallel
+from torchtally.distributed import ddp
 from torchtally.options import AllReduce
 
 
@@ -21,7 +21,7 @@ def _row(rank: int) -> Tensor:
 def _mean(rank: int, world: int, store: Store, all_reduce: AllReduce) -> list[float]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     model, row = nn.Linear(1001, 1, bias=False), _row(rank)
-    trained = parallel(model, lambda model: model(row).sum(), toy.CPU, None, all_reduce)
+    trained = ddp.wrap(model, lambda model: model(row).sum(), toy.CPU, None, all_reduce)
     trained(row).sum().backward()
     assert model.weight.grad is not None
     found: list[float] = model.weight.grad.flatten().tolist()

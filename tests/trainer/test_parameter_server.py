@@ -189,12 +189,12 @@ def test_options_that_make_no_sense_here_are_not_offered(option: list[str], caps
 
 
 def test_the_interface_is_the_one_that_leads_to_the_job() -> None:
-    assert network_interface.towards("127.0.0.1", 29500) == "lo"
-    assert network_interface.towards("no-such-host.invalid", 29500) is None
+    assert network_interface.route_to("127.0.0.1", 29500) == "lo"
+    assert network_interface.route_to("no-such-host.invalid", 29500) is None
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
             if each.family.name == "AF_INET" and psutil.net_if_stats()[name].isup:
-                assert network_interface.towards(each.address, 29500) == name
+                assert network_interface.route_to(each.address, 29500) == name
 
 
 # Whole jobs.

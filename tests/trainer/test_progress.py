@@ -27,14 +27,14 @@ from launched import ENTRY, LIMIT, until
 from torchtally.accounting.tally import Phase
 from torchtally.environment import StatusServer
 from torchtally.monitoring import trainjob_status
-from torchtally.monitoring.trainjob_status import Progress
+from torchtally.monitoring.trainjob_status import Reporter
 
 HERE = Path(__file__).parent
 EVERY = 1.0  # seconds between two reports of a training that is to be watched for some
 START = f"from torchtally.monitoring import trainjob_status; trainjob_status._EVERY = {EVERY}; {ENTRY}"
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.first"
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/demo/trainjobs/digits/status"
-COMPLAINT = "torchtally: Kubeflow Trainer at 127.0.0.1 does not take the training's progress: "
+COMPLAINT = "torchtally: Kubeflow Trainer at 127.0.0.1 does not accept the training's progress: "
 PHASE = Phase(name="train", epoch=1, n=100, batch=10, contract="exact", order="feistel-1")
 
 
@@ -315,22 +315,25 @@ def test_an_address_without_a_token_is_refused(environment: dict[str, str]) -> N
     del environment["KUBEFLOW_TRAINER_SERVER_TOKEN"]
     done = ended({**environment, **url(1)}, 1)
     assert done.returncode == 2
-    assert "to report to Kubeflow Trainer needs KUBEFLOW_TRAINER_SERVER_TOKEN as well" in done.stderr
+    assert (
+        "reports to Kubeflow Trainer need KUBEFLOW_TRAINER_SERVER_TOKEN besides KUBEFLOW_TRAINER_SERVER_URL"
+        in done.stderr
+    )
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainjob_status, "_EVERY", 0.05)
+    monkeypatch.setattr(trainjob_status, "_INTERVAL", 0.05)
 
 
 @pytest.fixture
-def begun(token: Path, certificates: Certificates) -> Iterator[Callable[[int], Progress]]:
+def begun(token: Path, certificates: Certificates) -> Iterator[Callable[[int], Reporter]]:
     """Begins a training of which half is done, with a failed proof behind it."""
-    started: list[Progress] = []
+    started: list[Reporter] = []
 
-    def begin(port: int) -> Progress:
+    def begin(port: int) -> Reporter:
         server = StatusServer(host="127.0.0.1", port=port, path=PATH, ca=certificates.ca, token=token)
-        started.append(Progress(server))
+        started.append(Reporter(server))
         started[0].begin(0.5, [{"phase": "train", "lost": 3, "doubled": 1}])
         return started[0]
 
@@ -338,7 +341,7 @@ def begun(token: Path, certificates: Certificates) -> Iterator[Callable[[int], P
     started[0].end(False)
 
 
-def test_what_a_state_becomes(often: None, begun: Callable[[int], Progress], trainer: Trainer) -> None:
+def test_what_a_state_becomes(often: None, begun: Callable[[int], Reporter], trainer: Trainer) -> None:
     begins = time.monotonic()
     training = begun(trainer.server_address[1])
     until("it is told", lambda: trainer.reports)
@@ -369,7 +372,7 @@ def test_what_a_state_becomes(often: None, begun: Callable[[int], Progress], tra
 
 @pytest.mark.parametrize("code", [302, 403, 500])
 def test_a_refusal_is_said_once_and_followed_nowhere(
-    often: None, begun: Callable[[int], Progress], trainer: Trainer, code: int, capfd: pytest.CaptureFixture[str]
+    often: None, begun: Callable[[int], Reporter], trainer: Trainer, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trainer.code = code
     training = begun(trainer.server_address[1])
@@ -387,7 +390,7 @@ def test_a_refusal_is_said_once_and_followed_nowhere(
 
 @pytest.mark.parametrize("content", [f"{TOKEN}\nmore", f"{TOKEN}é…", None])
 def test_what_is_no_token_is_not_told(
-    begun: Callable[[int], Progress],
+    begun: Callable[[int], Reporter],
     trainer: Trainer,
     token: Path,
     content: str | None,
@@ -405,29 +408,29 @@ def test_what_is_no_token_is_not_told(
 
 
 def test_nobody_waits_for_a_server_that_hangs(
-    begun: Callable[[int], Progress], hanging: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    begun: Callable[[int], Reporter], hanging: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainjob_status, "_TIMEOUT", 60)
+    monkeypatch.setattr(trainjob_status, "_REQUEST_TIMEOUT", 60)
     training = begun(hanging)
     begins = time.monotonic()
     for step in range(100_000):
         training.step(PHASE, 10, 0.5 + step / 200_000)
         training.metrics(step, train_loss=1.0)
-    assert time.monotonic() - begins < trainjob_status._TIMEOUT / 2
+    assert time.monotonic() - begins < trainjob_status._REQUEST_TIMEOUT / 2
     begins = time.monotonic()
     training.end(True)
-    assert time.monotonic() - begins < trainjob_status._TIMEOUT / 2
+    assert time.monotonic() - begins < trainjob_status._REQUEST_TIMEOUT / 2
     assert capfd.readouterr().err.count(COMPLAINT) == 1
 
 
 def test_a_server_that_hung_is_told_later(
     often: None,
-    begun: Callable[[int], Progress],
+    begun: Callable[[int], Reporter],
     trainer: Trainer,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trainjob_status, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(trainjob_status, "_REQUEST_TIMEOUT", 0.5)
     trainer.silent = True
     training = begun(trainer.server_address[1])
     said = ""
@@ -445,8 +448,8 @@ def test_a_server_that_hung_is_told_later(
 
 
 def test_a_server_slower_than_all_patience_is_named_before_the_end(
-    begun: Callable[[int], Progress], hanging: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    begun: Callable[[int], Reporter], hanging: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainjob_status, "_PATIENCE", 0.1)
+    monkeypatch.setattr(trainjob_status, "_END_TIMEOUT", 0.1)
     begun(hanging).end(True)
-    assert capfd.readouterr().err == f"{COMPLAINT}no answer; the training goes on without, or tells it later\n"
+    assert capfd.readouterr().err == f"{COMPLAINT}no answer; the training continues, and later reports are tried\n"

@@ -17,7 +17,7 @@ from launched import LIMIT, until
 from torchtally import tasks
 from torchtally.accounting.tally import Run
 from torchtally.monitoring import mlflow_client
-from torchtally.monitoring.mlflow_client import Tracker
+from torchtally.monitoring.mlflow_client import Recorder
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -71,9 +71,9 @@ def output(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tracker(output: Path, run: str) -> Tracker:
+def tracker(output: Path, run: str) -> Recorder:
     place = {"attempt": 0, "pod": "demo-master-0", "plan": {"train": 3}, "rank": 0, "world": 4, "seed": 0}
-    return Tracker("tests", Run(run=run, task="fashion-mnist", data="", **place), {"hidden": 4, "epochs": 3}, output)
+    return Recorder("tests", Run(run=run, task="fashion-mnist", data="", **place), {"hidden": 4, "epochs": 3}, output)
 
 
 def found(uri: str, run: str) -> Any:
@@ -128,7 +128,7 @@ def test_a_run_that_starts_again_goes_on_with_its_record(
     record = tracker(output, "bbb")
     record.metrics(200, train_loss=1.5)
     until("the second is, too", lambda: found(server.uri, "bbb").data.metrics["train_loss"] == 1.5)
-    monkeypatch.setitem(mlflow_client._PATIENCE, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_client._TIMEOUT, "FAILED", LIMIT)
     record.end("FAILED")
     run = found(server.uri, "bbb")
     assert (run.info.run_id, run.info.status) == (first, "FAILED")
@@ -144,7 +144,7 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
     record = tracker(output, "ccc")
     for step in range(1, 1500):
         record.metrics(step, train_loss=1 / step)
-    monkeypatch.setitem(mlflow_client._PATIENCE, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_client._TIMEOUT, "FAILED", LIMIT)
     said = ""
 
     def has_said(sentence: str) -> bool:
@@ -152,7 +152,7 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
         said += capfd.readouterr().err
         return sentence in said
 
-    until("it is said", lambda: has_said("MLflow does not take the record"))
+    until("it is said", lambda: has_said("MLflow does not accept the record"))
     server.start()
     try:
         until("it is all told", lambda: has_said("MLflow answers again"))
@@ -163,7 +163,7 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
         assert [each.step for each in history] == list(range(1, 1500))
     finally:
         server.stop()
-    assert said.count("does not take") == 1
+    assert said.count("does not accept") == 1
     assert "secret" not in said
 
 
@@ -198,4 +198,4 @@ def test_the_training_goes_on_when_the_recording_process_is_gone(
     for step in range(10):
         record.metrics(step, train_loss=1.0)
     record.end("FINISHED")
-    assert capfd.readouterr().err.count("the training goes on without") == 1
+    assert capfd.readouterr().err.count("the training continues without a record") == 1

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 
 from torchtally.accounting import tally as tallies
 from torchtally.accounting.tally import Phase, Proof, Run, Tally
-from torchtally.distributed.shared_memory import Shared
+from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
 from torchtally.training import loop
@@ -96,7 +96,7 @@ def fit(
     dtype: torch.dtype = torch.float32,
     toy: Task | None = None,
     callback: Callback | None = None,
-    memory: Shared | None = None,
+    memory: SharedGradients | None = None,
 ) -> dict[str, Any]:
     """Train the toy on this rank: its weights, and the tally lines of all ranks for each phase."""
     if not dist.is_initialized():

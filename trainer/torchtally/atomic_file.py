@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, synced, renamed."""
+"""Files that appear complete or not at all: written to a temporary file, synced and renamed."""
 
 import os
 import tempfile
@@ -8,7 +8,7 @@ from typing import IO
 
 
 def replace(path: Path, contents: bytes | Callable[[IO[bytes]], object]) -> Path:
-    """Put `contents`, bytes or what a function writes, in the place of `path` at once; returns `path`."""
+    """Replace the file `path` atomically by `contents`, bytes or a function that writes them; returns `path`."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             if callable(contents):
@@ -17,7 +17,7 @@ def replace(path: Path, contents: bytes | Callable[[IO[bytes]], object]) -> Path
                 file.write(contents)
             file.flush()
             os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)  # a temporary file is private, the result is not
+            Path(file.name).chmod(0o644)  # a temporary file is private
             Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The command line: what to run. Everything heavy is imported by what runs it."""
+"""The command line. Each command imports torch and other heavy modules where it needs them."""
 
 import argparse
 import os
@@ -27,49 +27,49 @@ def main(argv: list[str] | None = None) -> int:
 
         return driver.main(argv[1:], _is_complete)
     try:
-        _launch(_asked(argv))
-    except Refused as sentence:
-        termination_message.announce(sentence)
+        _launch(_parse(argv))
+    except Refused as refused:
+        termination_message.announce(refused)
         return REFUSED
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What each rank runs."""
+class _Program:
+    """The program of each rank."""
 
     command: list[str]
-    module: str | None = None  # of ours, which the command runs
+    module: str | None = None  # the module of torchtally that the command runs
     task: argparse.Namespace | None = None  # to train
 
 
-def _asked(argv: list[str]) -> _Asked:
+def _parse(argv: list[str]) -> _Program:
     match argv:
         case ["run", "--"] | ["run", "-m"]:
-            raise Refused(f"`torchtally {' '.join(argv)}` needs something to run after {argv[-1]}")
+            raise Refused(f"`torchtally {' '.join(argv)}` needs a program after {argv[-1]}")
         case ["run", "--", *command]:
-            return _Asked(command)
+            return _Program(command)
         case ["run", "-m", *module]:
-            return _Asked(_python(*module))
+            return _Program(_python(*module))
         case ["run", *task]:
-            arguments = tasks.parser("run").parse_args(task)  # a mistake ends here, once, before all else
-            return _Asked(_python("torchtally.commands.train", *task), "torchtally.commands.train", arguments)
+            arguments = tasks.parser("run").parse_args(task)  # a mistake ends the pod before any rank starts
+            return _Program(_python("torchtally.commands.train", *task), "torchtally.commands.train", arguments)
         case ["evaluate", *task]:
             tasks.parser("evaluate").parse_args(task)
-            return _Asked(_python("torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
+            return _Program(_python("torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
     parser = argparse.ArgumentParser(
         prog="torchtally",
         usage=_USAGE,
         description="Run distributed PyTorch in the pods of a PyTorchJob, or on this machine, and account for every "
         f"sample. Tasks: {', '.join(tasks.OPTIONS)}. Options: torchtally run TASK --help.",
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show it and exit")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     parser.add_argument("command", choices=("run", "evaluate", "spark"))
     parser.parse_args(argv)
     raise AssertionError("argparse has ended the program")
 
 
 class _Version(argparse.Action):
-    """argparse's own wants it at once, and to look it up takes half as long as all else."""
+    """Looks the version up when it is asked for; argparse's own action needs it in advance, which takes long."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib.metadata import version
@@ -82,25 +82,25 @@ def _python(*module: str) -> list[str]:
     return [sys.executable, "-u", "-m", *module]
 
 
-def _launch(asked: _Asked) -> NoReturn:
-    from torchtally.pod import launch  # torch: not for --help
+def _launch(program: _Program) -> NoReturn:
+    from torchtally.pod import launch  # imports torch
 
-    task = asked.task
-    is_complete = partial(_is_complete, task) if task else lambda _: False
-    code = launch.launch(asked.command, os.environ, is_complete, asked.module)
+    is_complete = partial(_is_complete, program.task) if program.task else lambda _: False
+    code = launch.launch(program.command, os.environ, is_complete, program.module)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a thread may be in the store's C++, where Python's own end would abort the process
+    os._exit(code)  # Python's own exit aborts the process if a thread is in the store's C++ code
 
 
-def _is_complete(task: argparse.Namespace, output: Path) -> bool:
-    chosen = tasks.chosen(task)
-    folder = chosen.output or output
-    if not os.path.exists(folder / "proof.json"):  # noqa: PTH110  # it raises nothing, whatever the volume does
-        return False  # without importing what would tell more
+def _is_complete(arguments: argparse.Namespace, output: Path) -> bool:
+    """Whether the training with these arguments has ended in its output folder, which is `output` by default."""
+    options = tasks.options_of(arguments)
+    folder = options.output or output
+    if not os.path.exists(folder / "proof.json"):  # noqa: PTH110  # Path.exists raises on a failing volume
+        return False  # before an import of torch
     from torchtally.training import artifacts
 
-    return artifacts.is_complete(task.task, chosen, tasks.load(task.task).fingerprint, folder)
+    return artifacts.is_complete(arguments.task, options, tasks.load(arguments.task).fingerprint, folder)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Who am I: the one place that reads the environment.
+"""The environment variables of a pod and of a rank, read and validated in one place.
 
-PyTorchJob gives a pod PET_* (torchrun's own), MASTER_*, WORLD_SIZE and RANK, where RANK counts pods and WORLD_SIZE
-counts processes. torchrun's agent then gives each process its own RANK, LOCAL_RANK and WORLD_SIZE.
+PyTorchJob sets torchrun's PET_* and MASTER_*, WORLD_SIZE and RANK for a pod: RANK counts pods, WORLD_SIZE processes.
+torchrun's agent then sets RANK, LOCAL_RANK and WORLD_SIZE for each process.
 """
 
 import json
@@ -18,28 +18,28 @@ from torchtally.errors import Refused
 Device = Literal["auto", "cpu", "cuda"]
 ProcessCount = int | Literal["auto", "cpu", "gpu"]
 
-# What PyTorchJob sets only in a job with a Master, and only in an elastic one.
+# PyTorchJob sets the former only in a job with a Master, and the latter only in an elastic one.
 _STATIC = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _ELASTIC = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID")
-# What Kubeflow Trainer sets in all pods of a TrainJob, with its feature gate TrainJobStatus.
+# Kubeflow Trainer sets these in all pods of a TrainJob if its feature gate TrainJobStatus is on.
 _STATUS = tuple(f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A pod's place in its job. Outside a job: one pod, no address."""
+    """A pod's place in its job. The defaults are those outside a job: one pod, no address."""
 
     min_nodes: int = 1
     max_nodes: int = 1
     node_rank: int = 0
-    master: tuple[str, int] | None = None  # address and port; None for one pod of its own and for an elastic job
+    master: tuple[str, int] | None = None  # address and port; None outside a job and in an elastic one
     processes: ProcessCount = "auto"
     elastic: bool = False
     in_cluster: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "Job":
-        """Read PyTorchJob's variables; raises Refused where they contradict each other."""
+        """Read PyTorchJob's variables. Raises Refused if they contradict each other."""
         elastic, static = _given(env, _ELASTIC), _given(env, _STATIC)
         nodes_text = env.get("PET_NNODES", "")
         if ":" in nodes_text:
@@ -75,13 +75,13 @@ class Job:
 
     @classmethod
     def _static(cls, env: Mapping[str, str], processes: ProcessCount) -> "Job":
-        for ours, torchruns in (
+        for plain, pet in (
             ("MASTER_ADDR", "PET_MASTER_ADDR"),
             ("MASTER_PORT", "PET_MASTER_PORT"),
             ("RANK", "PET_NODE_RANK"),
         ):
-            if ours in env and torchruns in env and env[ours] != env[torchruns]:
-                raise Refused(f"{ours}={env[ours]} and {torchruns}={env[torchruns]} must be equal")
+            if plain in env and pet in env and env[plain] != env[pet]:
+                raise Refused(f"{plain}={env[plain]} and {pet}={env[pet]} must be equal")
         ports = [_number(env, name, 1, 65535) for name in ("MASTER_PORT", "PET_MASTER_PORT")]
         address, port = env.get("MASTER_ADDR") or env.get("PET_MASTER_ADDR"), ports[0] or ports[1]
         world = _number(env, "WORLD_SIZE", 1, 1 << 31)
@@ -100,7 +100,7 @@ class Job:
             nodes = 1
         if rank is not None and rank >= nodes:
             raise Refused(f"RANK={rank} must be below PET_NNODES={nodes}: it counts pods")
-        # The operator counts `auto`, `cpu` and `gpu` as 1, so only numbers can contradict each other.
+        # The operator counts `auto`, `cpu` and `gpu` as one process, so only a number can contradict WORLD_SIZE.
         if world is not None and isinstance(processes, int) and world != nodes * processes:
             raise Refused(
                 f"WORLD_SIZE={world} must be PET_NNODES={nodes} times PET_NPROC_PER_NODE={processes}, "
@@ -109,7 +109,7 @@ class Job:
         if nodes > 1:
             for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port), ("RANK", rank)):
                 if value is None:
-                    raise Refused(f"PET_NNODES={nodes} asks for several pods, which need {name}, and it is not set")
+                    raise Refused(f"PET_NNODES={nodes} needs {name}, which is not set")
         return cls(
             min_nodes=nodes,
             max_nodes=nodes,
@@ -122,19 +122,19 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One rank's place, as torchrun's agent gives it."""
+    """A rank's place, as torchrun's agent sets it."""
 
     rank: int
     local_rank: int
     local_world: int  # ranks of this pod
     world: int
-    run: str  # the run's id as this pod's agent drew it; rank 0's is the one that counts
+    run: str  # the run's id as drawn by this pod's entry point; all ranks adopt rank 0's
     attempt: int
     pod: str
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "Process":
-        """Read what torchrun's agent and our entry point set; raises Refused outside of them."""
+        """Read the variables that torchrun's agent and the entry point set. Raises Refused if one is missing."""
         try:
             return cls(
                 rank=int(env["RANK"]),
@@ -146,12 +146,12 @@ class Process:
                 pod=pod_name(env),
             )
         except KeyError as missing:
-            raise Refused(f"{missing.args[0]} is not set: start a task by `torchtally run TASK`") from None
+            raise Refused(f"{missing.args[0]} is not set: start a task with `torchtally run TASK`") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Folders and device that the image and the chart choose; options override them."""
+    """Folders and device that the environment sets; options override them."""
 
     data: Path | None
     cache: Path
@@ -163,7 +163,7 @@ class Places:
         device = env.get("TORCHTALLY_DEVICE") or "auto"
         if device not in get_args(Device):
             raise Refused(f"TORCHTALLY_DEVICE={device!r} must be one of {', '.join(get_args(Device))}")
-        # A container that was given GPUs asked for them; the image itself says `void`.
+        # A container with GPUs has requested them; the image's default is `void`.
         if device == "auto" and env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
             device = "cuda"
         home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -177,7 +177,7 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusServer:
-    """Where Kubeflow Trainer takes reports on a TrainJob, and the files with its CA and with the bearer token."""
+    """Kubeflow Trainer's endpoint for the status of a TrainJob, and the files with its CA and the bearer token."""
 
     host: str
     port: int
@@ -187,12 +187,12 @@ class StatusServer:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "StatusServer | None":
-        """None where Trainer asks for no reports. Raises Refused; what may be a secret is not in its sentence."""
+        """The endpoint, or None if Trainer sets none. Raises Refused, without values that can be secret."""
         given = _given(env, _STATUS)
         if not given:
             return None
         if missing := [name for name in _STATUS if name not in given]:
-            raise Refused(f"{', '.join(given)}: to report to Kubeflow Trainer needs {', '.join(missing)} as well")
+            raise Refused(f"reports to Kubeflow Trainer need {', '.join(missing)} besides {', '.join(given)}")
         try:
             url = urlsplit(given[_STATUS[0]])
             port = 443 if url.port is None else url.port
@@ -207,30 +207,30 @@ class StatusServer:
         return cls(host=url.hostname, port=port, path=url.path or "/", ca=ca, token=token)
 
 
-def meeting_point(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Address and port of the job's store, as torchrun's agent tells them to each rank."""
+def store_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Address and port of the job's store, as torchrun's agent sets them for each rank."""
     return env["MASTER_ADDR"], int(env["MASTER_PORT"])
 
 
 def pod_name(env: Mapping[str, str] = os.environ) -> str:
-    """The pod's name, which Kubernetes makes its host name."""
+    """The pod's name, which Kubernetes sets as its host name."""
     return env.get("HOSTNAME") or socket.gethostname()
 
 
 def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
-    """The pod of `rank`, where the agent has told the pods; all have as many ranks."""
+    """The name of the pod of `rank`, if the rendezvous has published the names; all pods have as many ranks."""
     pods: list[str] = json.loads(env.get("TORCHTALLY_PODS") or "[]")
     pod = rank // int(env.get("LOCAL_WORLD_SIZE") or "1")
     return pods[pod] if pod < len(pods) else None
 
 
 def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
-    """The port of rank 0's metrics, where these are asked for. Raises Refused."""
+    """The port of rank 0's metrics; None if they are not requested. Raises Refused."""
     return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)
 
 
 def termination_log(env: Mapping[str, str] = os.environ) -> Path:
-    """Kubernetes' file for a container's last words; the variable follows another terminationMessagePath."""
+    """Kubernetes' file for a container's termination message; the variable follows terminationMessagePath."""
     return Path(env.get("TORCHTALLY_TERMINATION_LOG") or "/dev/termination-log")
 
 

@@ -1,38 +1,36 @@
-"""How a run ends: the exit codes that Kubernetes sees, and what is said to a user in one sentence."""
+"""The ways in which a run ends: exit codes, and exceptions whose text is one sentence for the user."""
 
 import re
 
 OK = 0
-FAILED = 1  # anything that is nobody's input: a bug, a program's own failure
+FAILED = 1  # any other cause: a bug, or a failure of the user's program
 REFUSED = 2  # bad input, or pods that contradict each other
-UNPROVEN = 3  # the shards were not consumed as the contract says
-SIGNALLED = 128  # plus the signal's number; PyTorchJob's ExitCode policy retries from here on
-# To be retried: the output's volume fails (74 is EX_IOERR), and
-VOLUME = SIGNALLED + 74
-# another pod went away or never came, whatever ended it (75 is EX_TEMPFAIL).
-LOST = SIGNALLED + 75
+UNPROVEN = 3  # the samples were not consumed as the contract requires
+SIGNALLED = 128  # plus the signal's number; PyTorchJob's ExitCode policy retries codes from here on
+VOLUME = SIGNALLED + 74  # 74 is EX_IOERR; a retry can succeed
+LOST = SIGNALLED + 75  # 75 is EX_TEMPFAIL; a retry can succeed
 
 
 class Ending(Exception):
-    """What ends a run: one sentence, and the exit code that goes with it."""
+    """The end of a run: one sentence and an exit code."""
 
     code: int
 
 
 class Refused(Ending):
-    """What a user asked for cannot be done: one sentence that names the field, its value and what is allowed."""
+    """Bad input: one sentence that names the field, its value and the allowed values."""
 
     code = REFUSED
 
 
 class Unproven(Ending):
-    """The tallies do not agree with the contract: one sentence with the counts."""
+    """The tallies contradict the contract: one sentence with the counts."""
 
     code = UNPROVEN
 
 
 class Stopped(Ending):
-    """All ranks have stopped after the same step, because one of them was asked to by this signal."""
+    """All ranks have stopped after the same step, because this signal reached one of them."""
 
     def __init__(self, number: int, saved: bool) -> None:
         super().__init__(number, saved)
@@ -45,20 +43,20 @@ class Stopped(Ending):
 
 
 class Volume(Ending):
-    """The volume with the output can be read or written no longer: one sentence that names the place."""
+    """The output volume cannot be read or written: one sentence that names the path."""
 
     code = VOLUME
 
 
 class Lost(Ending):
-    """Another rank or pod went away, or never came: one sentence that names it where that is known."""
+    """Another rank or pod is gone or never arrived: one sentence that names it if it is known."""
 
     code = LOST
 
 
-# What RPC says in a RuntimeError when the callee is gone or silent.
+# RPC raises a RuntimeError if the callee is gone or silent.
 _LOST_BY_RPC = r"this error originated at tensorpipe|RPC ran for more than set timeout"
-# c10d's own exceptions, and what gloo, which has none either, says then.
+# c10d has exceptions of its own for a lost peer; gloo raises a RuntimeError.
 _LOST_A_PEER = re.compile(
     r"Dist(Backend|Network|Store)?Error: |RuntimeError: .*(Connection (closed|reset) by peer|Broken pipe|"
     r"Timed out waiting|[Cc]onnection refused|connectFullMesh failed|Application timeout caused pair closure|"
@@ -68,10 +66,10 @@ _LOST_A_PEER = re.compile(
 
 
 def lost_a_peer(error: str) -> bool:
-    """Whether `error`, as `type: text`, comes of a peer that went away."""
+    """Whether `error`, as `type: text`, is the consequence of a lost peer."""
     return _LOST_A_PEER.match(error) is not None
 
 
 def lost_by_rpc(error: RuntimeError) -> bool:
-    """Whether `error` comes of an RPC's callee that went away, or did not answer in time."""
+    """Whether the callee of an RPC is gone, or did not answer in time."""
     return re.search(_LOST_BY_RPC, str(error)) is not None

@@ -1,4 +1,4 @@
-"""The options of every task: typed, checked once, free of torch so that --help is quick. Tasks add their own."""
+"""The options that tasks share: typed, validated once, free of torch so that --help is quick. Tasks add their own."""
 
 import argparse
 import math
@@ -10,10 +10,10 @@ from typing import Any, Literal
 from torchtally.proof.contract import CONTRACTS, Contract
 
 AllReduce = Literal["float32", "bfloat16"]
-_OF_NO_WEIGHT = ("save_seconds", "keep", "tally", "data", "output", "mlflow")
+_WITHOUT_EFFECT_ON_WEIGHTS = ("save_seconds", "keep", "tally", "data", "output", "mlflow")
 
 
-def whole(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
+def whole_number(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
     """A parser of whole numbers from `low` to `high`."""
 
     def parse(text: str) -> int:
@@ -24,7 +24,7 @@ def whole(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
     return parse
 
 
-def positive(text: str) -> float:
+def positive_number(text: str) -> float:
     """Parse a finite number above 0."""
     try:
         value = float(text)
@@ -36,28 +36,30 @@ def positive(text: str) -> float:
 
 
 def option(default: Any, description: str, **argument: Any) -> Any:
-    """An option's default, its help and what argparse takes.
+    """A dataclass field for an option: its default, its help, and arguments of argparse's add_argument.
 
-    Of those with the same `instead` one may be given. `of_model`: the model depends on it, so `evaluate` takes it, too.
+    Options with the same `excludes` exclude each other. `of_model`: the option defines the model, so `evaluate` has it.
     """
     return field(default=default, metadata={"help": description, **argument})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What every task has."""
+    """The options that tasks share."""
 
-    epochs: int = option(10, "passes over the training data", type=whole(1, 1 << 31), metavar="N")
-    batch_size: int = option(32, "samples a rank and step", type=whole(1, 1 << 31), metavar="N", instead="batch")
+    epochs: int = option(10, "passes over the training data", type=whole_number(1, 1 << 31), metavar="N")
+    batch_size: int = option(
+        32, "samples of each rank in a step", type=whole_number(1, 1 << 31), metavar="N", excludes="batch"
+    )
     global_batch_size: int | None = option(
         None,
-        "samples a step of all ranks together, which makes the same steps whatever their number",
-        type=whole(1, 1 << 40),
+        "samples of all ranks together in a step; the steps are then the same for any number of ranks",
+        type=whole_number(1, 1 << 40),
         metavar="N",
-        instead="batch",
+        excludes="batch",
     )
-    lr: float = option(1e-3, "learning rate", type=positive, metavar="X")
-    seed: int = option(0, "of the order of samples and of the first weights", type=whole(0), metavar="N")
+    lr: float = option(1e-3, "learning rate", type=positive_number, metavar="X")
+    seed: int = option(0, "seed of the order of samples and of the first weights", type=whole_number(0), metavar="N")
     contract: Contract | None = option(
         None,
         "how samples divide over ranks in training (default: exact; drop_last for a model with BatchNorm)",
@@ -65,19 +67,24 @@ class Training:
     )
     all_reduce: AllReduce = option(
         "float32",
-        "type in which gradients are summed over the ranks: bfloat16 halves what goes over the network and loses "
-        "precision of the sum; ranks of one pod that sum in memory, on CPUs, do so in float32 in any case",
+        "type in which gradients are summed over the ranks: bfloat16 halves the network traffic and reduces the "
+        "precision of the sum; ranks of one pod that train on CPUs sum in float32 in any case",
         choices=("float32", "bfloat16"),
     )
     tally: Literal["enforce", "report"] = option(
-        "enforce", "what a failed proof does: end the run, or only say so", choices=("enforce", "report")
+        "enforce",
+        "effect of a failed proof: enforce ends the run, report only reports it",
+        choices=("enforce", "report"),
     )
     save_seconds: float = option(
-        300.0, "between two checkpoints; the end of an epoch makes one, too", type=positive, metavar="X"
+        300.0, "seconds between two checkpoints; the end of an epoch saves one, too", type=positive_number, metavar="X"
     )
-    keep: int = option(2, "checkpoints to keep beside the best one", type=whole(1, 1 << 20), metavar="N")
+    keep: int = option(2, "checkpoints to keep besides the best one", type=whole_number(1, 1 << 20), metavar="N")
     data: Path | None = option(
-        None, "folder that holds the data (default: TORCHTALLY_DATA, else it is fetched)", type=Path, metavar="DIR"
+        None,
+        "folder that holds the data (default: TORCHTALLY_DATA, else the task fetches its data)",
+        type=Path,
+        metavar="DIR",
     )
     output: Path | None = option(
         None,
@@ -92,24 +99,24 @@ class Training:
         metavar="NAME",
     )
 
-    def of_training(self) -> dict[str, Any]:
-        """The options that the weights depend on: with others, checkpoints belong to another training."""
-        return {name: value for name, value in vars(self).items() if name not in _OF_NO_WEIGHT}
+    def training_options(self) -> dict[str, Any]:
+        """The options that the weights depend on: a checkpoint made with other ones belongs to another training."""
+        return {name: value for name, value in vars(self).items() if name not in _WITHOUT_EFFECT_ON_WEIGHTS}
 
-    def of_model(self) -> dict[str, Any]:
-        """The options that make the model."""
-        return {name: getattr(self, name) for name in self.names_of_model()}
+    def model_options(self) -> dict[str, Any]:
+        """The options that define the model."""
+        return {name: getattr(self, name) for name in self.names_of_model_options()}
 
     @classmethod
-    def names_of_model(cls) -> list[str]:
+    def names_of_model_options(cls) -> list[str]:
         return [each.name for each in fields(cls) if each.metadata.get("of_model")]
 
 
-def another_default(name: str, default: Any) -> Any:
-    """An option of every task with a default of its own."""
+def override_default(name: str, default: Any) -> Any:
+    """A shared option with a default of the task's own."""
     return field(default=default, metadata=Training.__dataclass_fields__[name].metadata)
 
 
 def not_offered(name: str) -> Any:
-    """An option that a task does not offer: it stays at its default."""
+    """A shared option that the task does not offer: it keeps its default."""
     return field(default=Training.__dataclass_fields__[name].default)

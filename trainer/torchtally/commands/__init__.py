@@ -1,1 +1,1 @@
-"""The main function of a rank: train or evaluate a built-in task."""
+"""The main function of a rank: training or evaluation of a built-in task."""

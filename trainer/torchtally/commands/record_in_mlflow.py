@@ -1,4 +1,4 @@
-"""The process beside rank 0 that records a run of a built-in task in MLflow (see monitoring/mlflow_client.py)."""
+"""The child process of rank 0 that records a run of a built-in task in MLflow (see monitoring/mlflow_client.py)."""
 
 from collections.abc import Mapping
 from typing import Any

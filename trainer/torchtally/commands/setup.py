@@ -1,4 +1,4 @@
-"""What both commands do first: find the rank's place, load the data, agree with all ranks, make the process group."""
+"""The start of a rank: environment, data, handshake, process group."""
 
 import os
 import time
@@ -18,27 +18,27 @@ from torchtally.training.task import Samples, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A rank that is ready to begin."""
+class RankContext:
+    """The rank's place, data and device after the handshake."""
 
     process: Process
-    run: str  # the run's id, which is rank 0's
+    run: str  # the run's id
     task: Task
-    train: Samples  # on the CPU, as `test`
-    test: Samples
+    train: Samples  # on the CPU
+    test: Samples  # on the CPU
     device: torch.device
 
 
-def set_up(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Callable[[], None]) -> Setup:
-    """Load the data of the task `name`, agree on it and on `facts`, and make the process group.
+def set_up(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Callable[[], None]) -> RankContext:
+    """Load the data of the task `name`, compare it and `facts` in the handshake, and create the process group.
 
-    `prepare` is called on rank 0 alone. Raises Refused on every rank if it did on any, and Lost.
+    Only rank 0 calls `prepare`. Raises Refused on every rank if any rank has a problem, and Lost.
     """
     process = Process.from_env(os.environ)
     places = Places.from_env(os.environ)
     task = tasks.load(name)
 
-    # What fails on one pod is said by all of them, so it is carried to the handshake.
+    # The handshake gives a problem of one rank to all, so that all pods report it.
     problem = train = test = where = None
     try:
         where = device.choose(places.device, process.local_rank)
@@ -57,8 +57,8 @@ def set_up(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Call
                 events.Data(train=len(train), test=len(test), seconds=round(seconds, 3)),
                 events.Source(pod=process.pod, rank=process.rank),
             )
-    except Refused as sentence:
-        problem = str(sentence)
+    except Refused as refused:
+        problem = str(refused)
     facts = {
         "number of training samples": len(train) if train else None,
         "number of test samples": len(test) if test else None,
@@ -66,8 +66,8 @@ def set_up(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Call
         **facts,
         "device": where.type if where else None,
     }
-    store, run = process_group.agree(process, facts, problem)
+    store, run = process_group.join(process, facts, problem)
     assert train is not None and test is not None and where is not None
 
     process_group.create(store, process, where)
-    return Setup(process=process, run=run, task=task, train=train, test=test, device=where)
+    return RankContext(process=process, run=run, task=task, train=train, test=test, device=where)

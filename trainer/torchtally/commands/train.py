@@ -1,7 +1,6 @@
-"""One rank of a built-in task: from its options to an exit code. torchrun's agent starts it (see pod/launch.py)."""
+"""The training of a built-in task on one rank, which torchrun's agent starts (see pod/launch.py)."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -17,6 +16,7 @@ from torchtally.commands.setup import set_up
 from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places, StatusServer, metrics_port
 from torchtally.errors import Volume
+from torchtally.log import log
 from torchtally.monitoring import mlflow_client, trainjob_status
 from torchtally.monitoring.callback import Callback, Callbacks
 from torchtally.options import Training
@@ -26,102 +26,105 @@ from torchtally.training.checkpointer import FOLDER, Checkpointer, resume
 from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
-compat.import_optimizers()  # here, once for all ranks of a pod
+compat.import_optimizers()  # before the fork of the ranks, which share it
 
-_PATIENCE = 240.0  # seconds in which the model has to be written: less than the other ranks wait (handshake.COLLECTIVE)
+_WRITE_TIMEOUT = 240.0  # seconds of retries; less than handshake.COLLECTIVE_TIMEOUT, in which the other ranks wait
+_WRITE_INTERVAL = 10  # seconds
 
 
 def main() -> int:
-    """Train as sys.argv says and return the exit code."""
+    """Train with the options in sys.argv, and return the exit code."""
     arguments = tasks.parser("run").parse_args()
-    return process_group.exit_code(lambda: _run(arguments.task, tasks.chosen(arguments)))
+    return process_group.run(lambda: _run(arguments.task, tasks.options_of(arguments)))
 
 
-def _run(name: str, chosen: Training) -> None:
-    output = chosen.output or Places.from_env(os.environ).output
+def _run(name: str, options: Training) -> None:
+    output = options.output or Places.from_env(os.environ).output
     task = tasks.load(name)
     if task.fit:
-        train_state = task.fit(name, chosen, output)
+        train_state = task.fit(name, options, output)
         if dist.get_rank() == 0:
-            _write(train_state, task, output, artifacts.training(name, chosen, task.fingerprint))
+            _write(train_state, task, output, artifacts.training(name, options, task.fingerprint))
     else:
-        _fit(name, chosen, output)
-    dist.barrier()  # nobody is done before the model is safe
+        _fit(name, options, output)
+    dist.barrier()  # no rank ends before the model is written
 
 
-def _fit(name: str, chosen: Training, output: Path) -> None:
-    """Train by the loop, from the newest checkpoint on, and write what came of it."""
-    asked = {name: value for name, value in vars(chosen).items() if name not in ("data", "output", "seed")}
-    met = set_up(name, chosen.data, {"seed": chosen.seed, "options": asked}, lambda: _prepare(chosen, output))
-    process, task, where = met.process, met.task, met.device
+def _fit(name: str, options: Training, output: Path) -> None:
+    """Train in the loop, from the newest checkpoint if there is one, and write the model and its proof."""
+    compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
+    facts = {"seed": options.seed, "options": compared}
+    context = set_up(name, options.data, facts, lambda: _prepare(options, output))
+    process, task, device = context.process, context.task, context.device
 
     folder = output / FOLDER
-    kept = artifacts.training(name, chosen, task.fingerprint)
-    state = resume(folder, kept, where)
-    checkpointer = Checkpointer(folder, kept, where, chosen.keep, chosen.save_seconds)
+    identity = artifacts.training(name, options, task.fingerprint)
+    state = resume(folder, identity, device)
+    checkpointer = Checkpointer(folder, identity, device, options.keep, options.save_seconds)
     checkpointer.listen()
     run = Run(
-        run=state["run"] if state else met.run,
+        run=state["run"] if state else context.run,
         attempt=state["attempt"] + 1 if state else process.attempt,
         pod=process.pod,
         task=name,
-        plan={"train": chosen.epochs, "test": chosen.epochs},
+        plan={"train": options.epochs, "test": options.epochs},
         rank=process.rank,
         world=process.world,
-        seed=chosen.seed,
+        seed=options.seed,
         data=task.fingerprint,
     )
     with ExitStack() as stack:
-        asked_for = _watchers(chosen, run, output, task.inputs(met.test.inputs[:2])) if process.rank == 0 else ()
-        callbacks = [stack.enter_context(each) for each in asked_for]
-        callback = Callbacks(callbacks) if callbacks else None
+        requested = _callbacks(options, run, output, task.inputs(context.test.inputs[:2])) if process.rank == 0 else ()
+        callbacks = [stack.enter_context(each) for each in requested]
         training = loop.Loop(
             task=task,
-            options=chosen,
+            options=options,
             run=run,
-            train=met.train.to(where),
-            test=met.test.to(where),
-            device=where,
+            train=context.train.to(device),
+            test=context.test.to(device),
+            device=device,
             checkpointer=checkpointer,
-            callback=callback,
-            memory=shared_memory.shared(process.local_world) if where.type == "cpu" else None,
+            callback=Callbacks(callbacks) if callbacks else None,
+            memory=shared_memory.connect(process.local_world) if device.type == "cpu" else None,
         )
         train_state = training.fit(state)
         if process.rank == 0:
-            _write(train_state, task, output, kept)
+            _write(train_state, task, output, identity)
 
 
-def _watchers(chosen: Training, run: Run, output: Path, example: Tensor) -> Iterator[AbstractContextManager[Callback]]:
-    """Those that were asked for. Raises Refused."""
-    if chosen.mlflow is not None:
-        yield mlflow_client.tracked(chosen.mlflow, run, chosen.of_training(), output, example.tolist())
+def _callbacks(
+    options: Training, run: Run, output: Path, example: Tensor
+) -> Iterator[AbstractContextManager[Callback]]:
+    """The callbacks that the options and the environment request. Raises Refused."""
+    if options.mlflow is not None:
+        yield mlflow_client.recorder(options.mlflow, run, options.training_options(), output, example.tolist())
     if port := metrics_port():
-        from torchtally.monitoring import prometheus  # an HTTP server, for those who want it
+        from torchtally.monitoring import prometheus  # imports an HTTP server
 
-        yield prometheus.served(port, run)
+        yield prometheus.exporter(port, run)
     if server := StatusServer.from_env():
-        yield trainjob_status.reported(server)
+        yield trainjob_status.reporter(server)
 
 
-def _prepare(chosen: Training, output: Path) -> None:
-    if chosen.mlflow is not None:
+def _prepare(options: Training, output: Path) -> None:
+    if options.mlflow is not None:
         mlflow_client.check()
     artifacts.prepare(output)
 
 
-def _write(train_state: TrainState, task: Task, output: Path, facts: dict[str, Any]) -> None:
-    """Write what came of it; with patience, for all has been done but that. Raises Volume."""
-    until = time.monotonic() + _PATIENCE
+def _write(train_state: TrainState, task: Task, output: Path, identity: dict[str, Any]) -> None:
+    """Write the model and its proof, with retries, because the training is complete. Raises Volume."""
+    until = time.monotonic() + _WRITE_TIMEOUT
     while True:
         try:
-            return artifacts.write(train_state, task, output, facts)
+            return artifacts.write(train_state, task, output, identity)
         except OSError as error:
-            sentence = f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}"
+            message = f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}"
             events.emit(events.WriteFailed(output=str(output), cause=str(error)), train_state.run.source)
             if time.monotonic() > until:
-                raise Volume(sentence) from None
-        print(f"torchtally: {sentence}; trying again", file=sys.stderr, flush=True)
-        time.sleep(10)
+                raise Volume(message) from None
+        log.warning(f"{message}; retrying in {_WRITE_INTERVAL} s")
+        time.sleep(_WRITE_INTERVAL)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Named datasets, fetched from a mirror or a package registry and checked by their hashes."""
+"""Named datasets, fetched from a mirror or a package registry and verified by checksums."""

@@ -1,6 +1,6 @@
-"""Named datasets as tensors: from a folder or a source, and only if their checksums fit.
+"""Datasets in the IDX format of the MNIST family, as tensors: from a folder or a source, verified by checksums.
 
-A file's identity is the SHA-256 of its unpacked contents, so that the same data packed by another hand still counts.
+A file is identified by the SHA-256 of its decompressed contents, so a mirror can compress it differently.
 """
 
 import gzip
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from torchtally.datasets.sources import Debian, File, Mirror, Npm, Source, Unusable, short
+from torchtally.datasets.sources import Debian, File, Mirror, Npm, Source, Unusable, last_line
 from torchtally.errors import Refused
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Four files and where they may come from, the first source first."""
+    """Four files, and their sources in the order in which they are tried."""
 
     name: str
     files: tuple[File, ...]
@@ -27,7 +27,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Names the data in a tally: a hash of the contents of all files."""
+        """The hash of all files' contents, which identifies the data in a tally."""
         together = hashlib.sha256("".join(file.contents for file in self.files).encode())
         return f"sha256:{together.hexdigest()[:16]}"
 
@@ -95,17 +95,17 @@ MNIST = Dataset(
 
 
 def load(dataset: Dataset, folder: Path | None, cache: Path) -> list[torch.Tensor]:
-    """The dataset's files as uint8 tensors, in the order in which `dataset` lists them.
+    """The dataset's files as uint8 tensors, in the order of `dataset.files`.
 
-    A given `folder` is the only source. Without one, files come from the cache, which is filled first where it has to
-    be; of the processes that share a cache one downloads and the others wait. Raises Refused where no source will do.
+    A `folder` is the only source if it is given. Otherwise files come from the cache, which is filled on first use: of
+    the processes that share a cache, one downloads and the others wait. Raises Refused if no source has the files.
     """
     if folder is not None:
         try:
             return _read_all(dataset, folder)
         except Unusable as problem:
             raise Refused(
-                f"the data folder {folder} (--data) must hold {dataset.name}'s four files, packed or not: {problem}"
+                f"the data folder {folder} (--data) must hold {dataset.name}'s four files, compressed or not: {problem}"
             ) from None
     home = cache / dataset.name
     try:
@@ -122,7 +122,7 @@ def load(dataset: Dataset, folder: Path | None, cache: Path) -> list[torch.Tenso
 
 def _fill(dataset: Dataset, home: Path) -> list[torch.Tensor]:
     try:
-        return _read_all(dataset, home)  # another process has filled the cache, for which this one waited
+        return _read_all(dataset, home)  # another process has filled the cache meanwhile
     except Unusable:
         pass
     tried = []
@@ -133,8 +133,8 @@ def _fill(dataset: Dataset, home: Path) -> list[torch.Tensor]:
         except Unusable as problem:
             tried.append(str(problem))
     raise Refused(
-        f"{dataset.name} could not be had from {'; nor from '.join(tried)}. "
-        f"Give a folder that holds {', '.join(file.name + '.gz' for file in dataset.files)} by --data"
+        f"{dataset.name} could not be fetched from {', nor from '.join(tried)}: "
+        f"set --data to a folder that holds {', '.join(file.name + '.gz' for file in dataset.files)}"
     )
 
 
@@ -143,17 +143,17 @@ def _read_all(dataset: Dataset, folder: Path) -> list[torch.Tensor]:
 
 
 def _read(file: File, folder: Path) -> torch.Tensor:
-    packed, plain = folder / f"{file.name}.gz", folder / file.name
+    compressed, plain = folder / f"{file.name}.gz", folder / file.name
     try:
-        contents = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
+        contents = gzip.decompress(compressed.read_bytes()) if compressed.exists() else plain.read_bytes()
     except FileNotFoundError:
-        raise Unusable(f"{packed} does not exist") from None
+        raise Unusable(f"{compressed} does not exist") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise Unusable(f"{packed if packed.exists() else plain} cannot be read ({short(error)})") from None
+        raise Unusable(f"{compressed if compressed.exists() else plain} cannot be read ({last_line(error)})") from None
     if (found := hashlib.sha256(contents).hexdigest()) != file.contents:
-        path = packed if packed.exists() else plain
-        raise Unusable(f"{path} has contents of SHA-256 {found[:12]}…, expected {file.contents[:12]}…")
-    # IDX: two zero bytes, the type (8: unsigned byte), the number of dimensions, each as a big-endian int32, then data.
+        path = compressed if compressed.exists() else plain
+        raise Unusable(f"{path} has contents with SHA-256 {found[:12]}…, expected {file.contents[:12]}…")
+    # IDX: two zero bytes, the type (8: unsigned byte), the number of dimensions, their sizes as big-endian int32, data.
     dimensions = contents[3]
     shape = np.frombuffer(contents, dtype=">i4", count=dimensions, offset=4)
     values = np.frombuffer(contents, dtype=np.uint8, offset=4 + 4 * dimensions)

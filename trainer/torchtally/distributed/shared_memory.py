@@ -1,8 +1,8 @@
-"""The mean of all ranks' gradients where they are in one pod: in memory that they share, to the bit what gloo makes.
+"""The mean of the gradients of all ranks of one pod, in shared memory, bit for bit equal to gloo's all-reduce.
 
-gloo's ring (gloo/allreduce.cc) cuts a buffer into a chunk for each rank, and adds chunk c up from rank c - 1 downwards,
-round the ring, to rank c. Here rank c adds it up in one go. The buffers are DDP's buckets. So a training's weights do
-not tell where its ranks ran, unless they were to sum in bfloat16 between pods.
+gloo's ring (gloo/allreduce.cc) divides a buffer into a chunk for each rank, and sums chunk c from rank c - 1 downwards,
+around the ring, to rank c. Here rank c sums chunk c at once. The buffers are DDP's buckets. So a training has the same
+weights in one pod and in several, unless pods sum in bfloat16.
 """
 
 import mmap
@@ -22,14 +22,14 @@ from torchtally.distributed import handshake
 from torchtally.errors import Lost
 
 _SEGMENT = 1 << 20  # bytes: gloo's kMaxSegmentSize
-_CACHE_LINE = 64  # bytes: no two ranks write to the same one
-_PATIENCE = handshake.COLLECTIVE.total_seconds()
+_CACHE_LINE = 64  # bytes; no two ranks write to the same line
+_TIMEOUT = handshake.COLLECTIVE_TIMEOUT.total_seconds()
 
 
-def shared(local_world: int) -> "Shared | None":
-    """One for the ranks of the process group, if they are several, all in this pod, and its system can.
+def connect(local_world: int) -> "SharedGradients | None":
+    """Connect the ranks of the process group. A collective call.
 
-    A collective call.
+    Returns None for a single rank, for ranks in several pods, and on systems other than Linux.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     if world == 1 or local_world < world or sys.platform != "linux":
@@ -38,7 +38,7 @@ def shared(local_world: int) -> "Shared | None":
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(Path(folder, "rank")))
         listener.listen(world)
-        listener.settimeout(_PATIENCE)
+        listener.settimeout(_TIMEOUT)
         dist.all_gather_object(addresses, listener.getsockname())
         after = {(rank + distance) % world: socket.socket(socket.AF_UNIX) for distance in _distances(world)}
         for other, link in after.items():
@@ -48,16 +48,16 @@ def shared(local_world: int) -> "Shared | None":
         known = {int.from_bytes(link.recv(4, socket.MSG_WAITALL)): link for link in accepted}
     before = {(rank - distance) % world: known[(rank - distance) % world] for distance in _distances(world)}
     for link in (*after.values(), *before.values()):
-        link.settimeout(_PATIENCE)
-    return Shared(rank, world, after, before)
+        link.settimeout(_TIMEOUT)
+    return SharedGradients(rank, world, after, before)
 
 
-class Shared:
-    """The memory, and how its ranks wait for each other.
+class SharedGradients:
+    """Gradients in shared memory, and the barrier of the ranks that sum them.
 
-    They do so by a dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
-    Int. J. Parallel Program. 17, 1988): a byte to the rank at distance 1, 2, 4, ... and one from as far behind.
-    `after` and `before` are the sockets to those ranks.
+    It is a dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", Int. J.
+    Parallel Program. 17, 1988): each rank sends a byte to the ranks at distance 1, 2, 4, ... after it, and waits for
+    one from the ranks as far before it. `after` and `before` are the sockets to those ranks.
     """
 
     def __init__(
@@ -66,50 +66,50 @@ class Shared:
         self._rank, self._world, self._after, self._before = rank, world, after, before
         self._parameters: list[nn.Parameter] = []
 
-    def lay_out(self, buckets: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Make room for the gradients of these parameters on the CPU, bucket by bucket. A collective call."""
+    def allocate(self, buckets: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Allocate memory for the gradients of these parameters on the CPU, bucket by bucket. A collective call."""
         lengths = [sum(each.numel() for each in bucket) for bucket in buckets]
         types = [bucket[0].dtype for bucket in buckets]
         sizes = [
             -(-length * kind.itemsize // _CACHE_LINE) * _CACHE_LINE for length, kind in zip(lengths, types, strict=True)
         ]
-        begins = [sum(sizes[:number]) for number in range(len(sizes))]
-        memory = self._allocated((self._world + 1) * sum(sizes))
+        offsets = [sum(sizes[:number]) for number in range(len(sizes))]
+        memory = self._map((self._world + 1) * sum(sizes))
 
         def buffers(part: int) -> list[Tensor]:
             return [
-                torch.frombuffer(memory, dtype=kind, count=length, offset=part * sum(sizes) + begin)
-                for kind, length, begin in zip(types, lengths, begins, strict=True)
+                torch.frombuffer(memory, dtype=kind, count=length, offset=part * sum(sizes) + offset)
+                for kind, length, offset in zip(types, lengths, offsets, strict=True)
             ]
 
         *parts, means = [buffers(part) for part in range(self._world + 1)]
         self._parameters = [each for bucket in buckets for each in bucket]
-        self._own, self._means = _like(buckets, parts[self._rank]), _like(buckets, means)
-        round_the_ring = [parts[(self._rank - distance) % self._world] for distance in range(1, self._world + 1)]
+        self._own, self._means = _views(buckets, parts[self._rank]), _views(buckets, means)
+        ring = [parts[(self._rank - distance) % self._world] for distance in range(1, self._world + 1)]
         self._sums = [
-            [_chunk(buffer, self._rank, self._world) for buffer in (*of_ranks, mean)]
-            for *of_ranks, mean in zip(*round_the_ring, means, strict=True)
+            [_chunk(buffer, self._rank, self._world) for buffer in (*summands, mean)]
+            for *summands, mean in zip(*ring, means, strict=True)
         ]
 
     @torch.no_grad()
-    def mean(self) -> None:
-        """Make of each parameter's gradient the mean of all ranks'. A collective call; raises Lost."""
+    def average(self) -> None:
+        """Replace each parameter's gradient by its mean over all ranks. A collective call. Raises Lost."""
         for parameter, own in zip(self._parameters, self._own, strict=True):
-            if parameter.grad is None:  # it had no part in the loss
+            if parameter.grad is None:  # the loss does not depend on it
                 parameter.grad = torch.zeros_like(parameter)
-            torch.mul(parameter.grad, 1 / self._world, out=own)  # as DDP scales them before gloo adds them up
-        self._meet()
+            torch.mul(parameter.grad, 1 / self._world, out=own)  # DDP divides before gloo sums
+        self._barrier()
         for first, second, *others, mean in self._sums:
             torch.add(first, second, out=mean)
             for each in others:
                 mean += each
-        self._meet()
+        self._barrier()
         for parameter, mean in zip(self._parameters, self._means, strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(mean)
 
-    def _allocated(self, size: int) -> mmap.mmap:
-        """Memory of so many bytes, which is gone with the last of its processes. Its pages are taken when written."""
+    def _map(self, size: int) -> mmap.mmap:
+        """Shared memory of `size` bytes. The kernel frees it when the last process ends."""
         before, after = (next(iter(links.values())) for links in (self._before, self._after))
         if self._rank == 0:
             memory = os.memfd_create("gradients")
@@ -123,22 +123,22 @@ class Shared:
         finally:
             os.close(memory)
 
-    def _meet(self) -> None:
-        """Wait until all ranks are here."""
+    def _barrier(self) -> None:
+        """Wait until all ranks are here. Raises Lost."""
         for (after, to), (before, of) in zip(self._after.items(), self._before.items(), strict=True):
             try:
                 to.send(b"\0")
             except OSError:
                 raise _lost(after) from None
             try:
-                heard = of.recv(1)
+                received = of.recv(1)
             except TimeoutError:
                 raise Lost(
-                    f"rank {before} of this pod did not come to the sum of gradients within {_PATIENCE:.0f} s"
+                    f"rank {before} of this pod did not reach the sum of gradients within {_TIMEOUT:.0f} s"
                 ) from None
             except OSError:
-                heard = b""
-            if not heard:
+                received = b""
+            if not received:
                 raise _lost(before)
 
 
@@ -146,8 +146,8 @@ def _distances(world: int) -> list[int]:
     return [1 << each for each in range((world - 1).bit_length())]
 
 
-def _like(buckets: Sequence[Sequence[nn.Parameter]], buffers: list[Tensor]) -> list[Tensor]:
-    """The buffers cut into views of the parameters' shapes, whose numbers lie in memory as theirs do."""
+def _views(buckets: Sequence[Sequence[nn.Parameter]], buffers: list[Tensor]) -> list[Tensor]:
+    """Views of the buffers with the parameters' shapes and strides."""
     return [
         view.as_strided(each.size(), torch.empty_like(each, device="meta").stride(), view.storage_offset())
         for bucket, buffer in zip(buckets, buffers, strict=True)
@@ -156,7 +156,7 @@ def _like(buckets: Sequence[Sequence[nn.Parameter]], buffers: list[Tensor]) -> l
 
 
 def _chunk(buffer: Tensor, rank: int, world: int) -> Tensor:
-    """The elements of `buffer` that `rank` adds up: gloo's segments, of which each rank has as many."""
+    """The elements of `buffer` that `rank` sums: gloo's segments, the same number for each rank."""
     segments = max(-(-buffer.nbytes // _SEGMENT), 2 * world)
     each = -(-segments // world)
     length = each * -(-buffer.nbytes // (each * world * buffer.element_size()))

@@ -1,1 +1,1 @@
-"""Listeners of a training: MLflow, Prometheus and Kubeflow Trainer."""
+"""Callbacks of a training: MLflow, Prometheus and Kubeflow Trainer."""

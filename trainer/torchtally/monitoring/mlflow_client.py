@@ -1,7 +1,6 @@
-"""Rank 0's record of a run in MLflow, which neither stops nor slows the training, whatever the server does.
+"""The recording of a run in MLflow by rank 0, which a slow or failing server neither stops nor slows.
 
-A process beside the rank (mlflow_process.py) imports MLflow and waits for its server; the rank writes lines to its
-pipe.
+A child process (mlflow_process.py) imports MLflow and waits for its server. The rank writes JSON lines to its pipe.
 """
 
 import importlib.util
@@ -16,42 +15,43 @@ from typing import Any, Literal
 
 from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Stopped
+from torchtally.log import log
 from torchtally.monitoring.callback import Callback
 
-# Seconds for the record of a run that has ended. One that is stopped has no time for it.
-_PATIENCE = {"FINISHED": 180.0, "FAILED": 10.0, "KILLED": 3.0}
+# Seconds to wait for the record of a run that has ended. A pod that is stopped has only its grace period.
+_TIMEOUT = {"FINISHED": 180.0, "FAILED": 10.0, "KILLED": 3.0}
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 def check() -> None:
-    """Raise Refused where MLflow is not installed."""
+    """Raise Refused if MLflow is not installed."""
     if importlib.util.find_spec("mlflow") is None:
         raise Refused(
-            "--mlflow needs the extra `mlflow`: pip install 'torchtally[mlflow]', or an image with EXTRAS=mlflow"
+            "--mlflow needs the extra `mlflow`: pip install 'torchtally[mlflow]', or use an image with EXTRAS=mlflow"
         )
 
 
 @contextmanager
-def tracked(experiment: str, run: Run, options: Mapping[str, Any], output: Path, example: Any) -> Iterator["Tracker"]:
-    """The record of what is done in the `with`, the model and proof with it.
+def recorder(experiment: str, run: Run, options: Mapping[str, Any], output: Path, example: Any) -> Iterator["Recorder"]:
+    """Record the training in the `with` block, and at its end the model and the proof.
 
     `example`: inputs of the model, two rows or more, as nested lists.
     """
-    tracker = Tracker(experiment, run, options, output)
+    recorder = Recorder(experiment, run, options, output)
     try:
-        yield tracker
+        yield recorder
     except Stopped:
-        tracker.end("KILLED")
+        recorder.end("KILLED")
         raise
     except BaseException:
-        tracker.end("FAILED")
+        recorder.end("FAILED")
         raise
-    tracker.end("FINISHED", example)
+    recorder.end("FINISHED", example)
 
 
-class Tracker(Callback):
-    """The record of a run: in MLflow it is one run, however often it starts again."""
+class Recorder(Callback):
+    """Records a run. All attempts of a run are one run of MLflow."""
 
     def __init__(self, experiment: str, run: Run, options: Mapping[str, Any], output: Path) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
@@ -70,17 +70,17 @@ class Tracker(Callback):
         self._send(step=step, time=time.time_ns() // 1_000_000, metrics=values)
 
     def end(self, status: Status, example: Any = None) -> None:
-        """The run has ended: with FINISHED, its model and proof are recorded. Waits for that, but not for long."""
+        """Record the end of the run and, with FINISHED, its model and proof. Waits up to _TIMEOUT seconds."""
         self._send(end=status, example=example)
         if self._process is None:
             return
         try:
-            self._process.wait(_PATIENCE[status])
+            self._process.wait(_TIMEOUT[status])
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             if status == "FINISHED":
-                _say(f"MLflow did not take all of the record within {_PATIENCE[status]:.0f} s; the run is done without")
+                log.warning(f"MLflow did not accept the complete record of the run within {_TIMEOUT[status]:.0f} s")
 
     def _send(self, **message: Any) -> None:
         if self._process is None or self._process.stdin is None:
@@ -90,8 +90,4 @@ class Tracker(Callback):
             self._process.stdin.flush()
         except OSError:
             self._process = None
-            _say("the process that records the run in MLflow has ended; the training goes on without")
-
-
-def _say(sentence: str) -> None:
-    print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
+            log.warning("the process that records the run in MLflow has ended; the training continues without a record")

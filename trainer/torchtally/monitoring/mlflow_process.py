@@ -1,6 +1,6 @@
-"""The process beside rank 0 that records a run in MLflow: what the server does not take yet is kept and sent again.
+"""The child process of rank 0 that records a run in MLflow, and retries requests that the server does not accept.
 
-Reads JSON lines from stdin (see mlflow_client.py): who the run is, values, and how it has ended. Ends with it.
+It reads JSON lines from stdin (see mlflow_client.py): first the run, then values, and last the run's end.
 """
 
 import contextlib
@@ -18,91 +18,93 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-# A server that is away costs no more than this, and the next attempt is ours.
+from torchtally.log import log
+
+# Limits of one request. This process retries it.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 _RUN, _PROOF = "torchtally.run", "torchtally.proof"  # tags
-_KEPT = 100_000  # values that wait at most; then the oldest go
-_BATCH = 1000  # values a request, the most that MLflow takes
-_SAMPLE = 10.0  # seconds between two samples of the system's metrics
-_RETRY = (2.0, 60.0)  # seconds between two attempts, at first and at last
-_LAST = 30.0  # seconds in which a server that is away may come back once the run has ended
-
+_MAX_PENDING = 100_000  # values; beyond it the oldest are dropped
+_BATCH_SIZE = 1000  # values in a request: MLflow's maximum
+_SAMPLE_INTERVAL = 10.0  # seconds between two samples of the system metrics
+_FIRST_RETRY, _MAX_RETRY = 2.0, 60.0  # seconds before a retry; doubled each time
+_END_TIMEOUT = 30.0  # seconds of retries after the run has ended
+_SILENCED = logging.WARNING  # messages of MLflow and alembic up to this level: this process reports errors in one line
 
 ModelOf = Callable[[str, Mapping[str, Any]], Any]  # (task, options) -> an untrained torch.nn.Module
 
 
 def main(model_of: ModelOf) -> None:
-    """Record the run that stdin tells of; `model_of` makes the untrained model of a task from its options."""
-    logging.disable(logging.WARNING)  # MLflow's, alembic's: errors are reported below
+    """Record the run that stdin describes; `model_of` makes the untrained model of a task from its options."""
+    logging.disable(_SILENCED)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the rank says when it ends
+        signal.signal(number, signal.SIG_IGN)  # the rank sends the end, or closes the pipe
     messages: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=[messages], daemon=True).start()
     start = messages.get()
     if start is None:
         return
-    log = Log(start, model_of)
-    system = System()
-    end, gone, retry, due, until = None, False, _RETRY[0], 0.0, 0.0
-    while not gone:
-        for message in _waiting(messages):
+    record = Record(start, model_of)
+    system = SystemMetrics()
+    end, orphaned, retry, due, until = None, False, _FIRST_RETRY, 0.0, 0.0
+    while not orphaned:
+        for message in _available(messages):
             if message is None:
-                gone = end is None  # the rank, without a word
+                orphaned = end is None  # the rank has been killed
             elif "metrics" in message:
-                log.add(message["metrics"], message["step"], message["time"])
+                record.add(message["metrics"], message["step"], message["time"])
             else:
-                end, due, until = message, 0.0, time.monotonic() + _LAST
-        log.add(*system.sample())
+                end, due, until = message, 0.0, time.monotonic() + _END_TIMEOUT
+        record.add(*system.sample())
         if time.monotonic() < due:
             continue
         try:
-            log.send()
+            record.send()
             if end is not None:
-                return log.end(end["end"], end["example"])
-            retry = _RETRY[0]
-        except Exception as error:  # whatever it is, the training is worth more
-            log.say_once(error)
+                return record.end(end["end"], end["example"])
+            retry = _FIRST_RETRY
+        except Exception as error:  # no error of MLflow's may end the recording
+            record.warn_once(error)
             if end is not None:
                 if time.monotonic() > until:
-                    return _say("the run has ended, and MLflow has not all of its record")
-                retry = _RETRY[0]
+                    return _log(logging.WARNING, "the run has ended, and MLflow does not have its complete record")
+                retry = _FIRST_RETRY
             due = time.monotonic() + retry
-            retry = min(2 * retry, _RETRY[1])
+            retry = min(2 * retry, _MAX_RETRY)
 
 
-class Log:
-    """One run of MLflow's, and what it has not been told yet."""
+class Record:
+    """A run of MLflow's, and the values that have not been sent to it."""
 
     def __init__(self, start: dict[str, Any], model_of: ModelOf) -> None:
         self._start, self._output, self._model_of = start, Path(start["output"]), model_of
-        self._values: deque[tuple[str, float, int, int]] = deque(maxlen=_KEPT)
-        self._run = ""  # MLflow's id, once its server has answered
-        self._away = False
+        self._values: deque[tuple[str, float, int, int]] = deque(maxlen=_MAX_PENDING)
+        self._run = ""  # MLflow's id of the run, once the server has answered
+        self._failing = False
 
     def add(self, values: dict[str, float], step: int, at: int) -> None:
-        """Keep values for the next `send`; `at` in milliseconds since 1970."""
+        """Queue values for the next `send`; `at` is in milliseconds since 1970."""
         self._values.extend((name, value, step, at) for name, value in values.items())
 
     def send(self) -> None:
-        """Tell the server all that it has not been told. Raises whatever MLflow raises."""
+        """Send all queued values. Raises MLflow's exceptions."""
         from mlflow.entities import Metric
 
         if not self._run:
             self._run = self._find()
         while self._values:
-            batch = [self._values[place] for place in range(min(_BATCH, len(self._values)))]
+            batch = [self._values[place] for place in range(min(_BATCH_SIZE, len(self._values)))]
             metrics = [Metric(name, value, at, step) for name, value, step, at in batch]
             self._client.log_batch(self._run, metrics=metrics)
             for _ in batch:
                 self._values.popleft()
-        if self._away:
-            self._away = False
-            _say("MLflow answers again, and has been told all")
+        if self._failing:
+            self._failing = False
+            _log(logging.INFO, "MLflow answers again and has all values of the run so far")
 
     def end(self, status: str, example: Any) -> None:
-        """Record how the run has ended, and with FINISHED its proof and its model."""
+        """Record the status of the run and, with FINISHED, its proof and its model."""
         if status == "FINISHED":
             proof = json.loads((self._output / "proof.json").read_bytes())
             verdict = "every sample as the contract says" if proof["holds"] else "does not hold"
@@ -111,15 +113,16 @@ class Log:
             self._log_model(example)
         self._client.set_terminated(self._run, status)
 
-    def say_once(self, error: Exception) -> None:
-        if not self._away:
-            self._away = True
+    def warn_once(self, error: Exception) -> None:
+        """Log the first of several failures in a row."""
+        if not self._failing:
+            self._failing = True
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            said = re.sub(r"//[^/@\s]+@", "//", lines[0])[:200]  # credentials may stand in a URI
-            _say(f"MLflow does not take the record of this run yet, which is kept and sent again: {said}")
+            reason = re.sub(r"//[^/@\s]+@", "//", lines[0])[:200]  # without credentials of a URI
+            _log(logging.WARNING, f"MLflow does not accept the record of this run, and requests are retried: {reason}")
 
     def _find(self) -> str:
-        """The run of MLflow's that has our run's id as a tag: there since an earlier attempt, or new."""
+        """The MLflow run that an earlier attempt tagged with the run's id, or else a new one."""
         import mlflow
         from mlflow.entities import Param
 
@@ -128,20 +131,20 @@ class Log:
         self._client = mlflow.MlflowClient()
         name, run = self._start["experiment"], self._start["run"]
         experiment = self._client.get_experiment_by_name(name)
-        place = None if uri else (self._output / "mlflow").as_uri()  # the default is the working directory
+        place = None if uri else (self._output / "mlflow").as_uri()  # MLflow's default is the working directory
         number = experiment.experiment_id if experiment else self._client.create_experiment(name, place)
-        mine: str
+        mlflow_run: str
         if found := self._client.search_runs([number], f"tags.`{_RUN}` = '{run}'", max_results=1):
-            mine = found[0].info.run_id
-            self._client.update_run(mine, status="RUNNING")
+            mlflow_run = found[0].info.run_id
+            self._client.update_run(mlflow_run, status="RUNNING")
         else:
             tags = {_RUN: run, "task": self._start["task"]}
-            mine = self._client.create_run(number, tags=tags, run_name=f"{self._start['task']}-{run}").info.run_id
+            mlflow_run = self._client.create_run(number, tags=tags, run_name=f"{self._start['task']}-{run}").info.run_id
             parameters = [Param(key, str(value)) for key, value in self._start["options"].items()]
-            self._client.log_batch(mine, params=parameters)
+            self._client.log_batch(mlflow_run, params=parameters)
         for key, value in self._start["tags"].items():
-            self._client.set_tag(mine, key, value)
-        return mine
+            self._client.set_tag(mlflow_run, key, value)
+        return mlflow_run
 
     def _log_model(self, example: Any) -> None:
         import mlflow
@@ -164,8 +167,8 @@ class Log:
             )
 
 
-class System:
-    """The machine's metrics, as MLflow names and measures them."""
+class SystemMetrics:
+    """The machine's metrics, with MLflow's names and monitors."""
 
     def __init__(self) -> None:
         from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
@@ -175,16 +178,16 @@ class System:
             disk_monitor.DiskMonitor(),
             network_monitor.NetworkMonitor(),
         ]
-        with contextlib.suppress(Exception):  # any of several says that there is no GPU, or no driver
+        with contextlib.suppress(Exception):  # of several types: no GPU, or no driver
             self._monitors.append(gpu_monitor.GPUMonitor())
         self._due, self._step = time.monotonic(), 0
 
     def sample(self) -> tuple[dict[str, float], int, int]:
-        """Names and values, the number of the sample and its time; no values until the next is due."""
+        """Values by name, the sample's number and its time in milliseconds; no values until the next sample is due."""
         now = time.time_ns() // 1_000_000
         if time.monotonic() < self._due:
             return {}, self._step, now
-        self._due = time.monotonic() + _SAMPLE
+        self._due = time.monotonic() + _SAMPLE_INTERVAL
         self._step += 1
         values: dict[str, float] = {}
         for monitor in self._monitors:
@@ -195,14 +198,14 @@ class System:
 
 
 def _read(messages: SimpleQueue[Any]) -> None:
-    """Empty the pipe at all times, so that the rank never waits."""
+    """Read the pipe continuously, so that the rank never waits."""
     for line in sys.stdin:
         messages.put(json.loads(line))
     messages.put(None)
 
 
-def _waiting(messages: SimpleQueue[Any]) -> list[Any]:
-    """What has come, after a while at most."""
+def _available(messages: SimpleQueue[Any]) -> list[Any]:
+    """The messages in the queue; waits up to a second for the first."""
     found = []
     try:
         found.append(messages.get(timeout=1.0))
@@ -212,5 +215,7 @@ def _waiting(messages: SimpleQueue[Any]) -> list[Any]:
         return found
 
 
-def _say(sentence: str) -> None:
-    print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
+def _log(level: int, message: str) -> None:
+    logging.disable(logging.NOTSET)
+    log.log(level, message)
+    logging.disable(_SILENCED)

@@ -1,7 +1,6 @@
-"""Rank 0's metrics for Prometheus, at /metrics of the port TORCHTALLY_METRICS_PORT, for as long as it trains."""
+"""Metrics of a training for Prometheus, which rank 0 serves at /metrics of the port TORCHTALLY_METRICS_PORT."""
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,29 +9,27 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
 
 from torchtally.accounting.tally import Phase, Run
-from torchtally.monitoring.callback import Callback
+from torchtally.log import log
+from torchtally.monitoring.callback import LOSS_INTERVAL, Callback
 
-_STEP_SECONDS = [0.001 * 2**power for power in range(16)]  # a millisecond to half a minute
-
-
+_STEP_BUCKETS = [0.001 * 2**power for power in range(16)]  # seconds: a millisecond to half a minute
 _VALUES = {
-    "train_loss": "Mean loss of rank 0's samples in a step, now and then",
-    "epoch_loss": "Mean loss of all samples in the last epoch",
-    "test_loss": "Mean loss of all test samples after it",
-    "test_accuracy": "Share of them that was right",
-    "samples_per_second": "Of all ranks together in the last epoch",
+    "train_loss": f"Mean loss of rank 0's samples in a step, every {LOSS_INTERVAL} steps",
+    "epoch_loss": "Mean loss of all training samples in the last epoch",
+    "test_loss": "Mean loss of all test samples after the last epoch",
+    "test_accuracy": "Share of test samples classified correctly after the last epoch",
+    "samples_per_second": "Training samples of all ranks per second in the last epoch",
 }
 
 
 @contextmanager
-def served(port: int, run: Run) -> Iterator[Callback]:
-    """Serve the metrics of what is done in the `with`; without them, in a sentence, where the port is taken."""
+def exporter(port: int, run: Run) -> Iterator[Callback]:
+    """Serve the metrics of the training in the `with` block. If the port is taken, warn and serve nothing."""
     metrics = Metrics(run)
     try:
         server, thread = start_http_server(port, registry=metrics.registry)
     except OSError as error:
-        sentence = f"no metrics are served, as TORCHTALLY_METRICS_PORT={port} cannot be listened on: {error}"
-        print(f"torchtally: {sentence}", file=sys.stderr, flush=True)
+        log.warning(f"metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be opened: {error}")
         yield Callback()
         return
     try:
@@ -44,36 +41,41 @@ def served(port: int, run: Run) -> Iterator[Callback]:
 
 
 class Metrics(Callback):
-    """A run's metrics. Counters begin anew where the run starts again, as Prometheus takes them."""
+    """A run's metrics. Counters restart from 0 when the run resumes, as Prometheus expects."""
 
     def __init__(self, run: Run) -> None:
         self.registry = registry = CollectorRegistry()
-        about = {"run": run.run, "task": run.task, "data": run.data}
-        Info("torchtally_run", "The run", registry=registry).info(about)
-        Gauge("torchtally_world_size", "Ranks", registry=registry).set(run.world)
-        Gauge("torchtally_attempt", "How often the run has started again", registry=registry).set(run.attempt)
-        Gauge("torchtally_epochs", "Epochs that the run will make", registry=registry).set(run.plan["train"])
-        self._epoch = Gauge("torchtally_epoch", "Epoch that is being trained", registry=registry)
+        labels = {"run": run.run, "task": run.task, "data": run.data}
+        Info("torchtally_run", "The run, its task and its data", registry=registry).info(labels)
+        Gauge("torchtally_world_size", "Number of ranks", registry=registry).set(run.world)
+        Gauge("torchtally_attempt", "Number of restarts of the run", registry=registry).set(run.attempt)
+        Gauge("torchtally_epochs", "Number of epochs of the run", registry=registry).set(run.plan["train"])
+        self._epoch = Gauge("torchtally_epoch", "Current epoch", registry=registry)
         self._samples = Counter("torchtally_samples", "Samples that all ranks have trained on", registry=registry)
-        self._seconds = Histogram("torchtally_step_seconds", "A step's", buckets=_STEP_SECONDS, registry=registry)
+        self._seconds = Histogram(
+            "torchtally_step_seconds", "Duration of a step", buckets=_STEP_BUCKETS, registry=registry
+        )
         self._values = {name: Gauge(f"torchtally_{name}", text, registry=registry) for name, text in _VALUES.items()}
         for gauge in self._values.values():
-            gauge.set(math.nan)  # not yet known
-        proofs, wrong = "Phases that were proved, or not", "Samples that were lost, or doubled"
-        self._proofs = Counter("torchtally_proofs", proofs, ["phase", "holds"], registry=registry)
-        self._wrong = Counter("torchtally_wrong_samples", wrong, ["phase", "how"], registry=registry)
+            gauge.set(math.nan)  # unknown
+        self._proofs = Counter(
+            "torchtally_proofs", "Phases whose proof held or failed", ["phase", "holds"], registry=registry
+        )
+        self._wrong = Counter(
+            "torchtally_wrong_samples", "Samples that were lost or doubled", ["phase", "how"], registry=registry
+        )
         for phase in run.plan:
             for holds in ("true", "false"):
                 self._proofs.labels(phase, holds)
             for how in ("lost", "doubled"):
                 self._wrong.labels(phase, how)
-        self._before: tuple[int, float] | None = None  # epoch and time of the last step
+        self._last_step: tuple[int, float] | None = None  # epoch and time
 
     def step(self, phase: Phase, samples: int, done: float) -> None:
         now = time.perf_counter()
-        if self._before and self._before[0] == phase.epoch:  # an epoch's first waits for the test before it
-            self._seconds.observe(now - self._before[1])
-        self._before = phase.epoch, now
+        if self._last_step and self._last_step[0] == phase.epoch:  # before an epoch's first step is an evaluation
+            self._seconds.observe(now - self._last_step[1])
+        self._last_step = phase.epoch, now
         self._epoch.set(phase.epoch)
         self._samples.inc(samples)
 
@@ -84,4 +86,4 @@ class Metrics(Callback):
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
         self._proofs.labels(line["phase"], "true" if holds else "false").inc()
         for how in ("lost", "doubled"):
-            self._wrong.labels(line["phase"], how).inc(line[how] or 0)  # none where nobody could count them
+            self._wrong.labels(line["phase"], how).inc(line[how] or 0)  # None: too many to count

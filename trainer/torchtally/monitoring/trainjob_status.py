@@ -1,12 +1,11 @@
-"""Rank 0's reports to Kubeflow Trainer of how far a training is, which it shows in its TrainJob's status.trainerStatus.
+"""Rank 0's progress reports to Kubeflow Trainer, which shows them in the TrainJob's status.trainerStatus.
 
-A thread sends them, so that nobody waits for Trainer; whatever it does with them costs a sentence.
+A thread sends them, so that the training does not wait for Trainer. A failure causes a warning.
 """
 
 import json
 import math
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,43 +16,45 @@ from typing import Any
 
 from torchtally.accounting.tally import Phase
 from torchtally.environment import StatusServer
+from torchtally.log import log
 from torchtally.monitoring.callback import Callback
 from torchtally.proof import table
 
-_EVERY = 5.0  # seconds between two reports
-_TIMEOUT = 3.0  # seconds for each part of a request: less than _PATIENCE, which also waits for one under way
-_PATIENCE = 5.0  # seconds for the last report: a pod that is stopped has more to do
-_MOST = (1 << 31) - 1  # what the field holds
+_INTERVAL = 5.0  # seconds between two reports
+_REQUEST_TIMEOUT = 3.0  # seconds for each part of a request; less than _END_TIMEOUT, which includes a pending request
+_END_TIMEOUT = 5.0  # seconds for the last report, because the grace period of a pod is short
+_MAX_SECONDS = (1 << 31) - 1  # the field's maximum
 
 
 @contextmanager
-def reported(server: StatusServer) -> Iterator["Progress"]:
-    """The progress of what is done in the `with`, which is complete where that ends well."""
-    progress = Progress(server)
+def reporter(server: StatusServer) -> Iterator["Reporter"]:
+    """Report the progress of the training in the `with` block, which is complete if the block ends without error."""
+    reporter = Reporter(server)
     complete = False
     try:
-        yield progress
+        yield reporter
         complete = True
     finally:
-        progress.end(complete)
+        reporter.end(complete)
 
 
-class Progress(Callback):
-    """The latest state of a training, and the thread that reports it. What the two share is replaced, not changed."""
+class Reporter(Callback):
+    """The state of a training, and the thread that reports it. They share objects that are replaced, never changed."""
 
     def __init__(self, server: StatusServer) -> None:
         self._server = server
-        self._began = self._before = self._done = 0.0  # when; and the share of the training done before that, and now
+        self._began = 0.0  # when this attempt began
+        self._done_before = self._done = 0.0  # completed share of the training, before this attempt and now
         self._values: dict[str, float] = {}
         self._proofs: list[tuple[Mapping[str, Any], bool]] = []
-        self._complete = self._said = False
+        self._complete = self._warned = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._began, self._before, self._done = time.monotonic(), done, done
+        self._began, self._done_before, self._done = time.monotonic(), done, done
         self._proofs = [(line, not table.wrong(line)) for line in lines]
-        # Its first report is of now, before the first step.
+        # The first report is the status before the first step.
         self._thread = threading.Thread(target=self._report, args=[self._status(last=False)], daemon=True)
         self._thread.start()
 
@@ -67,13 +68,13 @@ class Progress(Callback):
         self._proofs = [*self._proofs, (line, holds)]
 
     def end(self, complete: bool) -> None:
-        """Report for the last time. Waits for that, but not for long."""
+        """Send the last report. Waits up to _END_TIMEOUT seconds."""
         self._complete = complete
         self._ended.set()
         if self._thread:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_END_TIMEOUT)
             if self._thread.is_alive():
-                self._say("no answer")  # here, as a thread that prints while Python ends can abort it
+                self._warn_once("no answer")  # from this thread: one that prints while Python exits can abort it
 
     def _report(self, status: Mapping[str, Any]) -> None:
         last = False
@@ -81,12 +82,12 @@ class Progress(Callback):
             try:
                 _send(self._server, status)
             except (OSError, HTTPException) as error:
-                self._say(str(error) or type(error).__name__)
-            except ValueError:  # whose text may hold the token
-                self._say(f"no request can be made with the token in {self._server.token}")
+                self._warn_once(str(error) or type(error).__name__)
+            except ValueError:  # its text can contain the token
+                self._warn_once(f"no request can be made with the token in {self._server.token}")
             if last:
                 return
-            last = self._ended.wait(_EVERY)
+            last = self._ended.wait(_INTERVAL)
             status = self._status(last)
 
     def _status(self, last: bool) -> dict[str, Any]:
@@ -104,24 +105,24 @@ class Progress(Callback):
         }
         if self._complete:
             status["estimatedRemainingSeconds"] = 0
-        elif done > self._before and not last:  # of one that was stopped nobody knows when it goes on
-            seconds = (time.monotonic() - self._began) * (1 - done) / (done - self._before)
-            status["estimatedRemainingSeconds"] = min(math.ceil(seconds), _MOST)
+        elif done > self._done_before and not last:  # a stopped training has no estimate
+            seconds = (time.monotonic() - self._began) * (1 - done) / (done - self._done_before)
+            status["estimatedRemainingSeconds"] = min(math.ceil(seconds), _MAX_SECONDS)
         return status
 
-    def _say(self, why: str) -> None:
-        if not self._said:
-            self._said = True
-            what = f"Kubeflow Trainer at {self._server.host} does not take the training's progress: {why}"
-            print(f"torchtally: {what}; the training goes on without, or tells it later", file=sys.stderr, flush=True)
+    def _warn_once(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warning = f"Kubeflow Trainer at {self._server.host} does not accept the training's progress: {reason}"
+            log.warning(f"{warning}; the training continues, and later reports are tried")
 
 
 def _send(server: StatusServer, status: Mapping[str, Any]) -> None:
-    """Raises OSError, HTTPException, and ValueError for what is no token."""
-    # Both are read anew, as the kubelet renews them. No urllib: it would take the token to proxies and redirections.
+    """Send a report. Raises OSError, HTTPException, and ValueError for an invalid token."""
+    # The kubelet renews both files, so each report reads them. urllib would send the token to proxies and redirections.
     context = ssl.create_default_context(cafile=server.ca)
     headers = {"Authorization": f"Bearer {server.token.read_text().strip()}", "Content-Type": "application/json"}
-    with closing(HTTPSConnection(server.host, server.port, timeout=_TIMEOUT, context=context)) as connection:
+    with closing(HTTPSConnection(server.host, server.port, timeout=_REQUEST_TIMEOUT, context=context)) as connection:
         connection.request("POST", server.path, json.dumps({"trainerStatus": status}), headers)
         code = connection.getresponse().status
     if not 200 <= code < 300:

@@ -43,7 +43,7 @@ def main(argv: list[str], is_complete: Callable[[argparse.Namespace, Path], bool
     arguments = _parse(argv)
     task = tasks.parser("spark [options]").parse_args(arguments.task)
     try:
-        output = (tasks.chosen(task).output or Places.from_env(os.environ).output).absolute()
+        output = (tasks.options_of(task).output or Places.from_env(os.environ).output).absolute()
         if is_complete(task, output):
             return OK
         check(arguments, os.environ)
@@ -65,7 +65,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--processes", type=options.whole(1, 1 << 20), default=1, metavar="N", help="number of ranks (default: 1)"
+        "--processes",
+        type=options.whole_number(1, 1 << 20),
+        default=1,
+        metavar="N",
+        help="ranks (default: 1)",
     )
     parser.add_argument("--master", metavar="URL", help="Spark cluster: spark://HOST:PORT, k8s://…, yarn or local[N]")
     parser.add_argument("--gpu", action="store_true", help="give each rank a GPU (default: CPUs only)")
@@ -74,7 +78,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--wait",
-        type=options.positive,
+        type=options.positive_number,
         default=60.0,
         metavar="X",
         help="seconds to wait for the master to answer, and then for enough slots (default: 60)",

@@ -1,6 +1,6 @@
-"""The built-in tasks, a folder each: `Options` in its `__init__`, free of torch, and `TASK` in its task.py.
+"""The built-in tasks, each in a folder: `Options` in its `__init__`, free of torch, and `TASK` in its task.py.
 
-A folder that is added here is a task: the command line, the trainer and Spark's driver find it.
+The command line, the trainer and Spark's driver find a task by its folder.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtally.options import Training
 
-if TYPE_CHECKING:  # torch: not for --help
+if TYPE_CHECKING:  # imports torch, which --help does without
     from torchtally.training.task import Task
 
 
@@ -29,13 +29,13 @@ OPTIONS: Mapping[str, type[Training]] = {
 
 
 def load(name: str) -> "Task":
-    """The built-in task of this name."""
+    """The built-in task with this name."""
     found: Task = importlib.import_module(f"{__name__}.{name.replace('-', '_')}.task").TASK
     return found
 
 
 def parser(command: Literal["run", "evaluate", "spark [options]"]) -> argparse.ArgumentParser:
-    """The parser of `TASK [options]`, which the entry point, Spark's driver and each rank share."""
+    """The parser of `TASK [options]`, which the entry point, Spark's driver and each rank use."""
     parser = argparse.ArgumentParser(prog=f"torchtally {command}", allow_abbrev=False)
     commands = parser.add_subparsers(dest="task", metavar="TASK", required=True)
     for name, kind in OPTIONS.items():
@@ -50,7 +50,7 @@ def parser(command: Literal["run", "evaluate", "spark [options]"]) -> argparse.A
     return parser
 
 
-def chosen(arguments: argparse.Namespace) -> Training:
+def options_of(arguments: argparse.Namespace) -> Training:
     """The options of `arguments.task`, as its dataclass."""
     kind = OPTIONS[arguments.task]
     return kind(**{each.name: getattr(arguments, each.name) for each in fields(kind) if hasattr(arguments, each.name)})
@@ -61,20 +61,20 @@ def _add_options(parser: argparse.ArgumentParser, kind: type[Training], evaluati
         parser.add_argument(
             "--checkpoint",
             required=True,
-            default=argparse.SUPPRESS,  # has none to show
+            default=argparse.SUPPRESS,
             type=Path,
             metavar="PATH",
             help="model.pt, a checkpoint, or a training's output folder: its model.pt, else its newest checkpoint",
         )
-    instead: dict[str, Any] = defaultdict(parser.add_mutually_exclusive_group)
-    of_model = kind.names_of_model()
+    exclusive: dict[str, Any] = defaultdict(parser.add_mutually_exclusive_group)
+    in_evaluation = ("data", "output", "tally", *kind.names_of_model_options())
     for each in fields(kind):
-        if not each.metadata or (evaluation and each.name not in ("data", "output", "tally", *of_model)):
+        if not each.metadata or (evaluation and each.name not in in_evaluation):
             continue
         default = None if each.default is MISSING else each.default
         argument = dict(each.metadata)
         argument.pop("of_model", None)
         if default is None:
-            default = argparse.SUPPRESS  # its help says what happens then
-        group = instead[argument.pop("instead")] if "instead" in argument else parser
+            default = argparse.SUPPRESS  # the option's help describes it
+        group = exclusive[argument.pop("excludes")] if "excludes" in argument else parser
         group.add_argument(f"--{each.name.replace('_', '-')}", default=default, **argument)

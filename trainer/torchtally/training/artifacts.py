@@ -25,7 +25,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def training(task: str, chosen: Training, fingerprint: str) -> dict[str, Any]:
     """The facts that identify a training, at any number of ranks."""
-    of_options = {name if name == "seed" else f"option {name}": value for name, value in chosen.of_training().items()}
+    of_options = {
+        name if name == "seed" else f"option {name}": value for name, value in chosen.training_options().items()
+    }
     return {"task": task, "data": fingerprint, **of_options}
 
 

@@ -16,10 +16,9 @@ from tqdm import tqdm
 from torchtally import events
 from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.tally import Phase, Run, Tally, enforce, prove
-from torchtally.distributed import running_stats
-from torchtally.distributed.ddp import parallel
-from torchtally.distributed.shared_memory import Shared
-from torchtally.monitoring.callback import EVERY, Callback
+from torchtally.distributed import ddp, running_stats
+from torchtally.distributed.shared_memory import SharedGradients
+from torchtally.monitoring.callback import LOSS_INTERVAL, Callback
 from torchtally.options import Training
 from torchtally.training import batch_norm
 from torchtally.training.batches import Batches, batches
@@ -45,7 +44,7 @@ class Loop:
     device: torch.device
     checkpointer: Checkpointer
     callback: Callback | None = None
-    memory: Shared | None = None  # in which the ranks of one pod sum their gradients
+    memory: SharedGradients | None = None  # in which the ranks of one pod sum their gradients
     batches: Batches | None = None  # of a test: the indices of each step, on the CPU
 
     def fit(self, saved: State | None = None) -> TrainState:
@@ -92,7 +91,7 @@ class Loop:
 
         together = model
         if self.run.world > 1:  # alone, DDP takes a quarter of a step
-            together = parallel(model, loss_of_two, self.device, memory, self.options.all_reduce)
+            together = ddp.wrap(model, loss_of_two, self.device, memory, self.options.all_reduce)
 
         def step(chosen: Tensor, scale: float) -> Tensor:
             optimizer.zero_grad()
@@ -100,7 +99,7 @@ class Loop:
             loss = functional.cross_entropy(output, train.labels[chosen], reduction="sum")
             (loss * scale).backward()
             if memory:
-                memory.mean()
+                memory.average()
             optimizer.step()
             return loss.detach()
 
@@ -121,7 +120,7 @@ class Loop:
         dist.all_reduce(loss)
         train_state.lines.append(_proved(tally, options.tally, first, self.callback))
 
-        running_stats.check(running_stats.statistics(model))
+        running_stats.check(running_stats.of(model))
         found, line = examine(self.task, model, self.test, run, phase.epoch, options.tally, callback=self.callback)
         train_state.lines.append(line)
         correct, tested = int(found.totals["correct"]), len(self.test)
@@ -149,7 +148,7 @@ class Loop:
         """Make the rest of an epoch's steps, and `report` the first; returns how many samples all ranks consumed."""
         train_state.model.train()
         run, phase = tally.run, tally.phase
-        statistics = running_stats.statistics(train_state.model)
+        statistics = running_stats.of(train_state.model)
         everything, steps = tally.shard.total, tally.shard.steps(phase.batch)
         first = train_state.steps
         taken = self.batches(run, phase) if self.batches else batches(run, phase, self.device)
@@ -172,7 +171,7 @@ class Loop:
                 events.emit(events.Step(epoch=phase.epoch), run.source)
             if self.callback:
                 self.callback.step(phase, rows, train_state.done)
-                if train_state.steps % EVERY == 0 and len(indices):
+                if train_state.steps % LOSS_INTERVAL == 0 and len(indices):
                     so_far = _steps_so_far(phase, train_state.position)
                     self.callback.metrics(so_far, train_loss=loss.item() / len(indices))
             # The end of the epoch saves; and from among samples that pad it no other number of ranks could go on.

@@ -92,7 +92,7 @@ class TrainState:
 
     def state(self) -> State:
         """Return the contents of a checkpoint, complete on rank 0 only. A collective call over gloo."""
-        running_stats.check(running_stats.statistics(self.model))
+        running_stats.check(running_stats.of(self.model))
         tally = self.tally
         own = {
             "digest": list(tally.digest.words) if tally else None,

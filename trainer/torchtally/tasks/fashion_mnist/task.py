@@ -1,4 +1,4 @@
-"""Fashion-MNIST with a multilayer perceptron: ten kinds of clothing, 28 x 28 grey pixels each."""
+"""Fashion-MNIST with a multilayer perceptron: images of ten kinds of clothing, 28 x 28 grey pixels each."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +13,13 @@ from torchtally.training.task import Samples, Task
 
 
 def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
-    """Training and test samples: pixels as uint8, unpacked to [0, 1] batch by batch."""
+    """Training and test samples: pixels (n, 28, 28) as uint8, which `inputs` scales batch by batch."""
     train_images, train_labels, test_images, test_labels = idx.load(idx.FASHION_MNIST, folder, cache)
     return Samples(train_images, train_labels.long()), Samples(test_images, test_labels.long())
 
 
 def model(options: Training) -> nn.Module:
-    """784 - hidden - hidden - 10 with ReLU between."""
+    """Logits (batch, 10) of a perceptron with two hidden layers and ReLU."""
     assert isinstance(options, Options)
     return nn.Sequential(
         nn.Flatten(),

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from torchtally.options import Training, another_default
+from torchtally.options import Training, override_default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Training):
     """A Keras model with BatchNormalization on MNIST."""
 
-    epochs: int = another_default("epochs", 2)
-    batch_size: int = another_default("batch_size", 64)
-    lr: float = another_default("lr", 6e-3)
+    epochs: int = override_default("epochs", 2)
+    batch_size: int = override_default("batch_size", 64)
+    lr: float = override_default("lr", 6e-3)

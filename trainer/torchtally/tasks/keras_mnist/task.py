@@ -1,6 +1,6 @@
-"""MNIST with a Keras model, which on the torch backend is a module like others: handwritten digits, 28 x 28 pixels.
+"""MNIST with a Keras model: images of handwritten digits, 28 x 28 grey pixels each.
 
-`network` is Keras' own, for `fit` and for a file that Keras loads; `model` is what the loop trains.
+`network` is the Keras model, for `fit` and for a file that Keras loads. `model` wraps it for the training loop.
 """
 
 import os
@@ -19,28 +19,28 @@ from torchtally.tasks.mnist_cnn import task as mnist_cnn
 from torchtally.training.task import Samples, Task
 
 FILE = "model.keras"
-# Keras' own 0.99 forgets what it began with in some 500 steps; four ranks make as many in the whole training.
+# With Keras' default of 0.99 the initial statistics fade in about 500 steps, all that a training on four ranks has.
 _MOMENTUM = 0.9
 
 
 def backend() -> Any:
-    """Keras on torch. Raises Refused where it is not installed, and where another backend is asked for."""
-    if (asked := os.environ.setdefault("KERAS_BACKEND", "torch")) != "torch":
-        raise Refused(f"KERAS_BACKEND={asked} must be torch, or not be set")
+    """Keras with the torch backend. Raises Refused if Keras is not installed or another backend is set."""
+    if (configured := os.environ.setdefault("KERAS_BACKEND", "torch")) != "torch":
+        raise Refused(f"KERAS_BACKEND={configured} must be torch or unset")
     try:
         import keras
     except ModuleNotFoundError as error:
         if error.name != "keras":
             raise
         raise Refused(
-            "this task needs the extra `keras`: pip install 'torchtally[keras]', or an image with EXTRAS=keras"
+            "this task needs the extra `keras`: pip install 'torchtally[keras]', or use an image with EXTRAS=keras"
         ) from None
     return keras
 
 
 def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
-    """Training and test samples: pixels as uint8."""
-    backend()  # what is missing is said before anything is trained
+    """Training and test samples: pixels (n, 28, 28) as uint8."""
+    backend()  # raises Refused before the handshake
     return mnist_cnn.load(folder, cache)
 
 
@@ -48,7 +48,7 @@ def network(seed: int) -> Any:
     """Three convolutions with BatchNormalization, two dense layers: pixels (batch, 28, 28, 1) to logits (batch, 10)."""
     keras = backend()
     layers = keras.layers
-    keras.utils.clear_session(free_memory=False)  # so that weights have the same names, however many models are made
+    keras.utils.clear_session(free_memory=False)  # so that each model's weights have the same names
     keras.utils.set_random_seed(seed % (1 << 32))
     outputs = pixels = keras.Input((28, 28, 1))
     outputs = layers.Rescaling(1 / 255)(outputs)
@@ -64,10 +64,10 @@ def network(seed: int) -> Any:
 
 
 class AsModule(nn.Module):
-    """A Keras model as torch has its modules: in the mode that was set, on the device of its inputs.
+    """A Keras model that behaves as a torch module: in the mode set by `train()`, on the device of its inputs.
 
-    By itself it would be told neither: it is in inference unless it is called with training=True, whatever `train()`
-    says, and it moves all to the first GPU there is.
+    Keras ignores both: a model is in inference mode unless it is called with training=True, and it moves tensors to the
+    first GPU.
     """
 
     def __init__(self, network: Any) -> None:
@@ -86,7 +86,7 @@ def model(options: Training) -> nn.Module:
 
 
 def inputs(pixels: Tensor) -> Tensor:
-    """Pixels (batch, 28, 28) as floats (batch, 28, 28, 1), which the model itself brings to [0, 1]."""
+    """Pixels (batch, 28, 28) as floats (batch, 28, 28, 1), which the model scales to [0, 1]."""
     return pixels.float().unsqueeze(-1)
 
 
@@ -95,12 +95,12 @@ def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.op
 
 
 def rate(done: float) -> float:
-    """Falling to 0, so that the moving statistics, which follow the weights, have come up with them at the end."""
+    """A linear decay to 0: at its end the running statistics, which lag behind the weights, match them."""
     return 1 - done
 
 
 def files(model: nn.Module) -> dict[str, bytes]:
-    """The model as Keras saves and loads it."""
+    """The model in Keras' file format."""
     network: Any = model.network
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, FILE)

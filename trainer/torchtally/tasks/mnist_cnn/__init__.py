@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from torchtally.options import Training, another_default
+from torchtally.options import Training, override_default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Training):
     """A convolutional network on MNIST."""
 
-    epochs: int = another_default("epochs", 3)
-    batch_size: int = another_default("batch_size", 100)
+    epochs: int = override_default("epochs", 3)
+    batch_size: int = override_default("batch_size", 100)

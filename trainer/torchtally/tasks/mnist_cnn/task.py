@@ -1,4 +1,4 @@
-"""MNIST with a convolutional network with dropout: handwritten digits, 28 x 28 grey pixels each."""
+"""MNIST with a convolutional network and dropout: images of handwritten digits, 28 x 28 grey pixels each."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +15,13 @@ _MOMENTUM = 0.5
 
 
 def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
-    """Training and test samples: pixels as uint8, normalised batch by batch."""
+    """Training and test samples: pixels (n, 28, 28) as uint8, which `inputs` normalizes batch by batch."""
     train_images, train_labels, test_images, test_labels = idx.load(idx.MNIST, folder, cache)
     return Samples(train_images, train_labels.long()), Samples(test_images, test_labels.long())
 
 
 def model(options: Training) -> nn.Module:
-    """Two convolutions, two linear layers; log-probabilities, which cross-entropy leaves as they are."""
+    """Log-probabilities (batch, 10), which cross-entropy leaves unchanged; two convolutions and two linear layers."""
     network = nn.Sequential(
         nn.Conv2d(1, 10, kernel_size=5),
         nn.MaxPool2d(2),
@@ -37,7 +37,7 @@ def model(options: Training) -> nn.Module:
         nn.Linear(50, 10),
         nn.LogSoftmax(dim=1),
     )
-    # Faster on a CPU, its pooling above all; on a GPU it was not measured.
+    # Faster on CPUs, above all for pooling; not measured on GPUs.
     return network.to(memory_format=torch.channels_last)
 
 

@@ -1,10 +1,10 @@
-"""An embedding table on a parameter server, learnt together with a layer that DDP trains."""
+"""An embedding table on a parameter server, trained together with a linear layer in DDP."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchtally.options import AllReduce, Training, another_default, not_offered, option, whole
+from torchtally.options import AllReduce, Training, not_offered, option, override_default, whole_number
 from torchtally.proof.contract import Contract
 
 
@@ -12,9 +12,9 @@ from torchtally.proof.contract import Contract
 class Options(Training):
     """An embedding table on a parameter server; DDP and RPC together."""
 
-    epochs: int = another_default("epochs", 100)
-    batch_size: int = option(5, "samples a trainer and step", type=whole(1, 1 << 31), metavar="N")
-    lr: float = another_default("lr", 0.05)
+    epochs: int = override_default("epochs", 100)
+    batch_size: int = option(5, "samples of each trainer in a step", type=whole_number(1, 1 << 31), metavar="N")
+    lr: float = override_default("lr", 0.05)
     global_batch_size: int | None = not_offered("global_batch_size")
     contract: Contract | None = not_offered("contract")
     all_reduce: AllReduce = not_offered("all_reduce")
@@ -24,7 +24,7 @@ class Options(Training):
     mlflow: str | None = not_offered("mlflow")
     form: Literal["rpc", "collective"] = option(
         "rpc",
-        "how trainers reach the table: by RPC to the server, or by collectives, its rows shared out over server and "
-        "trainers",
+        "access to the table: by RPC to the server, or by collective calls, with its rows sharded over the server and "
+        "the trainers",
         choices=("rpc", "collective"),
     )

@@ -1,6 +1,6 @@
-"""The parameter server's table, as the coordinator has it made and as trainers reach it: by RPC, over TensorPipe.
+"""The embedding table on the parameter server, and its use by RPC over TensorPipe.
 
-PyTorch keeps RPC in maintenance; sharded_embedding.py does the same without it.
+RPC is in maintenance in PyTorch; sharded_embedding.py has the same table without it.
 """
 
 import contextlib
@@ -22,20 +22,20 @@ from torchtally.environment import pod_of
 from torchtally.errors import Lost, lost_by_rpc
 
 COORDINATOR, SERVER = 0, 1  # ranks; all others train
-SECONDS = 60  # that a call may take: a server that is frozen for less goes on afterwards
+_TIMEOUT = 60  # seconds for a call; the training survives a server that is frozen for less
 
-_made: "Future[Any]" = Future()  # on the coordinator: the table, for trainers to ask for
+_created: "Future[Any]" = Future()  # on the coordinator: the table, which trainers fetch
 
 
 class Table:
-    """On the server."""
+    """The table, on the server."""
 
     def __init__(self, weight: Tensor) -> None:
-        """`weight` (rows, width): the first one."""
+        """`weight` (rows, width): the initial values."""
         self._bag = nn.EmbeddingBag.from_pretrained(weight.detach().clone(), freeze=False, mode="sum")
 
     def look_up(self, indices: Tensor, offsets: Tensor) -> Tensor:
-        """The sums (bags, width) of the rows `indices` of bags that begin at `offsets` among them."""
+        """The sums (bags, width) of the rows `indices` (int64), one for each bag; bags begin at `offsets`."""
         sums: Tensor = self._bag(indices, offsets)
         return sums
 
@@ -47,69 +47,69 @@ class Table:
 
 
 class RemoteTable:
-    """On a trainer. The table and the trainer's own `parameters` learn together."""
+    """The server's table, on a trainer. A step updates the table and the trainer's `parameters`."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, trainers: dist.ProcessGroup) -> None:
-        with _server_named():
-            self._table: Any = rpc.rpc_sync(_name(COORDINATOR), _ask)
+        with _lost_server():
+            self._table: Any = rpc.rpc_sync(_name(COORDINATOR), _wait_for_table)
             remote = self._table.rpc_sync().parameter()
             logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)  # see Sgd
             self._optimizer = DistributedOptimizer(Sgd, [remote, *map(rpc.RRef, parameters)], lr=lr)
         self._trainers = trainers
 
     def look_up(self, indices: Tensor, offsets: Tensor) -> Tensor:
-        """As Table's; the gradient finds its way back to the server."""
+        """As Table.look_up; distributed autograd sends the gradient to the server."""
         sums: Tensor = self._table.rpc_sync().look_up(indices, offsets)
         return sums
 
     def step(self, loss: Callable[[], Tensor]) -> Tensor:
-        """Learn from what `loss` returns, as all trainers do at the same time."""
-        with _server_named():
+        """Make a step with the gradient of `loss()`, and return the loss. All trainers call it together."""
+        with _lost_server():
             with autograd.context() as context:
-                found = loss()
-                autograd.backward(context, [found])  # type: ignore[attr-defined]
+                value = loss()
+                autograd.backward(context, [value])  # type: ignore[attr-defined]
                 self._optimizer.step(context)
-            # Nobody looks up before all have stepped. Before anybody steps, all have looked up: DDP waits for them.
+            # No trainer looks up rows before all have stepped. DDP already ensures that none steps before all look-ups.
             dist.all_reduce(torch.zeros(()), group=self._trainers)
-        return found.detach()
+        return value.detach()
 
 
 class Sgd(torch.optim.SGD):
-    """SGD by another name: of those it knows DistributedOptimizer takes a version that steps without a lock.
+    """SGD under another name: DistributedOptimizer replaces torch's SGD by a version that steps without a lock.
 
-    On the server the steps of two trainers would then overwrite each other now and then.
+    With it, the steps of two trainers would sometimes overwrite each other on the server.
     """
 
 
 def join(rank: int, world: int) -> None:
-    """Make RPC ready on all ranks; the store of the job's rendezvous carries their addresses."""
-    options = compat.rpc_over_tcp(SECONDS)
+    """Initialize RPC on all ranks, which exchange their addresses through the job's store."""
+    options = compat.rpc_over_tcp(_TIMEOUT)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "You are using a Backend")  # init_rpc's own way to make a group
+        warnings.filterwarnings("ignore", "You are using a Backend")  # caused by init_rpc itself
         rpc.init_rpc(_name(rank), rank=rank, world_size=world, rpc_backend_options=options)
 
 
-def leave() -> None:
-    """Wait for all ranks, and end RPC."""
-    rpc.shutdown(timeout=SECONDS)
+def shut_down() -> None:
+    """Wait for all ranks, and shut RPC down."""
+    rpc.shutdown(timeout=_TIMEOUT)
 
 
-def make(weight: Tensor) -> "rpc.RRef[Table]":
-    """On the coordinator: have the table made on the server, and hand it to trainers that ask."""
+def create(weight: Tensor) -> "rpc.RRef[Table]":
+    """Create the table on the server, and publish it to the trainers. The coordinator calls it."""
     table: rpc.RRef[Table] = rpc.remote(_name(SERVER), Table, args=(weight.detach(),))
-    _made.set_result(table)
+    _created.set_result(table)
     return table
 
 
 def fetch(table: "rpc.RRef[Table]") -> Tensor:
-    """The weight as it is."""
-    with _server_named():
+    """The table's current weight (rows, width)."""
+    with _lost_server():
         weight: Tensor = table.rpc_sync().weight()
     return weight
 
 
-def _ask() -> Any:
-    return _made.result(SECONDS)
+def _wait_for_table() -> Any:
+    return _created.result(_TIMEOUT)
 
 
 def _name(rank: int) -> str:
@@ -117,8 +117,8 @@ def _name(rank: int) -> str:
 
 
 @contextlib.contextmanager
-def _server_named() -> Iterator[None]:
-    """Name the server where it is gone, or silent. Raises Lost."""
+def _lost_server() -> Iterator[None]:
+    """Raise Lost with the server's name if it is gone or does not answer."""
     try:
         yield
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""Bags of indices with a known answer: an index's class is its remainder by 8, a bag's label the class of most of it.
+"""Synthetic bags of indices: an index's class is its remainder by 8, and a bag's label its most frequent class.
 
-What the roles do with it is in training.py; in one process it is a task as any other.
+training.py has the roles of the ranks. In one process this task is like any other.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 ROWS, WIDTH, CLASSES = 100, 16, 8
 _SMALLEST, _LARGEST = 4, 10  # indices in a bag: 5 bags, a trainer's batch, have 20 to 50
 _TRAIN, _TEST = 100, 1000  # bags
-_SPREAD = 0.1  # of the table's first values: what is not learnt about a bag's strays disturbs little
-_NONE = -1  # fills up a bag's row
+_SPREAD = 0.1  # standard deviation of the table's initial values: untrained rows disturb the sum of a bag little
+_PADDING = -1  # at the end of a bag's row
 
 
 class Model(nn.Module):
-    """A table whose rows are added up over each bag, and a linear layer."""
+    """A table whose rows are summed for each bag, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,25 +35,25 @@ class Model(nn.Module):
         self.linear = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Logits (bags, classes) of samples as they are stored."""
+        """Logits (bags, classes) of samples (bags, largest) with padding."""
         logits: Tensor = self.linear(self.table(*bags(samples)))
         return logits
 
 
 def bags(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """All indices of the samples (bags, largest) one after the other, and where each bag begins among them."""
-    there = samples != _NONE
-    sizes = there.sum(dim=1)
-    return samples[there], sizes.cumsum(dim=0) - sizes
+    """The indices of the samples (bags, largest) without padding, and the offset of each bag among them."""
+    present = samples != _PADDING
+    sizes = present.sum(dim=1)
+    return samples[present], sizes.cumsum(dim=0) - sizes
 
 
 def load(folder: Path | None, cache: Path) -> tuple[Samples, Samples]:
-    """Training and test samples, the same everywhere; nothing is read."""
+    """Training and test samples, generated from fixed seeds."""
     return _samples(_TRAIN, seed=1), _samples(_TEST, seed=2)
 
 
 def first_model(options: Training) -> Model:
-    """The model with the weights that a training with this seed begins with."""
+    """The model with the initial weights of a training with this seed."""
     random = torch.random.get_rng_state()
     torch.manual_seed(options.seed)
     model = Model()
@@ -66,14 +66,14 @@ def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.op
 
 
 def fit(name: str, options: Training, output: Path) -> "TrainState":
-    from torchtally.tasks.parameter_server import training  # RPC: not for evaluation
+    from torchtally.tasks.parameter_server import training  # imports RPC, which an evaluation does without
 
     assert isinstance(options, Options)
     return training.fit(name, options, output)
 
 
 def _samples(n: int, seed: int) -> Samples:
-    """More than half of a bag's indices are of the class that is its label, the others of any."""
+    """Generate `n` bags: more than half of a bag's indices have the class that is its label, the others any class."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (n, 1), generator=random)
     sizes = torch.randint(_SMALLEST, _LARGEST + 1, (n, 1), generator=random)
@@ -81,7 +81,7 @@ def _samples(n: int, seed: int) -> Samples:
     of_any = torch.randint(ROWS, (n, _LARGEST), generator=random)
     place = torch.arange(_LARGEST)
     inputs = torch.where(place <= sizes // 2, of_the_class, of_any)
-    return Samples(inputs.masked_fill(place >= sizes, _NONE), labels.squeeze(1))
+    return Samples(inputs.masked_fill(place >= sizes, _PADDING), labels.squeeze(1))
 
 
 def _fingerprint() -> str:
