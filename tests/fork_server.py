@@ -215,7 +215,7 @@ def run(program: Program) -> None:
     import numpy
     import torch
 
-    if threads := os.environ.get("OMP_NUM_THREADS"):  # OpenMP has read the server's
+    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # OpenMP has read the server's
         torch.set_num_threads(int(threads))
     numpy.random.seed()  # each process has its own
     random.seed()
