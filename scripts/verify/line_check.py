@@ -106,7 +106,7 @@ def _faults(line: TallyLine) -> Iterator[str]:
         return
     if line.consumed != (sum_ := line.expected - line.lost + line.doubled):
         yield (
-            f"{name} consumed {line.consumed}, which does not add up: "
+            f"{name} consumed {line.consumed}, but "
             f"expected {line.expected} - lost {line.lost} + doubled {line.doubled} = {sum_}"
         )
     if line.lost or line.doubled:

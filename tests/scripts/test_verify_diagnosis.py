@@ -30,7 +30,7 @@ def quiet(lines: list[Line], rank: int | str) -> list[str]:
     """What the digest says of a rank whose line says that nothing was wrong."""
     bad = line(lines, rank)
     bad |= {"lost": 0, "doubled": 0, "expected": bad["consumed"], "lost_indices": [], "doubled_indices": []}
-    name = "all ranks together say" if rank == "all" else f"rank {rank} says"
+    name = "all ranks together report" if rank == "all" else f"rank {rank} reports"
     found = next(each for each in sentences(lines) if each.startswith(f"train epoch 1: {name} nothing lost or doubled"))
     return found.partition(" doubled: ")[2].split("; ")
 

@@ -236,7 +236,9 @@ def test_indices_that_cannot_be(indices: list[Any]) -> None:
 
 def test_where_nothing_is_counted_nothing_is_named() -> None:
     unknown = LINES[0] | {"lost": None, "doubled": None}
-    assert problems(bruteforce.text([unknown, *LINES[1:]]))[0].startswith("train epoch 1: rank 0: more was lost")
+    assert problems(bruteforce.text([unknown, *LINES[1:]]))[0].startswith(
+        "train epoch 1: rank 0: too many samples are lost"
+    )
     found = problems(bruteforce.text([unknown | {"doubled_indices": [1]}, *LINES[1:]]))
     assert '"doubled_indices" is [1], allowed is a list of at most 0 integers' in found[0]
 

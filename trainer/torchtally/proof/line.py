@@ -1,8 +1,8 @@
 """The format of a tally line: its prefix, its version, and its fields with their types and rules.
 
 This is the only place that lists them: the trainer fills in a TallyLine, and the verifier parses one. An added field
-needs the default None, with which lines that lack it are read; the version then stays the same. A field with another
-meaning needs another version.
+needs a default, with which lines that lack it are read; None is not printed. The version then stays the same. A field
+with another meaning needs another version.
 """
 
 import json
