@@ -57,6 +57,8 @@ def problems(text: str) -> list[str]:
         "progress\r\x1b[Aprogress\r\n",
         "torchtally: TORCHTALLY lines follow ",
         "TORCHTALLY_DEVICE=cpu ",
+        'TORCHTALLY-EVENT {"v":1,"event":"proved","holds":true}\n',
+        'TORCHTALLY-EVENT {"v":1,"ev',
     ],
 )
 def test_what_may_stand_before_a_line(prefix: str) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from accounts import tallied, tallies
 
+from torchtally import events
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 ORDINARY, OWN = (ROOT / "examples" / f"{name}_script.py" for name in ("ordinary", "own"))
@@ -27,6 +29,10 @@ def started(script: Path, *arguments: str, world: int = 2) -> subprocess.Complet
         text=True,
         timeout=LIMIT,
     )
+
+
+def reported(output: str) -> list[events.Event]:
+    return [record.event for record in events.in_lines(output.splitlines())]
 
 
 def verified(output: str) -> str:
@@ -123,6 +129,13 @@ def test_the_example_proves_its_shards(world: int) -> None:
     assert ended.stdout.count("✓ every sample exactly once") == 6
     correct = int(ended.stdout.partition("epoch 3: ")[2].split()[0])
     assert correct > 0.9 * 499
+    first, ended_well = reported(ended.stderr)
+    begun, step, *proved, complete = reported(ended.stdout)
+    assert isinstance(first, events.Started) and ended_well == events.Ended(code=0, kind=None, cause=None)
+    assert (begun, step) == (events.Begun(task="rings", world=world), events.Step(epoch=1))
+    phases = [(phase, epoch) for epoch in (1, 2, 3) for phase in ("train", "test")]
+    assert proved == [events.Proved(phase=phase, epoch=epoch, holds=True) for phase, epoch in phases]
+    assert complete == events.Complete(model=None, output=None)
 
 
 @pytest.mark.parametrize(
@@ -144,4 +157,8 @@ def test_how_a_loop_ends_is_the_pods_exit_code_and_last_word(
     assert ended.returncode == code, ended.stderr
     assert sentence in ended.stderr
     assert not tallies(ended.stdout)[1]
+    last = reported(ended.stderr)[-1]
+    assert isinstance(last, events.Ended) and last.code == code and sentence in str(last.cause)
+    proved = events.Proved(phase="train", epoch=1, holds=False)
+    assert (proved in reported(ended.stdout)) == (code == 3)
     assert ("Traceback" in ended.stderr) == (code == 1)
