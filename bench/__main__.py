@@ -1,4 +1,4 @@
-"""Measures everything, case by case in turn and several times, and writes bench/results/: `python -m bench`."""
+"""Runs all measurements in rounds and writes bench/results/: `python -m bench`."""
 
 import os
 import shutil
@@ -15,9 +15,9 @@ from bench.results import FOLDER, Results
 from bench.sample import found_in
 
 ROUNDS = 4
-_LIMIT = 24.5 * 60  # seconds: no round begins that would end later, if it takes as long as the longest before it
-# Accelerate and Lightning train a Keras model too, but would take two minutes a round, which there are not; with
-# mnist-cnn they are no faster than the blog's loop.
+_LIMIT = 24.5 * 60  # seconds; a round starts only if it would end in time, judged by the longest round so far
+# Accelerate and Lightning would take two minutes of each round for the Keras model. With mnist-cnn they are no faster
+# than the blog's loop.
 _KERAS_TOOLS = ("torchtally", "blog")
 _FETCH = """
 import os
@@ -40,13 +40,13 @@ def main() -> int:
     )
     path = FOLDER / f"{now:%Y-%m-%dT%H%M%SZ}.json"
     subprocess.run([sys.executable, "-c", _FETCH], check=True)
-    shutil.rmtree(simulated.LOGS, ignore_errors=True)  # of an earlier version of the line, perhaps
+    shutil.rmtree(simulated.LOGS, ignore_errors=True)  # an earlier version of the line can have written them
     failed = 0
     longest = 0.0
     for number in range(1, ROUNDS + 1):
         started = time.monotonic()
         if started - began + longest > _LIMIT:
-            _say(f"{_LIMIT:.0f} s are over after {number - 1} of {ROUNDS} rounds")
+            _say(f"stopped after {number - 1} of {ROUNDS} rounds: the next would exceed {_LIMIT:.0f} s")
             break
         for program in programs(number):
             failed += not _measure(program, number, results)
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def programs(number: int) -> Iterator[list[str]]:
-    """What round `number` measures; what takes long for what it tells, in every other round."""
+    """The programs of round `number`; the slow ones run in every other round."""
     yield ["limits"]
     yield ["startup"]
     for world in WORLDS:
@@ -82,7 +82,7 @@ def programs(number: int) -> Iterator[list[str]]:
 
 
 def _measure(program: list[str], number: int, results: Results) -> bool:
-    """Add what a program measures; False if it fails, which loses that alone."""
+    """Add the samples of a program; returns False if it fails, which loses only these samples."""
     load = os.getloadavg()[0]
     command = [sys.executable, "-m", f"bench.measure.{program[0]}", *program[1:]]
     began = time.monotonic()

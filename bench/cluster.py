@@ -1,6 +1,6 @@
-"""Seconds from `helm install` to the first step of 4 pods, by phase, beside the same job written by hand.
+"""Seconds from `helm install` to the first step of 4 pods, by phase, compared with a manifest written by hand.
 
-On the cluster that scripts/e2e.sh makes or names: `make bench-cluster`. Writes bench/results/cluster/ and cluster.md.
+`make bench-cluster` runs it on the cluster of scripts/e2e.sh. Writes bench/results/cluster/ and cluster.md.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from bench.sample import Sample
 from torchtally import events
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests/e2e"))  # the cluster is that of the tests
+sys.path.append(str(ROOT / "tests/e2e"))  # shares the cluster and the helpers of the tests
 
 import controllers  # noqa: E402
 import nodes  # noqa: E402
@@ -33,7 +33,7 @@ _PEERS = ROOT / "bench/peers"
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     if missing := [name for name in ("E2E_IMAGE", "E2E_DATA") if not os.environ.get(name)]:
-        _say(f"no cluster, for want of {' and '.join(missing)}: `make bench-cluster` makes one (scripts/e2e.sh)")
+        _say(f"{' and '.join(missing)} must be set: `make bench-cluster` makes a cluster (scripts/e2e.sh)")
         return 2
     began, now = time.monotonic(), datetime.now(UTC)
     if not os.environ.get("E2E_CONTEXT"):
@@ -85,9 +85,9 @@ STARTS: dict[str, Callable[[Namespace], str]] = {"torchtally": _ours, "blog": _b
 
 
 def _measure(tool: str, start: Callable[[Namespace], str], number: int, results: Results) -> bool:
-    """Add the phases of one start; False if it fails, which loses that alone."""
+    """Add the phases of one start; returns False if it fails, which loses only this start."""
     load = os.getloadavg()[0]
-    # One of its own for each: no claim and no answer of the cluster's DNS is left from the one before.
+    # Each start has its own namespace, without claims and DNS entries of the start before.
     namespace = Namespace(f"torchtally-bench-{tool}-{number}")
     try:
         forget_the_image()
@@ -108,17 +108,17 @@ def _measure(tool: str, start: Callable[[Namespace], str], number: int, results:
 
 
 def _phases(namespace: Namespace, start: Callable[[Namespace], str]) -> dict[str, float]:
-    """Seconds by phase, from right before the command; its own come first, all of them last."""
+    """Seconds by phase, from right before the command; the command is the first, the total the last."""
     files = [f"--from-file={_PEERS / name}" for name in ("blog.py", "common.py")]
-    namespace.kubectl("create", "configmap", "blog", *files)  # beforehand, as if it were baked into the image
+    namespace.kubectl("create", "configmap", "blog", *files)  # before the measurement, as if the image contained it
     began = time.time()
     job = start(namespace)
-    # Asked of one log, for what asks uses the cores that the pods want.
+    # Polls one log only, because polling takes CPU time from the pods.
     wait_for(f"the first step of {job}", lambda: _has_begun(namespace.log(f"{job}-master-0")))
     script = [sys.executable, str(ROOT / "scripts/startup.py"), job, "--namespace", namespace.name]
     _say("\n" + run(*script).stdout)
     told = json.loads(run(*script, "--json").stdout)
-    before = datetime.fromisoformat(told["created"]).timestamp() - began  # of whole seconds: down to -1
+    before = datetime.fromisoformat(told["created"]).timestamp() - began  # whole seconds: down to -1
     return {"command": max(0.0, before), **told["phases"], TOGETHER: before + told["seconds"]}
 
 
@@ -128,12 +128,12 @@ def _has_begun(log: str) -> bool:
 
 
 def forget_the_image() -> None:
-    """Let each start pull it, where it comes from the registry beside a cluster of our own."""
+    """Remove the image from the nodes, so that each start pulls it from the registry beside the cluster."""
     image, registry = os.environ["E2E_IMAGE"], os.environ.get("E2E_REGISTRY")
     if registry and image.startswith(f"{registry}/"):
         for node in nodes.workers():
-            crictl = "crictl --timeout=60s"  # its own 2 s are few on a node that has just had four pods
-            # Containers that have ended keep the layers, and a pull would find them.
+            crictl = "crictl --timeout=60s"  # the default of 2 s is short on a node that has just run four pods
+            # Exited containers keep the layers, which a pull would reuse.
             nodes.on(node, f"{crictl} ps --all --state=exited --quiet | xargs --no-run-if-empty {crictl} rm")
             nodes.on(node, f"! {crictl} inspecti --quiet {image} >/dev/null 2>&1 || {crictl} rmi {image}")
 

@@ -1,4 +1,4 @@
-"""The table of a file of results of `make bench-cluster`, as Markdown: one row a phase."""
+"""The table of a file of results of `make bench-cluster`, as Markdown: a row for each phase."""
 
 from bench.markdown import markdown, shown
 from bench.results import Results
@@ -40,13 +40,13 @@ def _phases(results: Results, tool: str) -> dict[str, Rounds]:
 
 
 def _rows(found: dict[str, dict[str, Rounds]]) -> list[str]:
-    """All phases of all tools; what is finer before what holds it, and all of it last."""
+    """The phases of all tools: parts before the phases that contain them, and the total last."""
     names = {phase: None for phases in found.values() for phase in phases if phase != TOGETHER}
     return [*names, TOGETHER]
 
 
 def _of(phases: dict[str, Rounds], name: str) -> Rounds:
-    """A tool's phase, round by round; where it has that only in parts, what they add up to. Empty if it has neither."""
+    """A tool's phase by round, or the sum of its parts; empty if the tool has neither."""
     if name in phases:
         return phases[name]
     parts = [phase for phase in phases if set(phase.split("+")) <= set(name.split("+"))]

@@ -1,8 +1,8 @@
-"""Two files of results: what became faster or slower by more than noise.
+"""Compares two files of results: measures that are faster or slower by more than noise.
 
-compare OLD.json [NEW.json]    the new one is the latest, if none is given
+compare OLD.json [NEW.json]    NEW.json is the latest by default
 
-A machine has fast and slow hours: where the blog's loop was measured in the same round, figures are relative to its.
+The speed of a machine varies over hours, so values are relative to the blog's loop if the same round measured it.
 """
 
 import sys
@@ -16,7 +16,7 @@ from bench.markdown import markdown, shown
 from bench.results import Results, Series
 
 ANCHOR = "blog"
-CHANCE = 0.01  # of calling noise a change, for each row: with 5 values each, where they do not overlap at all
+CHANCE = 0.01  # significance level for each row; with 5 values each, it needs values that do not overlap
 Verdict = Literal["better", "worse", "within noise", "too few values to say"]
 
 
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def change(self) -> float:
-        """New over old."""
+        """The ratio of the new median to the old one."""
         return self.new.median / self.old.median if self.old.median else float("inf")
 
 
@@ -84,7 +84,7 @@ def report(before: Results, after: Results) -> str:
 
 
 def rows(before: Results, after: Results) -> Iterator[Row]:
-    """One for each series that both have, but for the anchor itself, which says how fast the machine was."""
+    """A row for each series that both files have. The anchor's own rows show the speed of the machine."""
     for new in after.series:
         old = next((each for each in before.series if each.key == new.key), None)
         if old is None:
@@ -98,7 +98,7 @@ def rows(before: Results, after: Results) -> Iterator[Row]:
 
 
 def _relative(side: Results, series: Series) -> list[float]:
-    """The series over the anchor's of the same case; none where it has none."""
+    """Ratios of the series to the anchor's of the same case; empty if there is no anchor."""
     anchor = side.one(series.measure, **{**series.case, "tool": ANCHOR}) if "tool" in series.case else None
     return spread.ratios(series.by_round, anchor.by_round) if anchor else []
 

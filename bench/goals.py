@@ -1,4 +1,4 @@
-"""What the project asks of itself, and how far it is: a row for each goal, from a file of results alone."""
+"""The table of the project's goals: a row for each, from a file of results."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ from bench.results import Results, Series
 from bench.spread import ratios, spread
 from bench.table import TOOLS, best, peers
 
-# Samples a second over the blog's loop's, and over the best peer's, by the number of ranks.
+# Throughput relative to the blog's loop and to the best peer, by number of ranks.
 _FASTER = {1: (4.0, 3.0), 2: (2.5, 2.0), 4: (2.5, 2.0)}
 _LARGE = (10**9, 10**12)
 _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 
 def text(results: Results) -> str:
-    """All of them, as a Markdown table."""
+    """The goals as a Markdown table."""
     header = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
     parts = (_throughput, _gpu, _overhead, _sampler, _verifier, _start)
     rows = [row for part in parts for row in part(results)]

@@ -1,4 +1,4 @@
-"""What no training by these products can beat on this machine, from its parts as bench.measure.limits has them."""
+"""The upper bound of a training's throughput on this machine, from the measurements of bench.measure.limits."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from bench.results import Results
 
 @dataclass(frozen=True)
 class Parts:
-    """Under which names a task's parts are measured, and the bytes of its gradient."""
+    """The names under which a task's parts are measured, and the size of its gradient in bytes."""
 
     operations: str
     products: str
@@ -36,10 +36,10 @@ PARTS = {
 
 
 def limit(results: Results, task: str, world: int) -> float | None:
-    """Samples a second that the products and the gradient's bytes alone would allow.
+    """Samples per second if a step made only its products and the copies of its all-reduce.
 
-    The ranks share the cores. Each gives the others their chunks of its gradient and takes theirs of the sum: an
-    all-reduce moves no less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009), here by copying.
+    The ranks share the cores. An all-reduce moves at least 2 (w - 1) / w of the gradient for each rank (Patarasuk and
+    Yuan, "Bandwidth optimal all-reduce algorithms", 2009), here by copying.
     """
     parts = PARTS[task]
     alone = results.one("limit", what=parts.products)

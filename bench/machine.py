@@ -1,4 +1,4 @@
-"""What a result depends on beside the code: the machine and the versions."""
+"""The machine, the versions and the commit of a measurement."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """With a + where the tree has changes."""
+    """The commit, with a + if the tree has changes."""
     return _git("rev-parse", "--short", "HEAD") + "+" * bool(_git("status", "--porcelain", "--untracked-files=no"))
 
 

@@ -1,4 +1,4 @@
-"""Numbers and tables as the reports write them."""
+"""Formatting of numbers and tables."""
 
 from collections.abc import Collection, Iterator
 
@@ -12,7 +12,7 @@ def shown(value: Spread, unit: str = "") -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that mean something."""
+    """About three significant digits."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,14 +1,13 @@
-"""What a training step costs by its number of ranks: fitted to what was measured, and drawn on to more than fit here.
+"""A model of a training step's duration by the number of ranks: fitted to measurements, extrapolated to more ranks.
 
-Seconds of a step of w ranks with `rows` samples each, on a machine of some cores:
+Seconds of a step of w ranks with `rows` samples each, on a machine with some cores:
 
     (step + row · rows) · shares(w) + alpha · messages(w) + beta · carried(w)
 
-shares(w) is how many ranks take turns on a core, and carried(w) the bytes that a core moves for them, as both memory
-and loopback are the cores' work: a ring's 2 (w - 1) / w of the gradient for each rank. messages(w) is log2 w where an
-all-reduce is a tree, as NCCL's and MPI's are for short messages. gloo's default is a ring, where the last chunk has
-waited for 2 (w - 1) others: for many ranks log2 w is the hope, and the ring is what runs. One rank alone runs without
-DDP, whose own time therefore counts as messages.
+shares(w) is the number of ranks on a core, and carried(w) the bytes that a core moves for them, because memory and
+loopback are both work of a core: a ring's 2 (w - 1) / w of the gradient for each rank. messages(w) is log2 w for a
+tree, which NCCL and MPI use for short messages, and 2 (w - 1) for a ring, which is gloo's default. One rank runs
+without DDP, so DDP's own time counts as messages.
 """
 
 import math
@@ -27,7 +26,7 @@ Messages = Callable[[int], float]
 
 KINDS: tuple[Kind, ...] = ("weak", "strong")
 WORLDS = (1, 2, 3, 4, 6, 8)
-HELD_OUT = 6  # of no influence on a fit, which is checked on it
+HELD_OUT = 6  # ranks that no fit uses, to check it
 BATCH = 32  # samples of a rank and step in weak scaling
 GLOBAL_BATCH = 256  # of all ranks in strong scaling
 GRADIENT = 4 * (784 * 512 + 512 * 512 + 512 * 10 + 512 + 512 + 10)  # bytes, of the perceptron on Fashion-MNIST
@@ -35,7 +34,7 @@ GRADIENT = 4 * (784 * 512 + 512 * 512 + 512 * 10 + 512 + 512 + 10)  # bytes, of 
 
 @dataclass(frozen=True)
 class Step:
-    """A measured one."""
+    """A measured step."""
 
     kind: Kind
     world: int
@@ -49,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """A measured one, by itself."""
+    """A measured all-reduce without a training."""
 
     world: int
     size: int  # bytes
@@ -58,7 +57,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Network:
-    """An all-reduce, of the gradient if nothing else is said."""
+    """The cost of an all-reduce, by default of the gradient."""
 
     alpha: float  # seconds of a message
     beta: float  # seconds of a byte
@@ -70,21 +69,21 @@ class Network:
 
 @dataclass(frozen=True)
 class Cost:
-    """A step."""
+    """The cost of a step."""
 
-    step: float  # seconds, whatever its rows
-    row: float  # seconds of each
+    step: float  # seconds, at any number of rows
+    row: float  # seconds of a row
     network: Network
 
     def seconds(self, world: int, rows: float, cores: int) -> float:
         return (self.step + self.row * rows) * shares(world, cores) + self.network.seconds(world, cores)
 
     def efficiency(self, world: int, rows: float) -> float:
-        """Of weak scaling, with a core for each rank."""
+        """The efficiency of weak scaling with a core for each rank."""
         return self.seconds(1, rows, 1) / self.seconds(world, rows, world)
 
     def rows_for(self, efficiency: float, world: int) -> float:
-        """How many samples a rank and step it takes for that; infinitely many where they cost nothing."""
+        """Samples of each rank in a step for that efficiency; infinite if samples cost nothing."""
         compute = self.network.seconds(world, world) / (1 / efficiency - 1)
         return max(0.0, compute - self.step) / self.row if self.row else math.inf
 
@@ -102,12 +101,12 @@ def shares(world: int, cores: int) -> float:
 
 
 def carried(world: int, cores: int, size: int = GRADIENT) -> float:
-    """Bytes, of an all-reduce of `size` bytes."""
+    """Bytes that a core moves in an all-reduce of `size` bytes."""
     return 2 * (world - 1) / world * size * shares(world, cores)
 
 
 def fit(steps: Iterable[Step], cores: int, messages: Messages) -> Cost:
-    """To all but what is held out: the least squares of relative errors, with no term below 0."""
+    """Fit the model by least squares of relative errors with non-negative terms, without HELD_OUT."""
     known = [each for each in steps if each.world != HELD_OUT]
     terms = [
         (
@@ -123,8 +122,10 @@ def fit(steps: Iterable[Step], cores: int, messages: Messages) -> Cost:
 
 
 def fit_network(all_reduces: Iterable[AllReduce], cores: int, messages: Messages) -> Network:
-    """The same to all-reduces alone, of two sizes: on 2 cores a ring's messages and a core's bytes both grow as w - 1,
-    so that one size would not tell alpha from beta."""
+    """Fit the same to all-reduces of two sizes.
+
+    One size would not separate alpha from beta: on 2 cores, a ring's messages and a core's bytes both grow as w - 1.
+    """
     known = [each for each in all_reduces if each.world != HELD_OUT]
     terms = [(messages(each.world), carried(each.world, cores, each.size)) for each in known]
     alpha, beta = _least(terms, [each.seconds for each in known])
@@ -133,14 +134,14 @@ def fit_network(all_reduces: Iterable[AllReduce], cores: int, messages: Messages
 
 def _least(terms: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
     relative = np.array(terms) / np.array(seconds)[:, None]
-    scale = relative.max(axis=0)  # bytes are many, and their seconds few
+    scale = relative.max(axis=0)  # bytes are of another magnitude than messages
     found, _ = nnls(relative / scale, np.ones(len(seconds)))
     coefficients: list[float] = (found / scale).tolist()
     return coefficients
 
 
 def speeds(results: Results, kind: Kind, world: int) -> Series | None:
-    """Samples a second. Weak scaling is what the throughput is measured in, of some worlds."""
+    """Samples per second. The throughput of some worlds is that of weak scaling."""
     found = results.one("scaling", kind=kind, world=world)
     if found or kind == "strong":
         return found
@@ -148,7 +149,7 @@ def speeds(results: Results, kind: Kind, world: int) -> Series | None:
 
 
 def steps(results: Results) -> list[Step]:
-    """The median one of each kind and world that was measured."""
+    """The median step of each kind and world that was measured."""
     return [
         Step(kind, world, (BATCH * world if kind == "weak" else GLOBAL_BATCH) / spread(series.values).median)
         for kind in KINDS
@@ -158,7 +159,7 @@ def steps(results: Results) -> list[Step]:
 
 
 def all_reduces(results: Results) -> list[AllReduce]:
-    """The median one between pods, of each world and size."""
+    """The median all-reduce between pods of each world and size."""
     return [
         AllReduce(int(each.case["world"]), int(each.case["bytes"]), spread(each.values).median / 1e3)
         for each in results.of("all-reduce")

@@ -1,4 +1,4 @@
-"""The plot of a file of results: samples a second of each tool, and how far they were apart from round to round."""
+"""The plot of a file of results: throughput of each tool, with its range over the rounds."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _TASK = "fashion-mnist"
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write it as SVG: the same file from the same results."""
+    """Write the plot as SVG, byte for byte the same for the same results."""
     matplotlib.rcParams.update({"svg.hashsalt": "torchtally", "svg.fonttype": "none", "font.size": 9})
     worlds = sorted({int(each.case["world"]) for each in results.of("throughput", task=_TASK)})
     figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")

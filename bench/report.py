@@ -1,4 +1,4 @@
-"""The tables and the plot of a file of results, made from nothing else: `python -m bench.report [FILE.json]`."""
+"""The tables and the plot of a file of results: `python -m bench.report [FILE.json]`."""
 
 import sys
 from pathlib import Path
@@ -17,11 +17,11 @@ def write(found: Results) -> None:
 
 
 def with_goals(page: str, found: Results) -> str:
-    """The page with the table of goals in its place."""
+    """The page with its table of goals replaced."""
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not (begin and end):
-        raise ValueError(f"{PAGE} has no place for the goals: a line {_BEGIN.strip()} and a line {_END.strip()}")
+        raise ValueError(f"{PAGE} must have the lines {_BEGIN.strip()} and {_END.strip()} around the goals")
     return f"{before}{begin}\n{goals.text(found)}\n\n{table.conditions(found)}\n\n{end}{after}"
 
 

@@ -1,4 +1,4 @@
-"""A file of results: what was measured, n times each, and where. The table, the plot and the comparison read it."""
+"""A file of results: all samples of a run of `make bench`, and its machine. Tables, plot and comparison read it."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -14,7 +14,7 @@ Key = tuple[str, tuple[tuple[str, str | int], ...]]
 
 @dataclass
 class Series:
-    """All values of one measure of one case. `rounds` and `loads` say when: which round, and how busy it was."""
+    """All values of one measure of one case, with the round and the load average of each."""
 
     measure: str
     case: dict[str, str | int]
@@ -55,7 +55,7 @@ class Results:
         series.loads.append(load)
 
     def of(self, measure: str, **case: str | int) -> list[Series]:
-        """Those of a measure whose cases have these values, in the order in which they were measured."""
+        """The series of a measure whose cases have these values, in the order of measurement."""
         return [each for each in self.series if each.measure == measure and case.items() <= each.case.items()]
 
     def one(self, measure: str, **case: str | int) -> Series | None:
@@ -72,17 +72,17 @@ def newest() -> Path:
 
 
 def load(path: Path) -> Results:
-    """Raises ValueError for a file that is none of results."""
+    """Read a file of results. Raises ValueError for any other file."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         if found.pop("version") != VERSION:
-            raise ValueError(f"only version {VERSION} is read")
+            raise ValueError(f"its version must be {VERSION}")
         series = [Series(**each) for each in found.pop("series")]
         results = Results(**found, series=series)
         if uneven := [each.key for each in series if not len(each.values) == len(each.rounds) == len(each.loads) > 0]:
-            raise ValueError(f"{uneven[0]} has not as many values as rounds and loads, or none")
+            raise ValueError(f"{uneven[0]} must have as many values as rounds and loads, and at least one")
         if twice := len(series) - len({each.key for each in series}):
-            raise ValueError(f"{twice} series are there twice")
+            raise ValueError(f"{twice} series appear twice")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is no file of results: {error}") from error
     return results

@@ -1,4 +1,4 @@
-"""One number that was measured: a line of JSON on the way from the program that measured it to the file of results."""
+"""A measured value, which a program prints as a line of JSON for the file of results."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ PREFIX = "SAMPLE "
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """`case` says of what: {"tool": "blog", "world": 2}."""
+    """A value of a measure in a case, such as {"tool": "blog", "world": 2}."""
 
     measure: str
     case: dict[str, str | int]
@@ -26,6 +26,6 @@ def emit(measure: str, value: float, unit: str, better: Better, **case: str | in
 
 
 def found_in(output: str) -> list[Sample]:
-    """The samples that a program has printed among other lines."""
+    """The samples in a program's output."""
     lines = (line.removeprefix(PREFIX) for line in output.splitlines() if line.startswith(PREFIX))
     return [Sample(**json.loads(line)) for line in lines]

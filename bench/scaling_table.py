@@ -1,4 +1,4 @@
-"""The table's part on scaling: over ranks, with the model of a step's cost, and over pods and jobs."""
+"""The table's section on scaling: over ranks, with a model of a step's cost, and over pods and jobs."""
 
 import math
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from bench.spread import ratios, spread
 
 MEASURES = ("scaling", "all-reduce", "many")
 FAR = (8, 64, 1024)
-# What is stated and not measured: 50 µs a message, 10 Gbit/s.
+# Assumed, not measured: 50 µs a message, 10 Gbit/s.
 _STATED = (50e-6, 8 / 10e9)
 _FORMS = {"log2 w": model.tree, "2 (w - 1), a ring's": model.ring}
 
 
 def lines(results: Results) -> list[str]:
-    """None where none of it was measured. A blank line is behind each part."""
+    """The section's lines, with a blank line after each part; empty if nothing of it was measured."""
     parts = [_ranks(results), _model(results), _many(results)]
     return [line for part in parts if part for line in (*part, "")]
 
@@ -57,7 +57,7 @@ def _speed(one: Series | None, many: Series | None, world: int, cores: int) -> l
 
 
 def _model(results: Results) -> list[str]:
-    """Fitted, checked, and drawn on to more ranks than there are."""
+    """The fitted model, its check, and its extrapolation to more ranks."""
     cores = int(results.machine["cores"])
     steps, alone = model.steps(results), model.all_reduces(results)
     # Four unknowns of a step, two of an all-reduce.
@@ -128,7 +128,7 @@ def _far(cost: Cost, networks: dict[str, Network]) -> list[str]:
 
 
 def _many(results: Results) -> list[str]:
-    """The growth is the exponent x of seconds ~ Nˣ between the two largest N: 1 is linear."""
+    """Growth with N, as the exponent x of seconds ~ Nˣ between the two largest N."""
     rows = list(_growths(results))
     if not rows:
         return []

@@ -12,7 +12,7 @@ TOOLS = {"torchtally": "torchtally", "blog": "the blog's loop", "accelerate": "A
 
 
 def text(results: Results) -> str:
-    """All of it."""
+    """The whole table."""
     return "\n".join(
         [
             *(_throughput(results)),
@@ -28,7 +28,7 @@ def text(results: Results) -> str:
 
 
 def conditions(results: Results) -> str:
-    """Under which all of it was measured, in one line."""
+    """The conditions of the measurements, in one line."""
     machine, versions = results.machine, results.versions
     loads = [load for each in results.series for load in each.loads]
     rounds = len({number for each in results.series for number in each.rounds})
@@ -60,7 +60,7 @@ def _throughput(results: Results) -> list[str]:
 
 
 def peers(results: Results, case: Mapping[str, str | int]) -> dict[str, Series]:
-    """The others' throughput in this case, as far as it was measured."""
+    """The throughput of the other tools in this case, if measured."""
     found = {tool: results.one("throughput", **case, tool=tool) for tool in TOOLS if tool != "torchtally"}
     return {tool: series for tool, series in found.items() if series}
 

@@ -1,6 +1,6 @@
-"""Keras' own fit() under DDP, with every sample accounted for: the network of the task keras-mnist.
+"""Keras' fit() under DDP with a proof: the network of the task keras-mnist.
 
-torchtally run -- python examples/keras_fit.py       on this machine, or unchanged as a PyTorchJob's command
+torchtally run -- python examples/keras_fit.py       on this machine, or as the command of a PyTorchJob
 """
 
 import argparse
@@ -29,7 +29,7 @@ EPOCHS = 2
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
-    fingerprint = idx.MNIST.fingerprint  # text that is equal where the data is
+    fingerprint = idx.MNIST.fingerprint  # equal text for equal data
 
     def __init__(self, samples: Samples, most: int):
         self.pixels, self.labels = samples.inputs[:most], samples.labels[:most]
@@ -42,32 +42,32 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Parallel(keras.Model):
-    """What fit() trains: `network`, under DDP while it trains."""
+    """The model that fit() trains: `network`, in DDP for training."""
 
     def __init__(self, network: keras.Model):
         super().__init__()
         self.network = network
-        self.parallel = DistributedDataParallel(network).__call__  # the method: Keras takes a module for one more layer
+        self.parallel = DistributedDataParallel(network).__call__  # a method: Keras adds modules as layers
 
     def call(self, images: Tensor, training: bool = False) -> Tensor:
         return self.parallel(images, training=True) if training else self.network(images, training=False)
 
 
 class Accounted(DataLoader[Any]):
-    """The account's next epoch each time that fit() goes through it. It has no length, so fit() goes to its end."""
+    """Iterates over the account's next epoch each time. It has no length, so fit() iterates to the end."""
 
     def __init__(self, account: Account, phase: str, loader: DataLoader[Any]):
-        super().__init__(loader.dataset, batch_size=None)  # of which fit() asks nothing but that it is one
+        super().__init__(loader.dataset, batch_size=None)  # fit() requires a DataLoader
         self.account, self.phase, self.loader, self.epoch = account, phase, loader, 0
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
         for batch in self.account.epoch(self.phase, self.epoch, self.loader):
-            yield batch.data  # counted when fit() comes back for the next one, which is after its step
+            yield batch.data  # recorded when fit() requests the next batch, after the step
 
 
 class Test(keras.callbacks.Callback):
-    """Exact evaluation after each epoch: fit's own would see this rank's samples alone."""
+    """Exact evaluation over all ranks after each epoch; that of fit() covers this rank's samples only."""
 
     def __init__(self, account: Account, loader: DataLoader[Any], n: int):
         super().__init__()
@@ -75,7 +75,7 @@ class Test(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         network = self.model.network
-        running_stats.average(running_stats.of(network))  # BatchNormalization's, which DDP does not see
+        running_stats.average(running_stats.of(network))  # DDP does not synchronize those of BatchNormalization
         found = evaluate(network, self.account.epoch("test", epoch + 1, self.loader), self.n)
         if self.account.rank == 0:
             print(f"epoch {epoch + 1}: {found.totals['correct']:.0f} of {found.count} correct", flush=True)
@@ -90,12 +90,12 @@ def main(most: int) -> None:
     model = Parallel(network)
     with Account(task="keras-fit", plan={"train": EPOCHS, "test": EPOCHS}, seed=0) as account:
         torch.manual_seed(account.rank)  # each rank draws its own dropout
-        # The means of equal batches have the mean of all as theirs; and an empty one has no statistics.
+        # drop_last: DDP's mean over ranks needs batches of equal size, and BatchNormalization needs non-empty ones.
         train_loader = account.loader("train", train, batch_size=64, contract="drop_last")
         test_loader = account.loader("test", test, batch_size=1000, shuffle=False)
         falling = keras.optimizers.schedules.PolynomialDecay(6e-3, EPOCHS * len(train_loader), end_learning_rate=0)
         model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        model.test_on_batch(train[0][0][None], train[0][1][None])  # builds what fit() would build of a batch it takes
+        model.test_on_batch(train[0][0][None], train[0][1][None])  # builds it; fit() would consume a batch
         model.fit(
             Accounted(account, "train", train_loader),
             epochs=EPOCHS,
@@ -111,5 +111,5 @@ def main(most: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, default=60000, help="at most so many of each phase")
+    parser.add_argument("--samples", type=int, default=60000, help="maximum number of samples in each phase")
     main(parser.parse_args().samples)

@@ -1,8 +1,8 @@
-"""Points in the plane, told apart under DDP: a script for torchrun, with a DataLoader and a sampler for each rank."""
+"""Classification of points in the plane under DDP: a script for torchrun, with a DataLoader and a sampler."""
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before there is a group, which it would keep: its threads can abort Python's end
+import torch.distributed.nn  # imported after the group it would keep the group, whose threads can abort at exit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +13,7 @@ EPOCHS = 3
 
 
 def rings(n: int) -> tuple[Tensor, Tensor]:
-    """Points (n, 2), and whether each lies in the inner disc or in the ring around it."""
+    """Points (n, 2) and labels (n): 0 in the inner disc, 1 in the ring around it."""
     labels = torch.randint(2, (n,))
     radius, angle = torch.rand(n) + labels, torch.rand(n) * 2 * torch.pi
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), labels

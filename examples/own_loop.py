@@ -1,6 +1,6 @@
-"""A loop of one's own that proves its shards: plain PyTorch, DDP, one's own dataset and DataLoader.
+"""Your own training loop with a proof: plain PyTorch, DDP, your own dataset and DataLoader.
 
-torchtally run -- python examples/own_loop.py       on this machine, or unchanged as a PyTorchJob's command
+torchtally run -- python examples/own_loop.py       on this machine, or as the command of a PyTorchJob
 """
 
 import torch
@@ -16,10 +16,10 @@ EPOCHS = 3
 
 
 class Rings(Dataset[tuple[Tensor, int]]):
-    """Points in the plane; the label says whether a point lies in the inner disc or in the ring around it."""
+    """Points in the plane with labels: 0 in the inner disc, 1 in the ring around it."""
 
     def __init__(self, n: int, seed: int):
-        self.fingerprint = f"rings-{n}-{seed}"  # text that is equal where the data is
+        self.fingerprint = f"rings-{n}-{seed}"  # equal text for equal data
         random = torch.Generator().manual_seed(seed)
         self.labels = torch.randint(2, (n,), generator=random)
         radius = torch.rand(n, generator=random) + self.labels
@@ -37,7 +37,7 @@ def train(account: Account, epoch: int, loader: DataLoader, model: nn.Module, op
     model.train()
     for batch in account.epoch("train", epoch, loader):
         points, labels = batch.data
-        # DDP takes the mean over ranks: this makes it the mean over all samples of the step, also of the uneven last.
+        # DDP averages over ranks. Scaled like this, the result is the mean over all samples of the step, even or not.
         loss = cross_entropy(model(points), labels, reduction="sum") * account.world / batch.rows
         optimizer.zero_grad()
         loss.backward()
@@ -51,7 +51,7 @@ def test(account: Account, epoch: int, loader: DataLoader, model: nn.Module) -> 
     for batch in account.epoch("test", epoch, loader):
         points, labels = batch.data
         correct += (model(points).argmax(dim=1) == labels).sum()
-    dist.all_reduce(correct)  # counts, never means
+    dist.all_reduce(correct)  # sums of counts are exact if ranks have different numbers of samples
     return int(correct)
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         test_loader = account.loader("test", unseen, batch_size=100, shuffle=False)
         for epoch in range(1, EPOCHS + 1):
             train(account, epoch, train_loader, parallel, optimizer)
-            correct = test(account, epoch, test_loader, model)  # on the bare model: ranks need not step together
+            correct = test(account, epoch, test_loader, model)  # without DDP: numbers of batches differ
             if account.rank == 0:
                 print(f"epoch {epoch}: {correct} of {len(unseen)} correct", flush=True)
     dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""Programs that measure one thing each, and print what they found as samples: `python -m bench.measure.limits`."""
+"""Programs that each measure one thing and print samples: `python -m bench.measure.limits`."""

@@ -1,6 +1,6 @@
-"""Training on one GPU: samples a second of torchtally, of a few lines by hand without a tally, and of the blog's loop.
+"""Throughput on one GPU: of torchtally, of a minimal loop without a tally, and of the blog's loop.
 
-gpu    where PyTorch finds no GPU it measures nothing
+gpu    measures nothing if PyTorch finds no GPU
 """
 
 import os
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def measured(device: str) -> Iterator[tuple[str, float]]:
-    """Each tool's samples a second on `device`: batch 32, one rank."""
+    """Samples per second of each tool on `device`, with batches of 32 and one rank."""
     speed, _ = throughput.ours("fashion-mnist", 1, device=device, epochs=3)
     yield "torchtally", speed
     data = str(Places.from_env(os.environ).cache)

@@ -1,6 +1,6 @@
-"""What no training by PyTorch's own products can beat on this machine: these alone, and the bytes of its gradient.
+"""Upper bounds of a training on this machine: the speed of its matrix products, copies, and gloo over loopback.
 
-limits    starts itself a second time, as the other end of a connection over loopback
+limits    starts a second process of itself as the peer over loopback
 """
 
 import subprocess
@@ -21,9 +21,9 @@ from bench.peers.common import BATCH
 from bench.sample import emit
 
 _ROUND_TRIPS = 2000
-_LARGE = 1 << 24  # bytes of a message whose latency is nothing beside its bytes
+_LARGE = 1 << 24  # bytes of a message whose latency is negligible
 _SECONDS = 0.5
-_LAYOUTS = (torch.contiguous_format, torch.channels_last)  # of convolutions, a training may choose
+_LAYOUTS = (torch.contiguous_format, torch.channels_last)  # of convolutions; the faster one counts
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def _mean_seconds(step: Callable[[], object]) -> float:
 
 
 def _loopback() -> tuple[float, float]:
-    """Seconds of the smallest message one way, and bytes a second of a large one."""
+    """The one-way latency in seconds, and the bandwidth in bytes per second."""
     store = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     with subprocess.Popen([sys.executable, "-m", "bench.measure.limits", str(store.port)]):
         dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=60))
@@ -69,7 +69,7 @@ def _loopback() -> tuple[float, float]:
 
 
 def _there_and_back(message: Tensor, times: int) -> float:
-    """Mean seconds of a round trip; the other end makes as many."""
+    """Mean seconds of a round trip; the peer makes as many."""
     began = time.perf_counter()
     for _ in range(times):
         dist.send(message, 1)

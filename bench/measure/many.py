@@ -1,7 +1,7 @@
-"""How time grows with what there is: a chart of N workers rendered, the job of it run, and N jobs run.
+"""Growth of time with N: rendering the chart with N workers, simulating that job, and simulating N jobs.
 
-Jobs are run by the local runner's own code as far as it goes without processes: manifests are read and checked, each
-pod is given its environment and its command, and the controller takes each to its end and the job to its verdict.
+The local runner's own code simulates the jobs, without processes: it validates manifests, determines each pod's
+environment and command, and its controller takes pods and jobs to their ends.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small = _rendered("--values", f"{_CHART}/ci/kind-values.yaml")
-        simulate(_files(folder, small, 1))  # the first one imports what it needs
+        simulate(_files(folder, small, 1))  # imports, which are not measured
         for n in SIZES:
             began = time.perf_counter()
             large = _rendered("--set", f"workers={n}")
@@ -59,7 +59,7 @@ def _seconds(function: Callable[[list[Path]], object], paths: list[Path]) -> flo
 
 
 def simulate(paths: Iterable[Path]) -> list[str]:
-    """Run the PyTorchJobs of these files, all at the same time; returns what pods print: their ranks."""
+    """Run the PyTorchJobs of these files at the same time; returns the output of the pods: their ranks."""
 
     async def together() -> list[list[str]]:
         return await asyncio.gather(*(_run(manifest.load(str(path)).job) for path in paths))
@@ -87,7 +87,7 @@ class _Quiet(output.Output):
 
 
 class _Nothing:
-    """An engine that makes all of a pod but its process."""
+    """An engine that prepares pods without starting processes."""
 
     def __init__(self, job: LocalJob) -> None:
         self._job = job
@@ -114,7 +114,7 @@ class _Nothing:
 
 
 class _Ended:
-    """A process that has printed a line, and has ended with 0: the Master's behind all others."""
+    """A process that has printed a line and exited with 0; the Master's is the last."""
 
     returncode = 0
 

@@ -1,7 +1,7 @@
-"""What the proof costs, of all that a training does: its parts are timed while it runs, as two runs differ by more.
+"""The proof's share of a training's time, from timers within one run, because two runs differ by more than the proof.
 
 overhead            measures
-overhead worker …   a rank of it
+overhead worker …   is a rank of the measured training
 """
 
 import os

@@ -1,6 +1,6 @@
-"""The bare products of a training step: its convolutions and linear layers alone, without anything between them.
+"""The matrix products and convolutions of a training step, without the operations between them.
 
-Of each layer the forward one, the gradient of the weights, and that of the input, which the first needs none of.
+Each layer has a forward product, the gradient of its weights and, except for the first layer, that of its input.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Linear:
-    """From so many numbers a sample to so many."""
+    """A layer from `inside` to `outside` features."""
 
     inside: int
     outside: int
 
     @property
     def operations(self) -> int:
-        """Of one product of one sample; each of the three has as many."""
+        """Operations of each of the three products for one sample."""
         return 2 * self.inside * self.outside
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """From `inside` channels of `side` x `side` numbers a sample to `outside` channels."""
+    """A convolution from `inside` channels of `side` x `side` pixels to `outside` channels."""
 
     inside: int
     outside: int
@@ -40,12 +40,12 @@ class Convolution:
 
     @property
     def operations(self) -> int:
-        """As of a linear layer."""
+        """Operations of each of the three products for one sample."""
         side = (self.side + 2 * self.padding - self.kernel) // self.stride + 1
         return 2 * side**2 * self.kernel**2 * self.inside * self.outside
 
 
-# Those of bench.peers.common.model.
+# The layers of bench.peers.common.model.
 LAYERS: dict[str, Sequence[Linear | Convolution]] = {
     "fashion-mnist": (Linear(784, 512), Linear(512, 512), Linear(512, 10)),
     "mnist-cnn": (Convolution(1, 10, 28, 5), Convolution(10, 20, 12, 5), Linear(320, 50), Linear(50, 10)),
@@ -66,7 +66,7 @@ def operations(task: str) -> int:
 
 
 def step_of(task: str, layout: torch.memory_format) -> Step:
-    """One step's, of tensors that are there before it; those of convolutions in this layout."""
+    """The products of a step on preallocated tensors; those of convolutions have this layout."""
     parts = [
         _linear(layer, first=not number) if isinstance(layer, Linear) else _convolution(layer, layout, first=not number)
         for number, layer in enumerate(LAYERS[task])
@@ -94,7 +94,7 @@ def _linear(layer: Linear, first: bool) -> list[Callable[[], object]]:
 
 
 def _convolution(layer: Convolution, layout: torch.memory_format, first: bool) -> list[Callable[[], object]]:
-    # Their results are made by each call: what is said to take them instead makes them too, and copies.
+    # Each call allocates its results: the variants with an output argument allocate as well, and copy.
     aten = torch.ops.aten
     x = torch.randn(BATCH, layer.inside, layer.side, layer.side).to(memory_format=layout)
     w = torch.randn(layer.outside, layer.inside, layer.kernel, layer.kernel).to(memory_format=layout)

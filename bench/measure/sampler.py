@@ -1,4 +1,4 @@
-"""The order of N samples: time to the first index, indices a second, memory. One tool at one N a process.
+"""Samplers of N samples: time to the first index, indices per second, memory. One tool and one N in each process.
 
 sampler TOOL N    e.g. torchtally 1000000000
 """
@@ -16,14 +16,14 @@ from bench.sample import emit
 
 CASES = [
     ("torchtally", 10**7),
-    ("torch", 10**7),  # it holds all indices in a list: of 10⁹ that would be 40 GB
+    ("torch", 10**7),  # holds all indices in a list: 40 GB for 10⁹
     ("torchdata", 10**7),
-    ("streaming", 10**7),  # it holds some arrays of all indices: of 10⁸ they were 3.3 GB, of 10⁹ they would be 33 GB
+    ("streaming", 10**7),  # holds several arrays of all indices: 3.3 GB for 10⁸, 33 GB for 10⁹
     ("torchtally", 10**9),
     ("torchtally", 10**12),
 ]
 _WORLD = 4
-_SHARD = 1 << 16  # samples of a file of mosaicml-streaming: 1 KiB each, as its files have 64 MiB by default
+_SHARD = 1 << 16  # samples in a file of mosaicml-streaming: 1 KiB each in 64 MiB, its default
 _BATCH = 32
 _CHUNK = 1 << 18  # indices taken at a time
 _MOST = 40 * _CHUNK
@@ -43,7 +43,7 @@ def main() -> None:
     emit("sampler, memory", (_peak_bytes() - before) / 1e6, "MB", "lower", tool=tool, n=n)
 
 
-# Each tool gives how many indices it has made since it was asked last: at first a single one.
+# Each tool yields the number of indices it has made since the last one: first a single index.
 
 
 def _torchtally(n: int) -> Iterator[int]:
@@ -52,7 +52,7 @@ def _torchtally(n: int) -> Iterator[int]:
     def take(n: int, begin: int, end: int) -> int:
         return len(Shard(n=n, rank=0, world=_WORLD, order="feistel-1").indices(begin, end))
 
-    take(1000, 0, 1)  # numpy's own first time
+    take(1000, 0, 1)  # numpy's initialization
     end = min(_MOST, n // _WORLD)
     bounds = [0, 1, *range(_CHUNK, end, _CHUNK), end]
     return (take(n, begin, stop) for begin, stop in pairwise(bounds))
@@ -61,7 +61,7 @@ def _torchtally(n: int) -> Iterator[int]:
 def _torch(n: int) -> Iterator[int]:
     from torch.utils.data.distributed import DistributedSampler
 
-    samples: Any = range(n)  # it asks for no more than their number
+    samples: Any = range(n)  # the sampler uses only its length
     return _counted(DistributedSampler(samples, _WORLD, 0))
 
 
@@ -73,11 +73,11 @@ def _torchdata(n: int) -> Iterator[int]:
 
 
 def _streaming(n: int) -> Iterator[int]:
-    """As StreamingDataset orders an epoch by default, on four nodes of one rank each: all indices on each of them.
+    """The default order of StreamingDataset on four nodes with one rank each: each node computes all indices.
 
-    Without its resampling of streams, of which it makes another such array, and without what shares it among ranks.
+    Resampling of streams, which makes another such array, and the exchange among ranks are left out.
     """
-    for name in ("streaming", "streaming.base"):  # what they import of themselves is all of it, and needs 30 packages
+    for name in ("streaming", "streaming.base"):  # their __init__ imports all of streaming, which needs 30 packages
         package = sys.modules.setdefault(name, ModuleType(name))
         package.__path__ = [str(metadata.distribution("mosaicml-streaming").locate_file(name.replace(".", "/")))]
     import numpy as np
@@ -90,7 +90,7 @@ def _streaming(n: int) -> Iterator[int]:
         places = partition.get_partitions("relaxed", n, _WORLD, _WORLD, 1, 1, _BATCH)
         order = shuffle.get_shuffle("py1e", shards, _WORLD, 9176, 1, max(4_000_000 // _WORLD, 1 << 18))
         indices = np.where(places != -1, order[places], -1)
-        own = int(np.count_nonzero(indices[0] != -1))  # it fills the last batch up
+        own = int(np.count_nonzero(indices[0] != -1))  # -1 pads the last batch
         yield 1
         yield own - 1
 
@@ -98,13 +98,13 @@ def _streaming(n: int) -> Iterator[int]:
 
 
 def _counted(sampler: Iterable[int]) -> Iterator[int]:
-    """One for each index. Not an expression: that would let the sampler begin before it is asked."""
+    """Yield 1 for each index. A generator expression would start the sampler before the first request."""
     for _ in sampler:
         yield 1
 
 
 def _peak_bytes() -> int:
-    """Of this program alone: what getrusage says begins with the peak of the process that started it."""
+    """The peak of this process alone; that of getrusage includes the parent's peak at the fork."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 

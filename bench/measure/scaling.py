@@ -1,9 +1,9 @@
-"""One number of ranks: samples a second at 32 a rank (weak scaling) and at 256 a step (strong), and gloo's all-reduces.
+"""Scaling to WORLD ranks: weak (32 samples for each rank) and strong (256 for all), and gloo's all-reduces.
 
-scaling WORLD    one of bench.model.WORLDS; weak scaling of those that `throughput` measures is left to it
+scaling WORLD    one of bench.model.WORLDS; `throughput` measures the weak scaling of some of them
 
-The ranks of a training are of one pod and sum their gradients in memory. The all-reduces are what they would make as
-pods of one rank each, over loopback: of the gradient, and of a single number, which is nothing but messages.
+The ranks of a training are in one pod and sum their gradients in shared memory. The all-reduces are those of pods with
+one rank each, over loopback: of the gradient, and of a single number, which costs messages alone.
 """
 
 import multiprocessing
@@ -32,7 +32,7 @@ def main() -> None:
     together = ["--global-batch-size", str(GLOBAL_BATCH)]
     strong, _ = throughput.ours("fashion-mnist", world, together)
     emit("scaling", strong, "samples/s", "higher", kind="strong", world=world)
-    if world * BATCH == GLOBAL_BATCH:  # the same steps
+    if world * BATCH == GLOBAL_BATCH:  # weak and strong scaling have the same steps
         emit("scaling", strong, "samples/s", "higher", kind="weak", world=world)
     elif world not in throughput.WORLDS:
         weak, _ = throughput.ours("fashion-mnist", world)
@@ -40,11 +40,11 @@ def main() -> None:
 
 
 def all_reduces(world: int) -> dict[int, float]:
-    """Mean seconds of one among so many processes, by its bytes."""
+    """Mean seconds of an all-reduce of `world` processes, by its size in bytes."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder, "ranks"))
-        forked = multiprocessing.get_context("fork")  # quicker than to import torch once more for each
+        forked = multiprocessing.get_context("fork")  # avoids an import of torch in each
         others = [forked.Process(target=_rank, args=(rank, world, meeting), daemon=True) for rank in range(1, world)]
         for other in others:
             other.start()

@@ -1,7 +1,7 @@
-"""The logs of a job too large for this machine: tally lines without torch, and without any training.
+"""Simulated logs of a job that is too large for this machine: tally lines without a training.
 
-Only each rank's sums of indices differ from those of a real job, because they would take all of its samples. They are
-drawn at random and add up to the sums of all ranks together; no verifier can tell.
+Only each rank's sums of indices differ from a real job's, whose computation would take all of its samples. They are
+random and add up to the sums of all ranks, so a verifier cannot detect the difference.
 """
 
 import random
@@ -25,7 +25,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """Ranks, one a pod, that pass over `n` samples."""
+    """A job with one rank in each pod, and `n` samples."""
 
     ranks: int
     epochs: int
@@ -40,7 +40,7 @@ class SimulatedJob:
 
 
 def lines(job: SimulatedJob) -> Iterator[tuple[int, str]]:
-    """Rank and line, in the order in which they would be printed: epoch by epoch, rank 0 with all ranks' at its end."""
+    """Ranks and lines in the order of a real log: epoch by epoch, each with all ranks' line at its end."""
     g = digest.base(_RUN)
     positions = [
         sum((digest.of_progression(part, g) for part in job.shard(rank).progressions), Digest())
@@ -60,7 +60,7 @@ def lines(job: SimulatedJob) -> Iterator[tuple[int, str]]:
 
 
 def write(job: SimulatedJob, folder: Path, stream: Path) -> None:
-    """A log for each pod in `folder`, and all of them as `kubectl logs --prefix` has them in `stream`."""
+    """Write a log for each pod to `folder`, and all lines, in the format of `kubectl logs --prefix`, to `stream`."""
     folder.mkdir(parents=True)
     logs: dict[int, list[str]] = defaultdict(list)
     with stream.open("w") as interleaved:

@@ -1,4 +1,4 @@
-"""Seconds of the commands that a start-up is held against."""
+"""Durations of the commands with which a start-up is compared."""
 
 import subprocess
 import sys

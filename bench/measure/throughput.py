@@ -1,4 +1,4 @@
-"""Training by one tool: samples a second, and the seconds from the command to the first step.
+"""Throughput of one tool, and the seconds from the command to the first step.
 
 throughput TOOL TASK WORLD    e.g. torchtally fashion-mnist 2
 """
@@ -20,7 +20,7 @@ from torchtally.environment import Places
 PEERS = {"blog": "blog", "accelerate": "with_accelerate", "lightning": "with_lightning"}
 TOOLS = ("torchtally", *PEERS)
 WORLDS = (1, 2, 4)
-# Of a peer's loop, over all worlds the same number of samples: some seconds of it.
+# Steps of a peer's loop on one rank: a few seconds. All worlds have the same number of samples.
 _STEPS = {"fashion-mnist": 600, "mnist-cnn": 600, "keras-mnist": 300}
 
 
@@ -34,7 +34,7 @@ def main() -> None:
 def ours(
     task: str, world: int, batch: Sequence[str] = ("--batch-size", str(BATCH)), device: str = "cpu", epochs: int = 1
 ) -> tuple[float, float]:
-    """Samples a second of the last epoch, and the first step's seconds, as the real entry point reports them."""
+    """Samples per second in the last epoch, and seconds to the first step, from the events of the entry point."""
     speed = first_step = 0.0
     with tempfile.TemporaryDirectory() as output:
         began = time.time()
@@ -64,14 +64,14 @@ def _peers(tool: str, task: str, world: int) -> tuple[float, float]:
 
 
 def torchrun(tool: str, task: str, world: int, device: str = "cpu") -> dict[str, float]:
-    """What a peer's script says of its ranks on `device`."""
+    """The result of a peer's script with `world` ranks on `device`."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
     data = str(Places.from_env(os.environ).cache)
     return told([*launch, f"bench.peers.{PEERS[tool]}", task, data, str(_STEPS[task] // world)], device)
 
 
 def told(arguments: Sequence[str], device: str) -> dict[str, float]:
-    """The line of JSON that Python prints with these arguments."""
+    """The line of JSON that a Python program with these arguments prints."""
     command = [sys.executable, *arguments]
     result = subprocess.run(command, env=_environment(device), stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))

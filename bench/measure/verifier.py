@@ -1,4 +1,4 @@
-"""scripts/verify_shards.py on the logs of 10 000 ranks x 10 epochs over 10⁹ samples: seconds and peak memory."""
+"""Duration and peak memory of scripts/verify_shards.py on logs of 10 000 ranks, 10 epochs and 10⁹ samples."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ _JOB = SimulatedJob(ranks=10_000, epochs=10, n=10**9)
 def main() -> None:
     folder, stream = LOGS / "pods", LOGS / "interleaved.log"
     if not folder.exists():
-        # By a process of its own, as the peak of this one would be the least that is measured of those it starts.
+        # In a process of its own, because a child's peak is at least that of its parent at the fork.
         code = "from bench.measure import verifier; verifier.simulate()"
         subprocess.run([sys.executable, "-c", code], check=True)
     for logs, path in {"a file a pod": folder, "one stream": stream}.items():
@@ -32,7 +32,7 @@ def _verified(path: Path) -> tuple[float, int]:
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "scripts/verify_shards.py", str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    text = process.stdout.read()  # as a pipe or a terminal would
+    text = process.stdout.read()  # so that the pipe never fills up
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     if os.waitstatus_to_exitcode(status):

@@ -1,1 +1,1 @@
-"""What a user would otherwise run, each started by torchrun: `torchrun … -m bench.peers.blog TASK FOLDER STEPS`."""
+"""The alternatives to torchtally, started by torchrun: `torchrun … -m bench.peers.blog TASK FOLDER STEPS`."""

@@ -1,4 +1,4 @@
-"""What the peers' scripts share: the data as torchvision's datasets give it, the models, the clock."""
+"""Shared parts of the peers' scripts: data in the form of torchvision's datasets, models, clock."""
 
 import gzip
 import json
@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed.nn  # before there is a group, which it would keep, and abort at the end (pytorch#190489)
+import torch.distributed.nn  # imported after the group it would keep the group, and abort at exit (pytorch#190489)
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 try:
     from PIL import Image
-except ModuleNotFoundError:  # an image with PyTorch alone, as in blog.yaml: its numbers go without this detour
+except ModuleNotFoundError:  # an image with PyTorch alone, as in blog.yaml: samples then skip PIL
     Image = None  # type: ignore[assignment]
 
-BATCH = 32  # samples a rank and step
+BATCH = 32  # samples of each rank in a step
 LEARNING_RATE = 1e-3
 _WARM_UP = 20  # steps
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """As torchvision's transform of this name."""
+    """torchvision's transform of this name."""
 
     mean: float
     deviation: float
@@ -49,7 +49,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """All pixels as they are in the file, and all labels."""
+        """All pixels (n, 28, 28) as uint8, and all labels."""
         return self._images, self._labels.long()
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 def dataset(task: str, folder: Path) -> Dataset[Any]:
-    """As it is had where the model is from: torchvision's, or all in one tensor, as Keras' guide has it."""
+    """The dataset in the form of the model's source: torchvision's, or one tensor as in Keras' guide."""
     images = Images(folder / _FOLDERS[task], _NORMALIZE.get(task))
     if task != "keras-mnist":
         return images
@@ -73,13 +73,13 @@ def dataset(task: str, folder: Path) -> Dataset[Any]:
 
 
 def to_tensor(image: "Image.Image | np.ndarray") -> Tensor:
-    """As torchvision's ToTensor, whose wheel needs CUDA's libraries: grey pixels (1, height, width) in [0, 1]."""
+    """torchvision's ToTensor, whose package needs CUDA's libraries: grey pixels (1, height, width) in [0, 1]."""
     pixels = torch.from_numpy(np.array(image, np.uint8, copy=True))
     return pixels.view(*pixels.shape, 1).permute(2, 0, 1).contiguous().float().div(255)
 
 
 def device() -> torch.device:
-    """The GPU, if one is asked for."""
+    """The device in BENCH_DEVICE; the CPU by default."""
     return torch.device(os.environ.get("BENCH_DEVICE", "cpu"))
 
 
@@ -90,7 +90,7 @@ def model(task: str) -> nn.Module:
             nn.Flatten(), nn.Linear(28 * 28, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
         )
     if task == "keras-mnist":
-        from bench.peers.keras_model import AsModule  # Keras takes seconds
+        from bench.peers.keras_model import AsModule  # an import takes seconds
 
         return AsModule()
     return nn.Sequential(
@@ -111,7 +111,7 @@ def model(task: str) -> nn.Module:
 
 
 def optimizer(task: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """That of torchtally's task of this name, with all else as it is by default."""
+    """The optimizer of torchtally's task of this name, with default arguments otherwise."""
     if task == "keras-mnist":
         return torch.optim.Adam(parameters, lr=6e-3)
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=_MOMENTUM[task])
@@ -126,7 +126,7 @@ class Clock:
         self._first = self._began = self._ended = 0.0
 
     def step(self) -> bool:
-        """Call it after each; whether it was the last."""
+        """Count a step; returns whether it was the last."""
         self._done += 1
         if self._done == 1:
             self._first = time.time()
@@ -137,7 +137,7 @@ class Clock:
         return self._done == self.steps
 
     def report(self) -> None:
-        """Print, on rank 0, what all ranks have done: a step ends on all of them together."""
+        """Print the samples of all ranks and the seconds, on rank 0. A step ends on all ranks together."""
         if int(os.environ["RANK"]) == 0:
             samples = (self.steps - _WARM_UP) * BATCH * int(os.environ["WORLD_SIZE"])
             seconds = self._ended - self._began

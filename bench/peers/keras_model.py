@@ -1,4 +1,4 @@
-"""The network of Keras' guide "Multi-GPU distributed training with PyTorch", as torchtally's task has it."""
+"""The network of Keras' guide "Multi-GPU distributed training with PyTorch", as in torchtally's task."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class AsModule(nn.Module):
-    """It in the mode that was set, which a Keras model is told by each call alone: the guide's loop infers."""
+    """The network in the mode set by `train()`, which Keras ignores: the guide's loop runs in inference mode."""
 
     def __init__(self) -> None:
         super().__init__()

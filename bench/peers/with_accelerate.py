@@ -1,4 +1,4 @@
-"""The same with Hugging Face's Accelerate, as its quick tour has it."""
+"""The loop of the quick tour of Hugging Face's Accelerate."""
 
 import torch
 from accelerate import Accelerator

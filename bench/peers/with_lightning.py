@@ -1,4 +1,4 @@
-"""The same with Lightning, as its first example has it; without logger, checkpoints and progress bar, to its favour."""
+"""The first example of Lightning's documentation, without logger, checkpoints and progress bar for speed."""
 
 import os
 from typing import Any
