@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import clean_log
 import nodes
 import pytest
 import yaml
@@ -52,6 +53,8 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
     shards = verify(namespace, "--expect-per-pod", "15000")
     exact = {pod: [rank, 15000, 15000, 0, 0] for rank, pod in enumerate(PODS)}
     assert shards["train", 1] == shards["train", 2] == exact
+    for pod in PODS:
+        clean_log.assert_clean(namespace.log(pod))
 
     startup = [sys.executable, str(ROOT / "scripts/startup.py"), "demo", "-n", namespace.name, "--json"]
     told = json.loads(run(*startup).stdout)

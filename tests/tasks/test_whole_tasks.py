@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import clean_log
 import pytest
 from task_data import fetched
 from task_table import TASKS, Task, judged
@@ -52,6 +53,7 @@ def check(task: Task, where: str, command: list[str], environment: dict[str, str
     seconds = time.monotonic() - began
     said = log.read_text()
     assert status.returncode == 0, said[-4000:]
+    clean_log.assert_clean(said)
     verify = [sys.executable, str(ROOT / "scripts/verify_shards.py"), str(log)]
     found = subprocess.run(verify, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr

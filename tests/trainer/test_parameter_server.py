@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import clean_log
 import launched
 import psutil
 import pytest
@@ -222,6 +223,8 @@ def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job:
     pods = [job.start(0, command), *workers]
     outputs = [pod.process.communicate(timeout=launched.LIMIT)[0] for pod in pods]
     assert [pod.process.returncode for pod in pods] == [0] * 4, [pod.errors for pod in pods]
+    for pod, output in zip(pods, outputs, strict=True):
+        clean_log.assert_clean(output + pod.errors)
 
     verified = subprocess.run([sys.executable, VERIFY, "-"], input="".join(outputs), capture_output=True, text=True)
     assert verified.returncode == 0, verified.stdout + verified.stderr

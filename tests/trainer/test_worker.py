@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import clean_log
 import psutil
 import pytest
 import ranks
@@ -101,6 +102,8 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
     ended = pods(2, environment, BATCHES, each)
     assert [pod.returncode for pod in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    for pod in ended:
+        clean_log.assert_clean(pod.stdout + pod.stderr)
     found = {(line["phase"], line["rank"]): line for pod in ended for line in lines(pod.stdout)}
     assert {key: line["consumed"] for key, line in found.items()} == {
         ("train", 0): 30000,

@@ -1,0 +1,85 @@
+"""The logs of successful jobs of several pods: no line that a user would ask about, whatever the task."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import clean_log
+import launched
+import pytest
+
+from torchtally import events, tasks
+
+# The entry point with a task of few samples. Its ranks are forked from it.
+FEW = """
+import dataclasses, os, signal, sys
+from torchtally import cli, tasks
+from torchtally.training.checkpointer import Checkpointer
+from torchtally.training.task import Samples
+
+load, after_epoch = tasks.load, Checkpointer.after_epoch
+
+def few(name):
+    task = load(name)
+    return dataclasses.replace(
+        task, load=lambda *where: tuple(Samples(each.inputs[:90], each.labels[:90]) for each in task.load(*where))
+    )
+
+def stop(self, *arguments, **named):
+    os.kill(os.getpid(), signal.SIGTERM)
+    after_epoch(self, *arguments, **named)
+
+tasks.load = few
+if "STOP" in os.environ:
+    Checkpointer.after_epoch = stop
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[launched.Job]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu"}
+    with launched.job({**environment, "TORCHTALLY_OUTPUT": str(tmp_path / "out")}, tmp_path, 3) as started:
+        yield started
+
+
+def logs(job: launched.Job, command: list[str], code: int = 0, **variables: str) -> list[str]:
+    """Of all pods, after they have ended with this code."""
+    pods = [job.start(rank, command, entry=FEW, **variables) for rank in range(3)]
+    written = [pod.process.communicate(timeout=launched.LIMIT)[0] + pod.errors for pod in pods]
+    assert [pod.process.returncode for pod in pods] == [code] * 3, written
+    return written
+
+
+@pytest.mark.parametrize("task", tasks.OPTIONS)
+def test_of_each_built_in_task(job: launched.Job, task: str, fashion_mnist: Path, mnist: Path) -> None:
+    """Their ranks find the data where the fixtures have fetched it."""
+    data = {} if task == "parameter-server" else {"TORCHTALLY_DATA": str(fashion_mnist if "fashion" in task else mnist)}
+    for log in logs(job, ["run", task, "--epochs", "2", "--batch-size", "16"], **data):
+        clean_log.assert_clean(log)
+
+
+def test_of_a_run_that_resumes(job: launched.Job, fashion_mnist: Path) -> None:
+    command, data = ["run", "fashion-mnist", "--epochs", "2", "--batch-size", "16"], str(fashion_mnist)
+    logs(job, command, code=143, TORCHTALLY_DATA=data, STOP="after an epoch")
+    resumed = logs(job, command, TORCHTALLY_DATA=data)
+    assert any(isinstance(each.event, events.Resumed) for each in events.in_lines(resumed[0].splitlines()))
+    for log in resumed:
+        clean_log.assert_clean(log)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Traceback (most recent call last):",
+        "/usr/lib/python3/site-packages/x.py:3: UserWarning: this is deprecated",
+        "W1123 12:00:00.000000 17 torch/distributed/elastic/agent.py:9] Error waiting on exit barrier",
+        'TORCHTALLY-EVENT {"v":1,torchtally: another message',
+        "train      1  all  4     60000     59999     1        0  ✗ not what the contract says",
+        "",
+    ],
+)
+def test_another_line_is_named(line: str) -> None:
+    with pytest.raises(AssertionError, match="no known form"):
+        clean_log.assert_clean(f"torchtally: a message\n[demo-worker-0] {line}\n")
