@@ -7,7 +7,7 @@ verdict        judges a run by all of these checks:
 line_check     the lines, against their own fields, each other and the plan
 digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)
 summary_check  the last line of the run, against its own fields and the other lines
-report         the verdict as a table or JSON (phrasing: ranks, steps and epochs in words)
+report         the verdict as a table or JSON (phrasing: the wording of its sentences)
 console        the start and the end of a command-line program
 """
 

@@ -1,9 +1,13 @@
-"""How ranks, steps, samples and a digest's numbers are named in sentences."""
+"""The wording of sentences: ranks, steps, samples, a digest's numbers, and the verdict."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from torchtally.proof.digest import NAMES, Digest
 from torchtally.proof.line import Rank
+
+if TYPE_CHECKING:
+    from .verdict import Verdict
 
 
 def who(ranks: Iterable[Rank]) -> str:
@@ -34,3 +38,22 @@ def span(noun: str, first: int, last: int) -> str:
 def differing(one: Digest, other: Digest) -> str:
     """The names of the words that are not the same in both, as docs/reference/line.md has them."""
     return ", ".join(name for name, a, b in zip(NAMES, one.words, other.words, strict=True) if a != b)
+
+
+def summary(verdict: "Verdict") -> str:
+    """Return the final sentence on a proof that holds."""
+    last = verdict.last
+    plan = last.plan if last else verdict.lines[-1].plan
+    world = last.worlds[-1][2] if last else verdict.lines[-1].world
+    facts = [f"run {verdict.run}", f"{world} rank{'s' * (world != 1)}"]
+    facts += [f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in plan.items()]
+    if last and last.model:
+        facts.append(f"model {last.model}")
+    return f"the proof holds: {', '.join(facts)}" + (_discarded(last.discarded) if last else "")
+
+
+def _discarded(count: int) -> str:
+    if not count:
+        return ""
+    what, were, do = ("sample", "was", "does") if count == 1 else ("samples", "were", "do")
+    return f"; {count} {what} consumed by steps that no checkpoint kept {were} discarded and {do} not count"

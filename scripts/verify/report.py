@@ -5,6 +5,7 @@ import json
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 
+from . import phrasing
 from .verdict import Verdict, fulfilled
 
 _CELLS = (*table.HEADER, "world")
@@ -50,7 +51,7 @@ def as_text(verdict: Verdict, *, encoding: str, colour: bool) -> str:
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]
-    text.append(f"{good} {_summary(verdict)}" if verdict.holds else f"{bad} the proof does not hold")
+    text.append(f"{good} {phrasing.summary(verdict)}" if verdict.holds else f"{bad} the proof does not hold")
     return "\n".join(text)
 
 
@@ -63,24 +64,6 @@ def _sentence(verdict: Verdict, line: TallyLine, good: str, bad: str) -> str:
     if not problems:
         return f"{good} {fulfilled(line)}"
     return f"{bad} {problems[0].text}" + (f", and {len(problems) - 1} more below" if len(problems) > 1 else "")
-
-
-def _summary(verdict: Verdict) -> str:
-    last = verdict.last
-    plan = last.plan if last else verdict.lines[-1].plan
-    world = last.worlds[-1][2] if last else verdict.lines[-1].world
-    facts = [f"run {verdict.run}", f"{world} rank{'s' * (world != 1)}"]
-    facts += [f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in plan.items()]
-    if last and last.model:
-        facts.append(f"model {last.model}")
-    return f"the proof holds: {', '.join(facts)}" + (_discarded(last.discarded) if last else "")
-
-
-def _discarded(count: int) -> str:
-    if not count:
-        return ""
-    what, were, do = ("sample", "was", "does") if count == 1 else ("samples", "were", "do")
-    return f"; {count} {what} consumed by steps that no checkpoint kept {were} discarded and {do} not count"
 
 
 def _marks(encoding: str, colour: bool) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from torch.distributed.distributed_c10d import Store
 from torchtally.distributed import running_stats
 from torchtally.errors import Refused
 from torchtally.proof.shards import Shard
-from torchtally.tasks.keras_mnist import Options
 from torchtally.tasks.keras_mnist import task as keras_mnist
+from torchtally.tasks.keras_mnist.options import Options
 from torchtally.training import artifacts, loop
 from torchtally.training.checkpoint_file import State
 from torchtally.training.checkpointer import Checkpointer, resume

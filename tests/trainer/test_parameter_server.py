@@ -22,7 +22,8 @@ from torch.nn import functional
 from torchtally import cli, events
 from torchtally.accounting.tally import Phase, Run
 from torchtally.errors import Refused, Unproven
-from torchtally.tasks.parameter_server import Options, network_interface, training
+from torchtally.tasks.parameter_server import network_interface, training
+from torchtally.tasks.parameter_server.options import Options
 from torchtally.tasks.parameter_server.task import TASK, Model
 from torchtally.training.batches import batches
 

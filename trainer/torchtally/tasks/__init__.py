@@ -1,4 +1,4 @@
-"""The built-in tasks, each in a folder: `Options` in its `__init__`, free of torch, and `TASK` in its task.py.
+"""The built-in tasks, each in a folder: `Options` in its options.py, free of torch, and `TASK` in its task.py.
 
 The command line, the trainer and Spark's driver find a task by its folder.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imports torch, which --help does without
 
 
 def _options(folder: str) -> type[Training]:
-    found: type[Training] = importlib.import_module(f"{__name__}.{folder}").Options
+    found: type[Training] = importlib.import_module(f"{__name__}.{folder}.options").Options
     return found
 
 

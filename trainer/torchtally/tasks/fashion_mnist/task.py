@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchtally.datasets import idx
 from torchtally.options import Training
-from torchtally.tasks.fashion_mnist import Options
+from torchtally.tasks.fashion_mnist.options import Options
 from torchtally.training.task import Samples, Task
 
 

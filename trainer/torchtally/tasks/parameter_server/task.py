@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtally.options import Training
-from torchtally.tasks.parameter_server import Options
+from torchtally.tasks.parameter_server.options import Options
 from torchtally.training.task import Samples, Task
 
 if TYPE_CHECKING:

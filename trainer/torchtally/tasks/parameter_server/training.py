@@ -28,7 +28,8 @@ from torchtally.environment import Places, Process, pod_of, store_address
 from torchtally.errors import Refused
 from torchtally.pod import device
 from torchtally.proof.shards import Shard
-from torchtally.tasks.parameter_server import Options, network_interface, remote_table
+from torchtally.tasks.parameter_server import network_interface, remote_table
+from torchtally.tasks.parameter_server.options import Options
 from torchtally.tasks.parameter_server.remote_table import COORDINATOR, SERVER, RemoteTable
 from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, unshard
 from torchtally.tasks.parameter_server.task import TASK, Model, bags
