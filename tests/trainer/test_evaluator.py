@@ -18,8 +18,6 @@ from torchtally.commands import evaluate
 from torchtally.errors import Refused
 from torchtally.training import checkpoint_file
 
-pytestmark = pytest.mark.xdist_group("evaluated model")
-
 VERIFIER = Path(__file__).parents[2] / "scripts/verify_shards.py"
 ENTRY = f"import os; os.chdir(os.environ['WHERE']); {launched.ENTRY}"
 SMALL = ["fashion-mnist", "--hidden", "16"]

@@ -26,8 +26,6 @@ from torchtally.tasks.parameter_server import Options, network_interface, traini
 from torchtally.tasks.parameter_server.task import TASK, Model
 from torchtally.training.batches import batches
 
-pytestmark = pytest.mark.xdist_group("parameter server")
-
 FORMS = ("rpc", "collective")
 VERIFY = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
 Weights = dict[str, list[Any]]
