@@ -15,6 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("shared")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes would wait for one another's cores
 fork_server.install()
 
 
