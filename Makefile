@@ -34,14 +34,14 @@ scripts: .venv/.scripts ## install what verify_shards, run_local and startup nee
 test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
 	python -m pytest --ignore=tests/e2e --ignore=tests/tasks -m 'not nightly' \
-		--numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+		--numprocesses $(TEST_PROCESSES) $(ARGS)
 
 .PHONY: test-newest-torch
 test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
 	rm .venv/.dev
 	uv pip install --python .venv --upgrade torch
 	python -m pytest --ignore=tests/e2e --ignore=tests/tasks --ignore=tests/image -m 'not nightly' \
-		--numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+		--numprocesses $(TEST_PROCESSES) $(ARGS)
 
 .PHONY: faults
 faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes

@@ -3,14 +3,19 @@
 import contextlib
 import functools
 import os
+import re
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import fork_server
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("shared")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes would wait for one another's cores
 fork_server.install()
 
 
@@ -35,6 +40,23 @@ def no_engine() -> str:
     except subprocess.TimeoutExpired:
         return "the Docker engine does not answer within 300 s"
     return "" if result.returncode == 0 else "no Docker engine answers"
+
+
+class _SharedFixtures(LoadScopeScheduling):
+    """Tests whose file has a fixture for all of them run in one process, the others wherever there is room."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, _ = nodeid.partition("::")
+        return file if _has_shared_fixtures(self.config.rootpath / file) else nodeid
+
+
+@functools.cache
+def _has_shared_fixtures(file: Path) -> bool:
+    return re.search(r'scope="(module|session)"', file.read_text()) is not None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _SharedFixtures(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -30,10 +30,7 @@ from local.controller import Controller, Outcome
 from torchtally import events
 from torchtally.environment import Places
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("local faults"),  # all compare with one undisturbed training
-]
+pytestmark = pytest.mark.timeout(600)
 
 EPOCHS = 3
 MASTER, WORKER, OTHER = "demo-master-0", "demo-worker-0", "demo-worker-1"

@@ -27,8 +27,6 @@ from torchtally.training.checkpointer import Checkpointer, resume
 from torchtally.training.task import Samples
 from torchtally.training.train_state import TrainState
 
-pytestmark = pytest.mark.xdist_group("keras")
-
 FIT = Path(__file__).parents[2] / "examples" / "keras_fit.py"
 OPTIONS = Options(epochs=2, batch_size=8, seed=3)
 N = 55  # drop_last leaves one of them out: 3 steps of 16, and one of 6

@@ -1,5 +1,6 @@
 """Scripts of users' own under the entry point: unchanged, and with three other lines that prove their training."""
 
+import contextlib
 import difflib
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from accounts import tallied, tallies
 
@@ -60,11 +62,11 @@ def test_three_lines_and_an_import_are_all_that_is_other() -> None:
     ]
 
 
-@pytest.mark.cold
 def test_the_ordinary_script_runs_and_with_the_three_lines_is_proved() -> None:
     losses = []
-    for script in (ORDINARY, OWN):
-        ended = started(script)
+    for script, start in ((ORDINARY, contextlib.nullcontext()), (OWN, fork_server.cold())):
+        with start:
+            ended = started(script)
         assert ended.returncode == 0, ended.stderr
         losses.append([float(loss) for loss in re.findall(r"epoch \d: loss (\d+\.\d+)", ended.stdout)])
     for first, *_, last in losses:
@@ -92,6 +94,7 @@ def test_a_script_with_distributed_sampler_runs_as_it_is(mnist: Path) -> None:
 LIBRARIES = {"lightning": 200, "accelerate": 200, "trainer": 64}  # samples that each rank's script counts in two epochs
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("library", "seen"), LIBRARIES.items())
 def test_a_librarys_script_runs_as_it_is(library: str, seen: int) -> None:
     ended = started(SCRIPTS / f"{library}_script.py")

@@ -27,8 +27,6 @@ from torchtally.tasks.parameter_server.options import Options
 from torchtally.tasks.parameter_server.task import TASK, Model
 from torchtally.training.batches import batches
 
-pytestmark = pytest.mark.xdist_group("parameter server")
-
 FORMS = ("rpc", "collective")
 VERIFY = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
 Weights = dict[str, list[Any]]

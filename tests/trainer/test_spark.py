@@ -31,8 +31,6 @@ from torchtally.pod import failure
 from torchtally.spark import executor, java
 from torchtally.spark.output import RankOutput
 
-pytestmark = pytest.mark.xdist_group("spark cluster")
-
 VERIFY = Path(__file__).parents[2] / "scripts/verify_shards.py"
 LIMIT = 400  # seconds
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -59,7 +59,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-pytestmark = pytest.mark.xdist_group("mlflow server")
 CHOSEN = tasks.OPTIONS["fashion-mnist"](hidden=4)
 
 
