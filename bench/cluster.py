@@ -117,9 +117,9 @@ def _phases(namespace: Namespace, start: Callable[[Namespace], str]) -> dict[str
     wait_for(f"the first step of {job}", lambda: _has_begun(namespace.log(f"{job}-master-0")))
     script = [sys.executable, str(ROOT / "scripts/startup.py"), job, "--namespace", namespace.name]
     _say("\n" + run(*script).stdout)
-    told = json.loads(run(*script, "--json").stdout)
-    before = datetime.fromisoformat(told["created"]).timestamp() - began  # whole seconds: down to -1
-    return {"command": max(0.0, before), **told["phases"], TOGETHER: before + told["seconds"]}
+    reported = json.loads(run(*script, "--json").stdout)
+    before = datetime.fromisoformat(reported["created"]).timestamp() - began  # whole seconds: down to -1
+    return {"command": max(0.0, before), **reported["phases"], TOGETHER: before + reported["seconds"]}
 
 
 def _has_begun(log: str) -> bool:
@@ -144,8 +144,8 @@ def _versions() -> dict[str, str]:
     return {"kubernetes": server, "nodes for pods": str(len(nodes.workers())), "image": image}
 
 
-def _say(said: str) -> None:
-    print(f"bench.cluster: {said}", file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    print(f"bench.cluster: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,37 +29,37 @@ def _throughput(results: Results) -> Iterator[list[str]]:
             known = peers(results, {"task": task, "world": world})
             if not ours or "blog" not in known:
                 continue
-            asked, beside = [(over_blog, "the blog's loop", "blog")], f"the blog's loop {_median(known['blog'])}"
+            targets, compared = [(over_blog, "the blog's loop", "blog")], f"the blog's loop {_median(known['blog'])}"
             if len(known) > 1:
-                asked.append((over_best, "the best peer", best(known)))
-                beside += f", best peer {TOOLS[best(known)]} {_median(known[best(known)])}"
-            times = [spread(ratios(ours.by_round, known[tool].by_round)).median for _, _, tool in asked]
+                targets.append((over_best, "the best peer", best(known)))
+                compared += f", best peer {TOOLS[best(known)]} {_median(known[best(known)])}"
+            times = [spread(ratios(ours.by_round, known[tool].by_round)).median for _, _, tool in targets]
             most = limit(results, task, world)
             yield [
                 f"{task}, {world} rank{'s' * (world > 1)}, samples/s",
-                ", ".join(f"{least:g}× {name}" for least, name, _ in asked),
+                ", ".join(f"{least:g}× {name}" for least, name, _ in targets),
                 f"{shown(spread(ours.values))}: {', '.join(f'{number(each)}×' for each in times)}",
-                beside,
+                compared,
                 f"{number(most)} ({100 * spread(ours.values).median / most:.0f}%)" if most else "–",
-                _mark(all(found >= least for found, (least, _, _) in zip(times, asked, strict=True))),
+                _mark(all(found >= least for found, (least, _, _) in zip(times, targets, strict=True))),
             ]
 
 
 def _gpu(results: Results) -> Iterator[list[str]]:
     found = {tool: results.one("throughput on a GPU", tool=tool) for tool in ("torchtally", "blog", "by hand")}
     goals = {"blog": ("20× the blog's loop", 20.0), "by hand": ("a loop by hand without a tally, less 1%", 0.99)}
-    for tool, (asked, least) in goals.items():
+    for tool, (target, least) in goals.items():
         ours, other = found["torchtally"], found[tool]
-        goal = ["fashion-mnist, one GPU, samples/s", asked]
+        goal = ["fashion-mnist, one GPU, samples/s", target]
         if not (ours and other):
             yield [*goal, "not measured: no GPU", "–", "–", "–"]
             continue
         times = spread(ratios(ours.by_round, other.by_round))
-        beside = f"{tool} {_median(other)}"
+        compared = f"{tool} {_median(other)}"
         yield [
             *goal,
             f"{shown(spread(ours.values))}: {number(times.median)}×",
-            beside,
+            compared,
             "–",
             _mark(times.median >= least),
         ]
@@ -73,7 +73,7 @@ def _overhead(results: Results) -> Iterator[list[str]]:
 
 def _sampler(results: Results) -> Iterator[list[str]]:
     others = {name: results.one("sampler, indices", tool=tool, n=10**7) for tool, name in _SAMPLERS.items()}
-    beside = ", ".join(f"{name} at 10⁷: {_median(series)}" for name, series in others.items() if series) or "–"
+    compared = ", ".join(f"{name} at 10⁷: {_median(series)}" for name, series in others.items() if series) or "–"
     for n in _LARGE:
         if series := results.one("sampler, first index", tool="torchtally", n=n):
             yield _at_most(f"first index of {_power(n)}, ms", series, 1.0)
@@ -83,7 +83,7 @@ def _sampler(results: Results) -> Iterator[list[str]]:
                 f"indices of {_power(n)}, million/s a core",
                 "50",
                 shown(found),
-                beside,
+                compared,
                 "–",
                 _mark(found.median >= 50),
             ]

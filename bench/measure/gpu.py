@@ -24,11 +24,11 @@ def measured(device: str) -> Iterator[tuple[str, float]]:
     speed, _ = throughput.ours("fashion-mnist", 1, device=device, epochs=3)
     yield "torchtally", speed
     data = str(Places.from_env(os.environ).cache)
-    for tool, said in (
-        ("by hand", throughput.told(["-m", "bench.peers.by_hand", data], device)),
+    for tool, result in (
+        ("by hand", throughput.result_of(["-m", "bench.peers.by_hand", data], device)),
         ("blog", throughput.torchrun("blog", "fashion-mnist", 1, device)),
     ):
-        yield tool, said["samples"] / said["seconds"]
+        yield tool, result["samples"] / result["seconds"]
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def _streaming(n: int) -> Iterator[int]:
     import numpy as np
     from streaming.base import partition, shuffle
 
-    whole, rest = divmod(n, _SHARD)
-    shards = np.array([_SHARD] * whole + [rest] * bool(rest))
+    full, rest = divmod(n, _SHARD)
+    shards = np.array([_SHARD] * full + [rest] * bool(rest))
 
     def made() -> Iterator[int]:
         places = partition.get_partitions("relaxed", n, _WORLD, _WORLD, 1, 1, _BATCH)

@@ -59,18 +59,18 @@ def ours(
 
 def _peers(tool: str, task: str, world: int) -> tuple[float, float]:
     began = time.time()
-    told = torchrun(tool, task, world)
-    return told["samples"] / told["seconds"], told["first_step"] - began
+    result = torchrun(tool, task, world)
+    return result["samples"] / result["seconds"], result["first_step"] - began
 
 
 def torchrun(tool: str, task: str, world: int, device: str = "cpu") -> dict[str, float]:
     """The result of a peer's script with `world` ranks on `device`."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
     data = str(Places.from_env(os.environ).cache)
-    return told([*launch, f"bench.peers.{PEERS[tool]}", task, data, str(_STEPS[task] // world)], device)
+    return result_of([*launch, f"bench.peers.{PEERS[tool]}", task, data, str(_STEPS[task] // world)], device)
 
 
-def told(arguments: Sequence[str], device: str) -> dict[str, float]:
+def result_of(arguments: Sequence[str], device: str) -> dict[str, float]:
     """The line of JSON that a Python program with these arguments prints."""
     command = [sys.executable, *arguments]
     result = subprocess.run(command, env=_environment(device), stdout=subprocess.PIPE, text=True, check=True)

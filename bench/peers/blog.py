@@ -13,7 +13,7 @@ from bench.peers import common
 
 
 def main() -> None:
-    task, dataset, clock = common.asked()
+    task, dataset, clock = common.arguments()
     device = common.device()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)

@@ -144,7 +144,7 @@ class Clock:
             print(json.dumps({"samples": samples, "seconds": seconds, "first_step": self._first}), flush=True)
 
 
-def asked() -> tuple[str, Dataset[Any], Clock]:
+def arguments() -> tuple[str, Dataset[Any], Clock]:
     """The task, its data and the clock, from the command line: TASK FOLDER STEPS."""
     task, folder, steps = sys.argv[1:]
     return task, dataset(task, Path(folder)), Clock(int(steps))

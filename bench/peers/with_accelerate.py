@@ -9,7 +9,7 @@ from bench.peers import common
 
 
 def main() -> None:
-    task, dataset, clock = common.asked()
+    task, dataset, clock = common.arguments()
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     net = common.model(task)

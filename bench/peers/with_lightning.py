@@ -30,7 +30,7 @@ class Classifier(lightning.LightningModule):
 
 
 def main() -> None:
-    task, dataset, clock = common.asked()
+    task, dataset, clock = common.arguments()
     lightning.seed_everything(0)
     world = int(os.environ["WORLD_SIZE"])
     trainer = lightning.Trainer(

@@ -116,7 +116,7 @@ def test_bad_input_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv("E2E_DATA", "/e2e/data")
     assert cluster.main([]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said.startswith("bench.cluster: no cluster, for want of E2E_IMAGE: `make bench-")
+    assert said.count("\n") == 1 and said.startswith("bench.cluster: E2E_IMAGE must be set: `make bench-")
     with pytest.raises(SystemExit) as ended:
         cluster.main(["--rounds", "0"])
     assert ended.value.code == 2 and "--rounds is 0, must be 1 or more" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def _parse(argv: list[str]) -> _Program:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for; argparse's own action needs it in advance, which takes long."""
+    """Looks up the version on demand, because the lookup is slow; argparse's action needs it in advance."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib.metadata import version
