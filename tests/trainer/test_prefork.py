@@ -125,7 +125,7 @@ def test_nothing_stays_behind_an_agent_that_dies_before_it_starts_them(pod: Any)
 
 
 def test_an_agent_that_fails_before_it_starts_them_ends(pod: Any) -> None:
-    started = pod("pause", first="launch._quieten = lambda: 1 / 0")
+    started = pod("pause", first="launch._silence_agent = lambda: 1 / 0")
     assert started.wait() == 1
     assert "ZeroDivisionError" in started.errors
 
