@@ -239,6 +239,7 @@ def test_executors_without_torchtally(environment: dict[str, str], tmp_path: Pat
     assert_one_sentence(ended, 2, "the executor ", "lacks torchtally, torch, pandas, pyarrow")
 
 
+@pytest.mark.cold  # its ranks are found by their command lines
 def test_a_stopped_driver_ends_its_ranks(environment: dict[str, str], fashion_mnist: Path, tmp_path: Path) -> None:
     arguments = [*SMALL, "--epochs", "100000", "--data", str(fashion_mnist)]
     process = subprocess.Popen(
