@@ -11,7 +11,8 @@ from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 pytestmark = pytest.mark.engine
 
-ONE_EPOCH = ("run", "fashion-mnist", "--epochs", "1", "--batch-size", "250")
+SMALL = ("--batch-size", "1000", "--hidden", "16")
+ONE_EPOCH = ("run", "fashion-mnist", "--epochs", "1", *SMALL)
 FROM_DATA = {"TORCHTALLY_DATA": "/data"}
 # What a restricted namespace allows, and a uid that it chose.
 RESTRICTED: dict[str, Any] = {
@@ -76,7 +77,7 @@ def test_four_pods_share_the_samples(start: Start, network: Network, data: Path)
 
 
 def test_sigterm_ends_a_training(start: Start, data: Path) -> None:
-    pod = start("run", "fashion-mnist", "--epochs", "1000", env=FROM_DATA, volumes=[(str(data), "/data", "ro")])
+    pod = start("run", "fashion-mnist", "--epochs", "1000", *SMALL, env=FROM_DATA, volumes=[(str(data), "/data", "ro")])
     LogMessageWaitStrategy('"event":"epoch"').with_startup_timeout(120).wait_until_ready(pod.container)
     pod.container.get_wrapped_container().kill(signal.SIGTERM)
     assert pod.wait(seconds=20) == 128 + signal.SIGTERM
