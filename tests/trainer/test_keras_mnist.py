@@ -13,7 +13,7 @@ import ranks
 import torch
 import torch.distributed as dist
 import toy
-from test_keeper import FACTS, Interrupted, Interrupting, outcome
+from test_checkpointer import FACTS, Interrupted, Interrupting, outcome
 from torch.distributed.distributed_c10d import Store
 
 from torchtally.distributed import running_stats
