@@ -169,7 +169,7 @@ def test_interrupted_it_ends_with_the_same_bits(found: list[dict[str, Any]]) -> 
 
 def test_ranks_that_differ_neither_evaluate_nor_save(found: list[dict[str, Any]]) -> None:
     for result in found:
-        assert result["unaveraged"] == ["the moving statistics of ranks 1 are not those of rank 0"] * 2
+        assert result["unaveraged"] == ["ranks 1 have other running statistics than rank 0"] * 2
 
 
 def refused(rank: int, world: int, store: Store, own: list[float]) -> str:
@@ -188,8 +188,8 @@ def refused(rank: int, world: int, store: Store, own: list[float]) -> str:
     [
         ([0.1, 0.1, 0.1], ""),
         ([float("nan")] * 3, ""),
-        ([0.0, -0.0, 0.0], "the moving statistics of ranks 1 are not those of rank 0"),
-        ([0.1, 0.2, 0.3], "the moving statistics of ranks 1, 2 are not those of rank 0"),
+        ([0.0, -0.0, 0.0], "ranks 1 have other running statistics than rank 0"),
+        ([0.1, 0.2, 0.3], "ranks 1, 2 have other running statistics than rank 0"),
     ],
 )
 def test_every_rank_hears_of_a_single_bit(own: list[float], sentence: str) -> None:
@@ -305,13 +305,13 @@ def test_a_run_without_its_keras_file_is_not_complete(trained: Path) -> None:
 
 def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, mnist: Path) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    with pytest.raises(Refused, match="KERAS_BACKEND=jax must be torch, or not be set"):
+    with pytest.raises(Refused, match="KERAS_BACKEND=jax must be torch or unset"):
         keras_mnist.load(mnist, mnist)
 
 
 def test_without_keras_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, mnist: Path) -> None:
     monkeypatch.setitem(sys.modules, "keras", None)
-    with pytest.raises(Refused, match=r"pip install 'torchtally\[keras\]', or an image with EXTRAS=keras"):
+    with pytest.raises(Refused, match=r"pip install 'torchtally\[keras\]', or use an image with EXTRAS=keras"):
         keras_mnist.load(mnist, mnist)
 
 
