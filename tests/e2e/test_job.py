@@ -63,7 +63,11 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
 
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 
-    fetch = "\n".join(line for line in notes.partition("fetch them:")[2].splitlines() if line.startswith("  kubectl"))
+    fetch = "\n".join(
+        line
+        for line in notes.partition("Copy them after the job finishes:")[2].splitlines()
+        if line.startswith("  kubectl")
+    )
     run("bash", "-euc", f"cd {tmp_path}\n{fetch}")
     assert {file.name for file in (tmp_path / "output").iterdir()} == {"checkpoints", "model.pt", "proof.json"}
 
