@@ -70,5 +70,5 @@ def test_a_step_that_cannot_be_captured_is_done_as_it_is(capsys: pytest.CaptureF
     found = _trained(lambda step: Captured(step, ROWS, Again(refuses=True), toy.CPU))
     assert found == _trained(lambda step: step)
     assert capsys.readouterr().err == (
-        "torchtally: the step cannot be captured and is slower for it: operation not permitted\n"
+        "torchtally: the step cannot be captured in a CUDA graph, so it runs slower: operation not permitted\n"
     )
