@@ -133,8 +133,9 @@ def _wait(program: _Program, go: Connection, others: Sequence[Connection]) -> No
     os.environ.update(env)
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(f"rank {env['RANK']}")  # which `ps` and `top` show
-    if program.threads:
-        torch.set_num_threads(program.threads)
+    # In any case, and here: a fork leaves torch's thread pool to be made anew by its next user, and two threads at once
+    # (RPC's) fail at that with "Invalid thread pool!".
+    torch.set_num_threads(program.threads or torch.get_num_threads())
     sys.argv = program.argv
     for stream in (sys.stdout, sys.stderr):
         # Whole lines, which do not mix with another rank's: unbuffered, print() writes the newline separately.
