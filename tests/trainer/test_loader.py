@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting import loader
 from torchtally.accounting.account import Account
-from torchtally.accounting.loader import Sampler
+from torchtally.accounting.sampler import Sampler
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.shards import Shard
 

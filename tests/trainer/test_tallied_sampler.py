@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.loader import Epochs
+from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.tallied_sampler import TalliedSampler
 
 N, SIZE, EPOCHS = 49, 8, 2

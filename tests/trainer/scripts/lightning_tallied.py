@@ -5,7 +5,7 @@ from lightning_script import Classifier, points, train
 from torch.utils.data import DataLoader
 
 from torchtally import TalliedSampler
-from torchtally.accounting.loader import Epochs
+from torchtally.accounting.epochs import Epochs
 
 
 class Tallied(Classifier):

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader
 from trainer_script import Counting, train
 
 from torchtally import TalliedSampler
-from torchtally.accounting.loader import Epochs
+from torchtally.accounting.epochs import Epochs
 
 
 class Tallied(Counting):

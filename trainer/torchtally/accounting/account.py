@@ -21,7 +21,9 @@ from torch.utils import data
 
 from torchtally import compat, events
 from torchtally.accounting import loader
-from torchtally.accounting.loader import Batch, Epochs, Sampler, Steps
+from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.loader import Batch
+from torchtally.accounting.sampler import Sampler, Steps
 from torchtally.accounting.tally import Phase, Run, Tally, emit, enforce, prove
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process

@@ -7,16 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils import data
 
+from torchtally.accounting.sampler import Sampler, Steps
 from torchtally.errors import Refused, Unproven
-from torchtally.proof.contract import Contract
-from torchtally.proof.permutation import Order
-from torchtally.proof.shards import Shard
-
-_CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
 
 Collate = Callable[[list[Any]], Any]
 
@@ -33,105 +28,6 @@ class Batch(NamedTuple):
     indices: Tensor
     data: Any
     rows: int = 0
-
-
-class Sampler(data.Sampler[int]):
-    """This rank's part of an epoch's order.
-
-    On its own, it replaces a DistributedSampler and proves nothing:
-    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, with `set_epoch` before each epoch. If DDP
-    needs equally many batches on every rank, use the contract `padded` or `drop_last`.
-
-    Args:
-        n: Number of samples of the dataset.
-        batch_size: Samples of this rank in a step. It only matters for `steps`.
-        seed: Seed of the order of samples, from 0.
-        shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
-        contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
-        rank: This process's rank (default: that of the process group).
-        world: Number of ranks (default: that of the process group).
-    """
-
-    def __init__(
-        self,
-        n: int,
-        *,
-        batch_size: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-        contract: Contract = "exact",
-        rank: int | None = None,
-        world: int | None = None,
-    ):
-        self.n, self.batch_size, self.seed, self.contract = n, batch_size, seed, contract
-        self.order: Order = "feistel-1" if shuffle else "sequential"
-        self.rank = dist.get_rank() if rank is None else rank
-        self.world = dist.get_world_size() if world is None else world
-        # Shared with workers that outlive an epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-
-    @property
-    def shard(self) -> Shard:
-        """What this rank consumes in the epoch that `set_epoch` chose."""
-        return Shard(
-            n=self.n,
-            rank=self.rank,
-            world=self.world,
-            contract=self.contract,
-            order=self.order,
-            seed=self.seed,
-            epoch=int(self._epoch),
-        )
-
-    @property
-    def batch(self) -> int:
-        """Samples of all ranks in a step."""
-        return self.batch_size * self.world
-
-    @property
-    def total(self) -> int:
-        """Samples of all ranks in an epoch."""
-        return self.shard.total
-
-    @property
-    def idle(self) -> bool:
-        """Whether this rank has no sample in the last step, which all ranks make."""
-        return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self._epoch.fill_(epoch)
-
-    def steps(self) -> Iterator[list[int]]:
-        """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
-        shard = self.shard
-        chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
-        for at in range(0, shard.size, chunk):
-            some = shard.indices(at, at + chunk).tolist()
-            for begin in range(0, len(some), self.batch_size):
-                yield some[begin : begin + self.batch_size]
-        if self.idle:
-            yield []
-
-    def __iter__(self) -> Iterator[int]:
-        for indices in self.steps():
-            yield from indices
-
-    def __len__(self) -> int:
-        return self.shard.size
-
-
-class Steps(data.Sampler[list[int]]):
-    """A Sampler whose items are the index lists of steps, which DataLoader's workers fetch at a time."""
-
-    def __init__(self, sampler: Sampler):
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self.sampler.steps()
-
-    def __len__(self) -> int:
-        return -(-self.sampler.total // self.sampler.batch)
 
 
 class ByStep(data.Dataset[Any]):
@@ -185,36 +81,6 @@ def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **
         return data.DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **options)
     steps = ByStep(dataset, collate)
     return data.DataLoader(steps, batch_size=None, sampler=Steps(sampler), collate_fn=_as_it_is, **options)
-
-
-class Epochs:
-    """The data of one epoch after another, for a library that drives the loop: each `iter()` is the next epoch.
-
-    Its length is the number of batches, so libraries need not fetch a batch ahead to see the end. If one does, a batch
-    counts early, and the epoch's end is right all the same. A library that stops after the last batch does not ask for
-    the next one, which would count the last. The next `iter()` or `end()` counts it.
-    """
-
-    def __init__(self, epoch: Callable[[int], Iterator[Batch]], steps: int):
-        self._epoch, self._steps = epoch, steps
-        self._made = self._taken = 0  # epochs begun, and batches handed out in the last of them
-        self._batches: Iterator[Batch] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        self.end()
-        self._made, self._taken = self._made + 1, 0
-        self._batches = self._epoch(self._made)
-        for batch in self._batches:
-            self._taken += 1
-            yield batch.data
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def end(self) -> None:
-        """End the epoch: count the last batch if the library has taken all of them."""
-        if self._taken == self._steps:
-            next(self._batches, None)
 
 
 def checked(taken: Any, where: str) -> Batch:
