@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from torchtally.proof import digest, run_summary
+from torchtally.proof import digest
 from torchtally.proof.digest import unpack
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
@@ -33,7 +33,7 @@ def faults(last: RunSummary) -> Iterator[Problem]:
 
 def superseded(last: RunSummary, line: TallyLine) -> bool:
     """Whether a later attempt did the line's epoch again: its samples were shared out differently at last."""
-    dealt = run_summary.dealt(line.phase, line.epoch, last.worlds)
+    dealt = last.dealt(line.phase, line.epoch)
     return line.attempt < last.attempt and (line.start, line.world) != dealt
 
 
@@ -62,7 +62,7 @@ def _facts(last: RunSummary, line: TallyLine) -> Iterator[tuple[str, str, Any]]:
     if line.phase in last.phases:
         stated = last.phases[line.phase]
         yield from ((line.phase, name, getattr(stated, name)) for name in ("n", "contract", "order", "data"))
-        start, world = run_summary.dealt(line.phase, line.epoch, last.worlds)
+        start, world = last.dealt(line.phase, line.epoch)
         yield from ((line.phase, "start", start), (line.phase, "world", world))
 
 

@@ -85,6 +85,7 @@ def run(
     start: int = 0,
     batch: int = 20,
     worlds: list[World] | None = None,
+    began: int = 0,
     **common: Any,
 ) -> list[Line]:
     """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch.
@@ -119,6 +120,7 @@ def run(
                         "v": 2,
                         "run": RUN,
                         "attempt": attempt,
+                        "began": began + attempt,
                         "pod": f"demo-worker-{pod - 1}" if pod else "demo-master-0",
                         "task": "fashion-mnist",
                         "phase": phase,
@@ -156,7 +158,7 @@ def last(lines: list[Line], worlds: list[World] | None = None, **values: Any) ->
         phase["digest"] = encoded(phase.pop("words"))
     return {
         "v": 2,
-        **{name: common[name] for name in ("run", "attempt", "pod", "task")},
+        **{name: common[name] for name in ("run", "attempt", "began", "pod", "task")},
         "phase": "all",
         **{name: common[name] for name in ("plan", "seed")},
         "worlds": [list(world) for world in worlds or [(1, 0, lines[0]["world"])]],

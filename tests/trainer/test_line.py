@@ -61,7 +61,13 @@ SUMMARY = RunSummary(
         LINE,
         replace(LINE, rank="all", lost=3, doubled=1, lost_indices=(1, 2, 59), doubled_indices=(-1,)),
         replace(LINE, lost=None, doubled=None),
+        replace(LINE, began=1767323045000, commits=4),
         SUMMARY,
+        replace(
+            SUMMARY,
+            began=1767323045000,
+            phases={"train": replace(SUMMARY.phases["train"], worlds=((1, 0, 2), (1, 59, 7), (2, 0, 1)))},
+        ),
     ],
 )
 def test_a_line_is_read_as_it_was_filled_in(filled: TallyLine | RunSummary) -> None:
@@ -77,6 +83,40 @@ def test_indices_are_in_a_line_only_where_something_is_wrong() -> None:
     assert not LINE.printed().keys() & {"lost_indices", "doubled_indices"}
     wrong = replace(LINE, lost=1, lost_indices=(3,)).printed()
     assert (wrong["lost_indices"], wrong["doubled_indices"]) == ([3], [])
+
+
+def test_what_is_optional_is_in_a_line_only_where_it_is_known() -> None:
+    assert "commits" not in LINE.printed()
+    assert "worlds" not in SUMMARY.printed()["phases"]["train"]
+
+
+def test_a_line_of_an_earlier_release_has_no_begin() -> None:
+    for filled in (LINE, SUMMARY):
+        values = filled.printed()
+        del values["began"]
+        assert type(filled).parse(values) == filled
+        assert filled.attempt_began == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("worlds", "allowed"),
+    [
+        (None, "a list of"),
+        ([], "a list of"),
+        ([[2, 0, 4]], "the first at epoch 1 and position 0"),
+        ([[1, 0, 4], [1, 60, 4]], "position 59"),
+        ([[1, 0, 4], [3, 0, 4]], "up to epoch 2"),
+        ([[1, 0, 4], [2, 5, 4], [2, 5, 3]], "each later than the one before it"),
+    ],
+)
+def test_the_worlds_of_a_phase_are_checked_as_those_of_the_run(worlds: object, allowed: str) -> None:
+    values = SUMMARY.printed()
+    values["phases"]["train"]["worlds"] = worlds
+    with pytest.raises(
+        ValueError, match=re.escape(f'"phases.train.worlds" is {json.dumps(worlds)}, allowed')
+    ) as raised:
+        RunSummary.parse(values)
+    assert allowed in str(raised.value)
 
 
 def test_a_field_with_a_default_may_be_missing_and_is_checked_where_it_is_there() -> None:

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,11 @@ RUN = "3f9c2a7b10de"
 G, H = digest.base(RUN), digest.base(RUN + " epochs")
 
 
-def seen(phase: str, epoch: int, n: int, contract: Contract, worlds: list[World]) -> list[int]:
+def seen(resumes: bool, epoch: int, n: int, contract: Contract, worlds: list[World]) -> list[int]:
     """The positions that an epoch consumes: by each number of ranks up to where the next one took over."""
     own = [world for world in worlds if world[0] == epoch and world[1] > 0]
     before = [world for world in worlds if world <= (epoch, 0, 1 << 30)]
-    start, ranks = (own[-1][1], own[-1][2]) if own and phase == "train" else (0, (own or before)[-1][2])
+    start, ranks = (own[-1][1], own[-1][2]) if own and resumes else (0, (own or before)[-1][2])
     shards = [Shard(n=n, rank=rank, world=ranks, contract=contract, start=start) for rank in range(ranks)]
     return [*range(start), *(position for shard in shards for position in shard.positions().tolist())]
 
@@ -36,10 +37,32 @@ def of(positions: list[int], n: int, order: Order, seed: int, epoch: int) -> Dig
 
 
 def expected(
-    phase: str, epochs: int, *, n: int, contract: Contract, order: Order, seed: int, worlds: list[World]
+    phase: str, epochs: int, *, n: int, contract: Contract, order: Order, seed: int, **of_run: Any
 ) -> tuple[int, Digest]:
     """What the last line of such a run should say of a phase."""
-    stated = PhaseSummary(n=n, contract=contract, order=order, data="any", consumed=0, digest=Digest().packed)
+    return summary(phase, epochs, n=n, contract=contract, order=order, seed=seed, **of_run).expected(phase)
+
+
+def summary(
+    phase: str,
+    epochs: int,
+    *,
+    n: int = 50,
+    contract: Contract = "exact",
+    order: Order = "feistel-1",
+    seed: int = 0,
+    worlds: list[World],
+    own: list[World] | None = None,
+) -> RunSummary:
+    stated = PhaseSummary(
+        n=n,
+        contract=contract,
+        order=order,
+        data="any",
+        consumed=0,
+        digest=Digest().packed,
+        worlds=own and tuple(own),
+    )
     return RunSummary(
         run=RUN,
         attempt=0,
@@ -51,7 +74,7 @@ def expected(
         phases={phase: stated},
         model=None,
         discarded=0,
-    ).expected(phase)
+    )
 
 
 @st.composite
@@ -69,18 +92,20 @@ contracts = st.sampled_from(CONTRACTS)
 
 
 @settings(max_examples=300, deadline=None)
-@given(courses(), phases, contracts, orders, st.integers(0, 9))
+@given(courses(), phases, contracts, orders, st.integers(0, 9), st.booleans())
 def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
-    train_state: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int
+    train_state: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int, own: bool
 ) -> None:
     n, epochs, worlds = train_state
     consumed, together = 0, [0] * digest.WORDS
     for epoch in range(1, epochs + 1):
-        positions = seen(phase, epoch, n, contract, worlds)
+        positions = seen(phase == "train" or own, epoch, n, contract, worlds)
         consumed += len(positions)
         words = of(positions, n, order, seed, epoch).words
         together = [(sum_ + word * H**epoch) % P for sum_, word in zip(together, words, strict=True)]
     facts = {"n": n, "contract": contract, "order": order, "seed": seed, "worlds": worlds}
+    if own:
+        facts |= {"worlds": [(1, 0, 8)], "own": worlds}
     assert expected(phase, epochs, **facts) == (consumed, Digest(tuple(together)))
 
 
@@ -104,6 +129,7 @@ def everything(plan: dict[str, int], n: int = 20) -> list[dict[str, object]]:
             "v": 2,
             "run": RUN,
             "attempt": epoch // 2,
+            "began": 1000 + epoch // 2,
             "pod": "demo-master-0",
             "task": "mine",
             "phase": phase,
@@ -137,6 +163,7 @@ def test_the_line_has_the_sums_of_each_phase_and_what_the_others_have_in_common(
         "v": 2,
         "run": RUN,
         "attempt": 1,
+        "began": 1001,
         "pod": "demo-master-0",
         "task": "mine",
         "phase": "all",
@@ -194,7 +221,41 @@ def test_a_fold_tells_epochs_apart() -> None:
 )
 def test_where_an_epoch_was_dealt_for_the_last_time(phase: str, epoch: int, dealt: tuple[int, int]) -> None:
     worlds = [(1, 0, 4), (2, 3, 2), (2, 7, 1), (4, 0, 6)]
-    assert run_summary.dealt(phase, epoch, worlds) == dealt
+    assert summary(phase, 9, worlds=worlds).dealt(phase, epoch) == dealt
+    other = summary(phase, 9, worlds=[(1, 0, 8)], own=worlds)
+    assert other.dealt(phase, epoch) == (dealt if phase == "train" or epoch != 2 else (7, 1))
+
+
+def test_a_phase_states_its_worlds_where_they_are_not_those_of_the_run() -> None:
+    lines = everything({"train": 3, "test": 3, "more": 1})
+    worlds = [(1, 0, 4), (2, 9, 3)]
+    stated = {"train": worlds, "test": [(1, 0, 4), (2, 0, 3)], "more": [(1, 0, 4), (2, 0, 9)]}
+    same = run_summary.line(lines, worlds, None, 0, stated)
+    assert same == run_summary.line(lines, worlds, None, 0)
+    assert not any("worlds" in phase for phase in same["phases"].values())
+    other = run_summary.line(lines, worlds, None, 0, {"test": [(1, 0, 4), (2, 7, 3), (4, 0, 1)]})
+    assert other["worlds"] == [[1, 0, 4], [2, 9, 3]]
+    assert [phase.get("worlds") for phase in other["phases"].values()] == [None, [[1, 0, 4], [2, 7, 3]], None]
+    later = run_summary.line(lines, worlds, None, 0, {"test": [(1, 0, 4), (3, 0, 3)]})
+    assert later["phases"]["test"]["worlds"] == [[1, 0, 4], [3, 0, 3]]
+
+
+@given(courses(), st.data())
+def test_a_line_that_is_made_can_be_read(train_state: tuple[int, int, list[World]], data: st.DataObject) -> None:
+    n, _, worlds = train_state
+    plan = {"train": data.draw(st.integers(0, 3)), "mine": data.draw(st.integers(0, 3)), "test": 1}
+    lines = everything(plan, n)
+    of_phases = {phase: worlds for phase in plan if data.draw(st.booleans())}
+    made = run_summary.line(lines, worlds, None, 0, of_phases)
+    assert RunSummary.parse(made).printed() == made
+    read = RunSummary.parse(made)
+    for phase in read.phases:
+        for epoch in range(1, plan[phase] + 1):
+            resumes = phase == "train" or phase in of_phases
+            start, ranks = read.dealt(phase, epoch)
+            place = max(world[:2] for world in worlds if world[0] <= epoch)
+            assert start == (place[1] if resumes and place[0] == epoch else 0)
+            assert ranks == next(world[2] for world in worlds if world[:2] == place)
 
 
 @pytest.mark.cold

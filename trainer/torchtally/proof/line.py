@@ -22,6 +22,7 @@ PREFIX = "TORCHTALLY "
 VERSION = 2
 NAMED = 8  # lost and doubled samples that a line names at most: enough to look one up, and it stays under 1 KB
 
+Attempt = tuple[int, int]  # number and begin: one that kept no checkpoint has its number used again by the next
 Rank = int | Literal["all"]
 OF_A_RANK = "differs from rank to rank"
 
@@ -77,6 +78,7 @@ class TallyLine:
 
     run: Annotated[str, rules.text]  # the run's id
     attempt: Annotated[int, rules.attempt]  # restarts of the run so far
+    began: Annotated[int, rules.began] = 0  # when rank 0 began the attempt; tells attempts of the same number apart
     pod: Annotated[str, rules.text, OF_A_RANK]
     task: Annotated[str, rules.text]
     phase: Annotated[str, _phase]
@@ -87,6 +89,7 @@ class TallyLine:
     n: Annotated[int, rules.samples]  # of the dataset
     start: Annotated[int, _start]  # the position of the order from which these ranks share the samples
     batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
+    commits: Annotated[int | None, rules.integer(0, HUGE)] = None  # of each rank, where the loop commits its steps
     seed: Annotated[int, rules.seed]
     contract: Annotated[Contract, rules.contract]
     order: Annotated[Order, rules.order]
@@ -106,6 +109,11 @@ class TallyLine:
     def block(self) -> tuple[str, int]:
         """The phase and epoch."""
         return self.phase, self.epoch
+
+    @property
+    def attempt_began(self) -> Attempt:
+        """Which attempt printed the line."""
+        return self.attempt, self.began
 
     @property
     def shard(self) -> Shard:

@@ -14,50 +14,18 @@ from typing import Annotated, Any, Self
 from torchtally.proof import digest, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
-from torchtally.proof.line import VERSION
+from torchtally.proof.line import VERSION, Attempt
 from torchtally.proof.permutation import Order
 from torchtally.proof.rules import HUGE, MANY, Values
 from torchtally.proof.shards import Progression, Shard
 
 World = tuple[int, int, int]  # epoch, position, ranks: from there on the training continued with so many ranks
-RESUMED = "train"  # the only phase that resumes in its middle
+RESUMED = "train"  # the only phase that resumes in its middle, among those without `worlds` of their own
+_EPOCHS = "epochs of the plan"  # for the rules of a phase's fields
 _MODEL = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSummary:
-    """What all ranks together consumed in all epochs of a phase."""
-
-    n: Annotated[int, rules.samples]
-    contract: Annotated[Contract, rules.contract]
-    order: Annotated[Order, rules.order]
-    data: Annotated[str, rules.text]
-    consumed: Annotated[int, rules.integer(0, HUGE * MANY)]
-    digest: Annotated[bytes, rules.packed_digest]  # folded and packed; base64 in the line
-
-    def values(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
-        return _values(self) | {"digest": digest.as_text(self.digest)}
-
-
-def _phases(line: Values, name: str) -> dict[str, PhaseSummary]:
-    planned = [phase for phase, epochs in rules.plan(line, "plan").items() if epochs]
-    stated = line.values.get(name)
-    if not isinstance(stated, dict) or stated.keys() != {*planned} or not planned:
-        raise line.bad(name, "an object that has the phases of the plan")
-    for phase in planned:
-        if not isinstance(stated[phase], dict):
-            raise Values(stated, f"{name}.").bad(phase, "an object")
-    return {
-        phase: PhaseSummary(**rules.checked(PhaseSummary, Values(stated[phase], f"{name}.{phase}.")))
-        for phase in planned
-    }
-
-
-def _worlds(line: Values, name: str) -> tuple[World, ...]:
-    phases = _phases(line, "phases")
-    epochs = max(line.values["plan"].values())
-    n = phases[RESUMED].n if RESUMED in phases else 1
+def _worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]:
     stated = line.values.get(name)
     if isinstance(stated, list) and all(_is_world(each, epochs, n) for each in stated):
         worlds = tuple((epoch, position, ranks) for epoch, position, ranks in stated)
@@ -78,6 +46,56 @@ def _is_world(value: Any, epochs: int, n: int) -> bool:
     return bool(1 <= epoch <= epochs and 0 <= position < n and 1 <= ranks <= MANY)
 
 
+def _worlds_of_phase(line: Values, name: str) -> tuple[World, ...]:
+    return _worlds_in(line, name, line.values[_EPOCHS], rules.samples(line, "n"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSummary:
+    """What all ranks together consumed in all epochs of a phase."""
+
+    n: Annotated[int, rules.samples]
+    contract: Annotated[Contract, rules.contract]
+    order: Annotated[Order, rules.order]
+    data: Annotated[str, rules.text]
+    consumed: Annotated[int, rules.integer(0, HUGE * MANY)]
+    digest: Annotated[bytes, rules.packed_digest]  # folded and packed; base64 in the line
+    # Where the phase was shared out otherwise than by the run's `worlds`; it may resume in its middle, too.
+    worlds: Annotated[tuple[World, ...] | None, _worlds_of_phase] = None
+
+    def values(self) -> dict[str, Any]:
+        """The fields that the line has, as JSON has them."""
+        values = _values(self) | {"digest": digest.as_text(self.digest)}
+        if self.worlds is None:
+            del values["worlds"]
+        else:
+            values["worlds"] = [list(world) for world in self.worlds]
+        return values
+
+
+def _phases(line: Values, name: str) -> dict[str, PhaseSummary]:
+    plan = rules.plan(line, "plan")
+    planned = [phase for phase, epochs in plan.items() if epochs]
+    stated = line.values.get(name)
+    if not isinstance(stated, dict) or stated.keys() != {*planned} or not planned:
+        raise line.bad(name, "an object that has the phases of the plan")
+    for phase in planned:
+        if not isinstance(stated[phase], dict):
+            raise Values(stated, f"{name}.").bad(phase, "an object")
+    return {
+        phase: PhaseSummary(
+            **rules.checked(PhaseSummary, Values({**stated[phase], _EPOCHS: plan[phase]}, f"{name}.{phase}."))
+        )
+        for phase in planned
+    }
+
+
+def _worlds(line: Values, name: str) -> tuple[World, ...]:
+    phases = _phases(line, "phases")
+    n = phases[RESUMED].n if RESUMED in phases else 1
+    return _worlds_in(line, name, max(line.values["plan"].values()), n)
+
+
 def _model(line: Values, name: str) -> str | None:
     value = line.values.get(name)
     if name in line.values and (value is None or (isinstance(value, str) and _MODEL.fullmatch(value))):
@@ -91,6 +109,7 @@ class RunSummary:
 
     run: Annotated[str, rules.text]
     attempt: Annotated[int, rules.attempt]
+    began: Annotated[int, rules.began] = 0
     pod: Annotated[str, rules.text]
     task: Annotated[str, rules.text]
     phase: Annotated[str, rules.choice(("all",))] = "all"
@@ -112,6 +131,15 @@ class RunSummary:
         """The line with these values. Raises ValueError that names the field, its value and what is allowed."""
         return cls(**rules.checked(cls, Values(values)))
 
+    @property
+    def attempt_began(self) -> Attempt:
+        """Which attempt printed the line."""
+        return self.attempt, self.began
+
+    def dealt(self, phase: str, epoch: int) -> tuple[int, int]:
+        """The position from which an epoch was shared out for the last time, and over how many ranks."""
+        return _dealt(epoch, *self._shared_out(phase))
+
     def expected(self, phase: str) -> tuple[int, Digest]:
         """How many samples all epochs of a phase consume under its contract, and their digests folded.
 
@@ -120,7 +148,7 @@ class RunSummary:
         """
         stated, h, g = self.phases[phase], digest.base_of_epochs(self.run), digest.base(self.run)
         consumed, together = 0, Digest()
-        for alike, start, world in _legs(phase, self.plan[phase], self.worlds):
+        for alike, start, world in _legs(self.plan[phase], *self._shared_out(phase)):
             shard = Shard(
                 n=stated.n,
                 rank=0,
@@ -140,6 +168,11 @@ class RunSummary:
                 together += digest.fold(each, self.run)
         return consumed, together
 
+    def _shared_out(self, phase: str) -> tuple[Sequence[World], bool]:
+        """The phase's worlds, and whether it resumed in its middle where they say so."""
+        own = self.phases[phase].worlds
+        return (self.worlds, phase == RESUMED) if own is None else (own, True)
+
 
 def is_summary(values: Mapping[str, Any]) -> bool:
     """Whether a line with these values is a run's last. A task may name a phase `all`: its lines have a rank."""
@@ -147,12 +180,20 @@ def is_summary(values: Mapping[str, Any]) -> bool:
 
 
 def line(
-    lines: Sequence[Mapping[str, Any]], worlds: Sequence[World], model: str | None, discarded: int
+    lines: Sequence[Mapping[str, Any]],
+    worlds: Sequence[World],
+    model: str | None,
+    discarded: int,
+    worlds_of: Mapping[str, Sequence[World]] | None = None,
 ) -> dict[str, Any]:
-    """The last line of a run, from the lines of all ranks together: those of all phases and epochs, at least one."""
+    """The last line of a run, from the lines of all ranks together: those of all phases and epochs, at least one.
+
+    `worlds_of` has the worlds of phases that may have been shared out otherwise than by `worlds`. Each is sorted.
+    """
     common = lines[-1]
     plan = common["plan"]
     phases = {}
+    together = _within(worlds, max(plan.values()), resumes=any(each["phase"] == RESUMED for each in lines))
     for phase in plan:
         if own := [each for each in lines if each["phase"] == phase]:
             digests = ((each["epoch"], digest.parse(each["digest"])) for each in own)
@@ -160,29 +201,47 @@ def line(
                 **{name: own[0][name] for name in ("n", "contract", "order", "data")},
                 consumed=sum(each["consumed"] for each in own),
                 digest=digest.fold(digests, common["run"]).packed,
+                worlds=_otherwise(phase, plan[phase], (worlds_of or {}).get(phase), together),
             )
     return RunSummary(
         **{name: common[name] for name in ("run", "attempt", "pod", "task", "plan", "seed")},
+        began=common.get("began", 0),  # a checkpoint may have lines of an earlier release
         phases=phases,
-        # Ranks that started after the last epoch have trained nothing.
-        worlds=tuple(world for world in worlds if world[0] <= max(plan.values())),
+        worlds=together,
         model=model,
         discarded=discarded,
     ).printed()
 
 
-def dealt(phase: str, epoch: int, worlds: Sequence[World]) -> tuple[int, int]:
-    """The position from which an epoch was shared out for the last time, and over how many ranks."""
+def _within(worlds: Sequence[World], epochs: int, *, resumes: bool) -> tuple[World, ...]:
+    """The worlds of a plan's epochs: ranks that started after the last one have trained nothing."""
+    # Without a phase that resumes in its middle no position counts: the last ranks of an epoch make it.
+    there = (world for world in worlds if world[0] <= epochs)
+    places = {(epoch, position * resumes): ranks for epoch, position, ranks in there}
+    return tuple((*place, ranks) for place, ranks in places.items())
+
+
+def _otherwise(
+    phase: str, epochs: int, worlds: Sequence[World] | None, together: Sequence[World]
+) -> tuple[World, ...] | None:
+    """The worlds of a phase that was shared out otherwise than by those of the run."""
+    if worlds is None:
+        return None
+    own = _within(worlds, epochs, resumes=True)
+    return None if [*_legs(epochs, own, True)] == [*_legs(epochs, together, phase == RESUMED)] else own
+
+
+def _dealt(epoch: int, worlds: Sequence[World], resumes: bool) -> tuple[int, int]:
     since, position, ranks = worlds[bisect_right(worlds, epoch, key=lambda world: world[0]) - 1]
-    return (position if (phase, epoch) == (RESUMED, since) else 0), ranks
+    return (position if resumes and epoch == since else 0), ranks
 
 
-def _legs(phase: str, epochs: int, worlds: Sequence[World]) -> Iterator[tuple[range, int, int]]:
-    """Successive epochs that were shared out alike, with their `dealt`."""
+def _legs(epochs: int, worlds: Sequence[World], resumes: bool) -> Iterator[tuple[range, int, int]]:
+    """Successive epochs that were shared out alike: from which position, and over how many ranks."""
     since = {world[0] for world in worlds}
     cuts = sorted(epoch for epoch in {1} | since | {epoch + 1 for epoch in since} if epoch <= epochs)
     for first, end in pairwise([*cuts, epochs + 1]):
-        yield range(first, end), *dealt(phase, first, worlds)
+        yield range(first, end), *_dealt(first, worlds, resumes)
 
 
 def _values(of: Any) -> dict[str, Any]:
