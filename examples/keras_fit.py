@@ -63,7 +63,18 @@ class Accounted(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
         for batch in self.account.epoch(self.phase, self.epoch, self.loader):
-            yield batch.data  # recorded when fit() requests the next batch, after the step
+            yield batch.data
+
+
+class Commit(keras.callbacks.Callback):
+    """Counts the samples of each step."""
+
+    def __init__(self, account: Account):
+        super().__init__()
+        self.account = account
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.account.commit()
 
 
 class Test(keras.callbacks.Callback):
@@ -92,7 +103,7 @@ def main(most: int) -> None:
         torch.manual_seed(account.rank)  # each rank draws its own dropout
         # drop_last: DDP's mean over ranks needs batches of equal size, and BatchNormalization needs non-empty ones.
         train_loader = account.loader("train", train, batch_size=64, contract="drop_last")
-        test_loader = account.loader("test", test, batch_size=1000, shuffle=False)
+        test_loader = account.loader("test", test, batch_size=1000, shuffle=False, trains=False)
         falling = keras.optimizers.schedules.PolynomialDecay(6e-3, EPOCHS * len(train_loader), end_learning_rate=0)
         model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.test_on_batch(train[0][0][None], train[0][1][None])  # builds it; fit() would consume a batch
@@ -101,7 +112,7 @@ def main(most: int) -> None:
             epochs=EPOCHS,
             shuffle=False,  # the order is the account's
             verbose=0,
-            callbacks=[Test(account, test_loader, len(test))],
+            callbacks=[Commit(account), Test(account, test_loader, len(test))],
         )
         if account.rank == 0:
             places.output.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,7 @@ def train(account: Account, epoch: int, loader: DataLoader, model: nn.Module, op
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        account.commit()
 
 
 @torch.inference_mode()
@@ -64,8 +65,8 @@ def main() -> None:
     rings, unseen = Rings(1921, seed=1), Rings(499, seed=2)
     with Account(task="rings", plan={"train": EPOCHS, "test": EPOCHS}, seed=0) as account:
         train_loader = account.loader("train", rings, batch_size=32, num_workers=2, persistent_workers=True)
-        test_loader = account.loader("test", unseen, batch_size=100, shuffle=False)
-        for epoch in range(1, EPOCHS + 1):
+        test_loader = account.loader("test", unseen, batch_size=100, shuffle=False, trains=False)
+        for epoch in account.epochs():
             train(account, epoch, train_loader, parallel, optimizer)
             correct = test(account, epoch, test_loader, model)  # without DDP: numbers of batches differ
             if account.rank == 0:

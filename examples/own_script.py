@@ -35,6 +35,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            sampler.commit()
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
     sampler.done()

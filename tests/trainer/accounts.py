@@ -28,7 +28,8 @@ def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *argu
             result = body(*arguments)
         except SystemExit as end:
             code = end.code
-    return {"result": result, "lines": tallies(out.getvalue())[0], "code": code, "err": err.getvalue()}
+    printed, lines = out.getvalue(), tallies(out.getvalue())[0]
+    return {"result": result, "lines": lines, "out": printed, "code": code, "err": err.getvalue()}
 
 
 def tallied(text: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Scripts of users' own under the entry point: unchanged, and with three other lines that prove their training."""
+"""Scripts of users' own under the entry point: unchanged, and with four other lines that prove their training."""
 
 import contextlib
 import difflib
@@ -46,7 +46,7 @@ def verified(output: str) -> str:
     return judged.stdout
 
 
-def test_three_lines_and_an_import_are_all_that_is_other() -> None:
+def test_four_lines_and_an_import_are_all_that_is_other() -> None:
     ordinary, own = (path.read_text().splitlines() for path in (ORDINARY, OWN))
     changed = [line for line in difflib.ndiff(ordinary, own) if line[0] in "+-" and line[2:].strip()]
     assert [line for line in changed if "import" not in line] == [
@@ -54,6 +54,7 @@ def test_three_lines_and_an_import_are_all_that_is_other() -> None:
         "+     sampler = TalliedSampler(dataset, epochs=EPOCHS)",
         "-         for points, labels in loader:",
         "+         for points, labels in sampler.tally(loader):",
+        "+             sampler.commit()",
         "+     sampler.done()",
     ]
     assert [line for line in changed if "import" in line] == [
@@ -62,7 +63,7 @@ def test_three_lines_and_an_import_are_all_that_is_other() -> None:
     ]
 
 
-def test_the_ordinary_script_runs_and_with_the_three_lines_is_proved() -> None:
+def test_the_ordinary_script_runs_and_with_the_four_lines_is_proved() -> None:
     losses = []
     for script, start in ((ORDINARY, contextlib.nullcontext()), (OWN, fork_server.cold())):
         with start:

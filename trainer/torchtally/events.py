@@ -78,7 +78,7 @@ class Resumed(Event):
 
     task: Annotated[str, "name of the task"]
     world: Annotated[int, "number of ranks that train"]
-    checkpoint: Annotated[str, "file of the checkpoint"]
+    checkpoint: Annotated[str | None, "file of the checkpoint; null if the user's program has loaded it"]
     epoch: Annotated[int, "epoch in progress, from 1; one more than the plan has where all epochs are done"]
     position: Annotated[int, "samples of the epoch that all ranks together have consumed"]
     discarded: Annotated[int, "samples known to be lost with restarts: consumed after the checkpoint of each"]

@@ -20,11 +20,13 @@ def main() -> None:
     loader = DataLoader(data, batch_size=10, sampler=sampler)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
     seen = 0
-    for _ in range(2):
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
         for points, labels in sampler.tally(loader):
             optimizer.zero_grad()
             accelerator.backward(cross_entropy(model(points), labels))
             optimizer.step()
+            sampler.commit()
             seen += len(labels)
     print(f"rank {accelerator.process_index} of {accelerator.num_processes}: {seen} samples", flush=True)
     sampler.done()

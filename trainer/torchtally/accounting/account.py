@@ -1,76 +1,90 @@
 """Accounts for the samples of a user's own loop: docs/guides/own-loop.md shows how.
 
-A batch counts as consumed when the loop asks for the next one, whatever the workers have fetched by then. If a `break`
-leaves an epoch, the batch in hand and all that follow are lost. The proof then fails when the phase's next epoch
-begins, or at the end of the `with`.
+A sample counts when it is in the weights: `commit()` after `optimizer.step()` says so. Where a phase does not train, a
+batch counts when the loop asks for the next one. What was handed out and does not count is lost.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.utils import data
 
-from torchtally import compat, events
-from torchtally.accounting import loader
+from torchtally.accounting import loader, randomness, resume
+from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.last_line import last_line
 from torchtally.accounting.loader import Batch
 from torchtally.accounting.sampler import Sampler, Steps
-from torchtally.accounting.tally import Phase, Run, Tally, emit, enforce, prove
-from torchtally.distributed.handshake import agree
-from torchtally.environment import Process
+from torchtally.accounting.state import PhaseState, State
+from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
 from torchtally.errors import Ending, Refused, Unproven
+from torchtally.log import log
 from torchtally.pod import failure
-from torchtally.proof import run_summary
 from torchtally.proof.contract import CONTRACTS, Contract
 
 _UNKNOWN = "unknown"  # the data's fingerprint
-_handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
+_KEY = "torchtally"  # of the state
 
 
 class Account:
     """Records which samples the loops of one run consume, and proves them at the end of each epoch.
 
-    Use it in a `with` statement, in a process group that has gloo for CPU tensors. All ranks must make the same calls
-    in the same order, and complete the plan before the end of the `with`. There, an exception of torchtally becomes
-    `SystemExit` with its exit code, after its message is printed.
+    Use it in a `with` statement, in a process group. All ranks must make the same calls in the same order, and complete
+    the plan before the end of the `with`. There, an exception of torchtally becomes `SystemExit` with its exit code,
+    after its message is printed.
+
+    It is `Stateful`, as torch's checkpoints name it: `state_dict` is a position, and `load_state_dict` goes on there.
 
     Args:
         task: Name of the run in its logs and proofs.
         plan: Number of epochs of each phase, such as `{"train": 10, "test": 10}`.
         seed: Seed of the order of samples, from 0.
+        group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
+            the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.
+        anew: Whether a restart that loads no state begins anew. Otherwise it is refused, as its weights may not.
     """
 
-    def __init__(self, *, task: str, plan: Mapping[str, int], seed: int = 0):
-        self._task, self._plan, self._seed = task, dict(plan), seed
-        self._shards: dict[str, Sampler] = {}  # by phase
-        self._data: dict[str, str] = {}  # fingerprints, by phase
-        self._open: dict[str, tuple[Tally, int]] = {}  # by phase: the epoch in progress, and its number of steps so far
-        self._proved: dict[tuple[str, int], dict[str, Any]] = {}  # (phase, epoch) -> the line of all ranks together
+    def __init__(
+        self,
+        *,
+        task: str,
+        plan: Mapping[str, int],
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+        anew: bool = False,
+    ):
+        self._task, self._plan, self._seed, self._group, self._anew = task, dict(plan), seed, group, anew
+        self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
+        self._trains: dict[str, bool] = {}
+        self._open: dict[str, EpochInProgress] = {}
+        self._phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
+        self._loaded: State | None = None
+        self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
-        self._stepped = False
+        self._failure: Ending | None = None  # a loop that catches it must not go on
 
     @property
     def rank(self) -> int:
-        """This process's rank, from 0."""
-        return self._run.rank
+        """This process's rank among those that share the samples, from 0."""
+        return self._attempt.members.rank
 
     @property
     def world(self) -> int:
-        """Number of ranks."""
-        return self._run.world
+        """Number of ranks that share the samples."""
+        return self._attempt.members.world
 
     def __enter__(self) -> Self:
         try:
-            self._join()
+            self._attempt = Attempt(
+                task=self._task, plan=self._plan, seed=self._seed, group=self._group, anew=self._anew
+            )
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self
@@ -81,7 +95,7 @@ class Account:
         try:
             if error is None:
                 self._finish()
-        except Unproven as sentence:
+        except Ending as sentence:
             error = sentence
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
@@ -97,6 +111,7 @@ class Account:
         shuffle: bool = True,
         contract: Contract = "exact",
         fingerprint: str | None = None,
+        trains: bool = True,
     ) -> Sampler:
         """Return this rank's sampler of a phase, for a DataLoader of your own.
 
@@ -108,6 +123,8 @@ class Account:
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
             fingerprint: Text that identifies the data and must be the same on all ranks. Without it, only `n` is
                 compared.
+            trains: Whether the samples go into the weights, so that `commit` counts them. Otherwise, as in an
+                evaluation, a batch counts when the loop asks for the next one.
 
         Raises:
             Refused: An argument is not valid.
@@ -118,8 +135,7 @@ class Account:
             raise Refused(f"{phase}: batch_size={batch_size} must be a whole number from 1")
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
-        self._data[phase] = fingerprint or _UNKNOWN
-        self._shards[phase] = Sampler(
+        sampler = Sampler(
             n,
             batch_size=batch_size,
             seed=self._seed,
@@ -128,7 +144,11 @@ class Account:
             rank=self.rank,
             world=self.world,
         )
-        return self._shards[phase]
+        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
+        self._unchanged(phase, known.identity)
+        self._samplers[phase], self._trains[phase] = sampler, trains
+        self._phases.setdefault(phase, known)
+        return sampler
 
     def loader(
         self,
@@ -138,6 +158,7 @@ class Account:
         batch_size: int,
         shuffle: bool = True,
         contract: Contract = "exact",
+        trains: bool = True,
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return a DataLoader of a phase, whose batches carry the indices of their samples.
@@ -152,6 +173,7 @@ class Account:
             batch_size: Samples of this rank in a step.
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+            trains: Whether `commit` counts the samples. Otherwise, a batch counts when the loop asks for the next one.
             options: Other arguments of the DataLoader, such as `num_workers` and `collate_fn`.
 
         Raises:
@@ -169,13 +191,19 @@ class Account:
             shuffle=shuffle,
             contract=contract,
             fingerprint=getattr(dataset, "fingerprint", None),
+            trains=trains,
         )
         return loader.loader(dataset, sampler, **options)
 
-    def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Yield the batches of one epoch, and prove at its end that all ranks consumed the right samples.
+    def epochs(self) -> range:
+        """The epochs that are left: all of the plan's, or from the one in progress on if a state is loaded."""
+        left = [self.completed(phase) for phase, planned in self._plan.items() if self.completed(phase) < planned]
+        return range(min(left) + 1, max(self._plan.values()) + 1) if left else range(0)
 
-        A batch counts as consumed when the loop asks for the next one.
+    def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
+        """Yield the batches of one epoch, which is proved once all of them count.
+
+        After `load_state_dict`, an epoch in progress goes on at its position, and one that was complete has no batch.
 
         Args:
             phase: A phase with a loader or a sampler.
@@ -183,89 +211,164 @@ class Account:
             batches: The phase's loader, or a DataLoader of your own with the phase's sampler.
 
         Raises:
-            Unproven: Samples were lost or doubled. All ranks raise it.
-            Refused: The epoch is not in the plan, the ranks contradict each other, or `batches` is not valid.
+            Unproven: Samples were lost or doubled. All ranks raise it. Or a batch has other samples than its step.
+            Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
-        self._settle(phase)
-        tally = self._begin(phase, epoch, batches)
-        sampler, steps = self._shards[phase], len(Steps(self._shards[phase]))
-        sampler.set_epoch(epoch)
-        if isinstance(batches, data.DataLoader):
-            # iter() draws the workers' seed: not from the generator that the training uses.
-            batches.generator = torch.Generator().manual_seed(_seed_of(sampler, epoch))
-        self._open[phase] = tally, 0
-        step = 0
-        for step, taken in enumerate(batches, start=1):
-            where = f"{phase} epoch {epoch}, step {step} of {steps}"
-            if step > steps:
-                raise Refused(f"{where}: the loader has more batches; its batch_size must be the sampler's")
-            batch = loader.checked(taken, where)
-            yield batch._replace(rows=min(sampler.batch, sampler.total - (step - 1) * sampler.batch))
-            tally.record(batch.indices)
-            self._open[phase] = tally, step
-            if not self._stepped:
-                self._stepped = True
-                if self.rank == 0:
-                    events.emit(events.Step(epoch=epoch), self._run.source)
-        if step < steps:
-            raise Unproven(f"{phase} epoch {epoch} is not proved: the loader ended after {step} of {steps} steps")
-        self._prove(tally)
+        with self._final():
+            yield from self._epoch(phase, epoch, batches)
+
+    def commit(self, *batches: Batch) -> None:
+        """Count the samples that are in the weights now: call it after each `optimizer.step()`.
+
+        Without an argument, these are all batches that were handed out. A loop that fetches ahead passes the last batch
+        (of each phase) whose gradients the step has used. Several batches a step, as in gradient accumulation, count
+        together. The commit of an epoch's last batch proves the epoch, which is a collective call.
+
+        Raises:
+            Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
+            Refused: No batch is left to count, or commits show that the loop fetches ahead.
+        """
+        with self._final():
+            for batch in batches:
+                current = self._open.get(batch.phase)
+                if current is None or not current.trains:
+                    raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
+                current.commit_upto(batch.step)
+            if not batches:
+                pending = [each for each in self._open.values() if each.trains and each.handed > each.counted]
+                if not pending:
+                    raise Refused(
+                        "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
+                        "ahead must pass the batch: commit(batch)"
+                    )
+                for current in pending:
+                    current.commit()
+            for current in [each for each in self._open.values() if each.trains]:
+                self._attempt.stepped(current.tally.phase.epoch)
+                if current.complete:
+                    self._close(current)
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
-        self._driven.append(Epochs(lambda epoch: self.epoch(phase, epoch, batches), len(Steps(self._shards[phase]))))
+        steps = len(Steps(self._samplers[phase]))
+        self._driven.append(Epochs(lambda: self.epoch(phase, self.completed(phase) + 1, batches), steps))
         return self._driven[-1]
 
-    def _join(self) -> None:
-        """Find this rank's place, and agree on the run's id, which rank 0 draws."""
-        if not dist.is_initialized():
-            raise Refused("call torch.distributed.init_process_group before you make an Account")
-        process, problem = Process.from_env(os.environ), None
-        if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
-            problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
-        elif "cpu:gloo" not in (backend := dist.get_backend_config()):
-            problem = f"the process group's backend {backend} must have cpu:gloo, which carries the tallies"
-        elif self._seed < 0:
-            problem = f"seed={self._seed} must be a whole number from 0"
-        self._run = Run(
-            run=process.run,
-            attempt=process.attempt,
-            pod=process.pod,
-            task=self._task,
-            plan=self._plan,
-            rank=process.rank,
-            world=process.world,
-            seed=self._seed,
-            data="",
-        )
-        facts = {"task": self._task, "plan": self._plan, "seed": self._seed, "_run": process.run}
-        self._run = replace(self._run, run=self._agree(facts, problem)["_run"])
-        if self.rank == 0:
-            events.emit(events.Begun(task=self._task, world=self.world), self._run.source)
+    def state_dict(self) -> dict[str, str]:
+        """Return how far the run is, the same on every rank: save it with the weights of the same moment.
 
-    def _begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> Tally:
-        """Return an empty tally, once all ranks agree on what belongs in it."""
-        run = self._run
-        if phase not in self._shards:
+        Batches that are not committed are not in it, so a resume hands them out again.
+        """
+        with self._final():
+            positions = {name: each.position for name, each in self._open.items() if each.trains}
+            phases = {
+                name: replace(phase, position=positions.get(name, phase.position))
+                for name, phase in self._phases.items()
+                if phase.worlds
+            }
+            run = self._attempt.run
+            state = State(
+                run=run.run, attempt=run.attempt, task=run.task, seed=run.seed, plan=self._plan, phases=phases
+            )
+            return {_KEY: state.to_text()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
+
+        Raises:
+            Refused: The state is of another run, of a newer release, or damaged.
+        """
+        with self._final():
+            if self._attempt.begun:
+                raise Refused("load_state_dict() must be called before the first epoch of this start")
+            if _KEY not in state:
+                found = ", ".join(map(str, state)) or "no entry"
+                raise Refused(f"the state of an account must have the entry {_KEY!r}, and it has {found}")
+            try:
+                loaded = State.from_text(state[_KEY])
+            except ValueError as error:
+                raise Refused(f"the state of the account cannot be loaded: {error}") from None
+            for name, value in (("task", self._task), ("seed", self._seed), ("plan", self._plan)):
+                if (before := getattr(loaded, name)) != value:
+                    raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
+            self._loaded = loaded
+            for name in loaded.phases.keys() & self._phases.keys():
+                self._unchanged(name, self._phases[name].identity)
+            self._phases |= loaded.phases
+
+    def completed(self, phase: str) -> int:
+        """Return the number of a phase's completed epochs, over all starts of the run."""
+        return self._phases[phase].completed if phase in self._phases else 0
+
+    def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
+        self._settle(phase)
+        if self._loaded and phase in self._loaded.phases and 1 <= epoch <= self._loaded.phases[phase].completed:
+            return
+        current = self._begin(phase, epoch, batches)
+        seed = randomness.mixed(self._seed, randomness.number_of(phase), epoch, self.rank)
+        if isinstance(batches, data.DataLoader):
+            # iter() draws the workers' seed: not from the generator that the training uses.
+            batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        for taken in batches:
+            if current.handed == current.total:
+                raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
+            batch = current.hand_out(loader.checked(taken, current.where(current.handed + 1)))
+            randomness.reseed(randomness.mixed(seed, current.tally.phase.start, batch.step))
+            yield batch
+            if not current.trains:
+                current.count(current.handed)
+        if current.handed < current.total:
+            raise Unproven(
+                f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
+            )
+        # A loop that fetches ahead commits its last batches after the end.
+        if self._open.get(phase) is current and not (current.trains and current.explicit):
+            self._close(current)
+
+    @contextmanager
+    def _final(self) -> Iterator[None]:
+        """Make a failure final, also for a loop that catches it."""
+        if self._failure:
+            raise self._failure
+        try:
+            yield
+        except Ending as ending:
+            self._failure = ending
+            raise
+
+    def _unchanged(self, phase: str, now: Mapping[str, Any]) -> None:
+        """Refuse data or an order that is not the run's."""
+        if self._loaded and phase in self._loaded.phases:
+            known: PhaseState | None = self._loaded.phases[phase]
+        else:
+            known = self._phases.get(phase)
+        for name, before in known.identity.items() if known else ():
+            if now[name] != before:
+                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now[name]}")
+
+    def _begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> EpochInProgress:
+        """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it."""
+        if phase not in self._phases:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
-        sampler = self._shards[phase]
+        sampler, chosen = self._samplers[phase], self._phases[phase]
+        position = chosen.position
+        start, skip = resume.place(position, self.world, sampler.batch) if position else (0, 0)
+        sampler.go_on(epoch, start, skip)
         facts = {
             "phase": phase,
             "epoch": epoch,
-            f"number of samples of {phase}": sampler.n,
-            f"data of {phase}": self._data[phase],
+            **{f"{name} of {phase}": value for name, value in chosen.identity.items()},
             f"batch size of {phase}": sampler.batch_size,
-            f"contract of {phase}": sampler.contract,
-            f"order of {phase}": sampler.order,
+            f"position of {phase}": start + skip * sampler.batch,
+            "number of ranks that share the samples": self.world,
+            "loaded state": self._loaded and (self._loaded.run, self._loaded.attempt, *self._loaded.reached),
         }
-        self._agree(facts, self._problem(phase, epoch, batches))
-        if self._data[phase] == _UNKNOWN and run.rank == 0 and epoch == 1:
-            print(
-                f"torchtally: {phase}: the dataset has no fingerprint, so the ranks compared only its length",
-                flush=True,
-            )
-        return Tally(
-            replace(run, data=self._data[phase]),
+        self._attempt.agree(facts, self._attempt.problem(self._loaded) or self._problem(phase, epoch, batches))
+        self._attempt.begin(self._loaded)
+        if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
+            log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
+        tally = Tally(
+            replace(self._attempt.run, data=chosen.data),
             Phase(
                 name=phase,
                 epoch=epoch,
@@ -273,15 +376,24 @@ class Account:
                 batch=sampler.batch,
                 contract=sampler.contract,
                 order=sampler.order,
+                start=start,
             ),
         )
+        if start or skip:
+            resume.restore(tally, skip)
+        self._phases[phase] = chosen.shared_out(start, self.world)
+        commits = position.commits if position else 0
+        self._open[phase] = EpochInProgress(tally, sampler, trains=self._trains[phase], skip=skip, commits=commits)
+        return self._open[phase]
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
-        sampler, planned = self._shards[phase], self._plan[phase]
+        sampler, planned, completed = self._samplers[phase], self._plan[phase], self.completed(phase)
         if not 1 <= epoch <= planned:
             return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
-        if (phase, epoch) in self._proved:
+        if epoch <= completed:
             return f"{phase} epoch {epoch} was made before"
+        if epoch != completed + 1:
+            return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
         if not sampler.total:
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
@@ -296,41 +408,35 @@ class Account:
             )
         return None
 
-    def _agree(self, facts: Mapping[str, Any], problem: str | None) -> Mapping[str, Any]:
-        store = PrefixStore(f"torchtally/{next(_handshakes)}", compat.default_store())
-        return agree(store, self.rank, self.world, self._run.pod, facts, problem)
-
-    def _prove(self, tally: Tally, left: str = "") -> None:
-        phase = tally.phase
-        del self._open[phase.name]
-        first = not self._proved
-        proof = prove(tally)
-        self._proved[phase.name, phase.epoch] = proof.lines[-1]
+    def _close(self, current: EpochInProgress) -> None:
+        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled."""
+        members, tally = self._attempt.members, current.tally
+        name = tally.phase.name
+        del self._open[name]
+        tally.commits = current.commits if current.trains else None
+        proof = prove(tally, members.everyone, leads=members.leads)
+        self._phases[name] = self._phases[name].after(proof.lines[-1])
+        self._proved += 1
         try:
-            enforce(proof, "enforce", first)
+            enforce(proof, "enforce", self._proved == 1)
         except Unproven as sentence:
-            raise Unproven(f"{sentence}{left}") from None
+            raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
 
     def _settle(self, phase: str) -> None:
-        """Prove an epoch that the loop left before its end, so that the line names the lost samples."""
+        """Prove an epoch that the loop left, so that the line names the lost samples."""
         if phase in self._open:
-            tally, step = self._open[phase]
-            self._prove(tally, f": the loop left the epoch in step {step + 1} of {len(Steps(self._shards[phase]))}")
+            self._open[phase].end()
+            self._close(self._open[phase])
 
     def _finish(self) -> None:
-        for each in self._driven:
-            each.end()
-        for phase in list(self._open):
-            self._settle(phase)
-        for phase, planned in self._plan.items():
-            made = sum(name == phase for name, _ in self._proved)
-            if made < planned:
-                raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
-        if self.rank == 0 and self._proved:
-            emit(run_summary.line(list(self._proved.values()), [(1, 0, self.world)], None, 0))
-            events.emit(events.Complete(model=None, output=None), self._run.source)
-
-
-def _seed_of(sampler: Sampler, epoch: int) -> int:
-    """Return the seed of a loader's workers, which differs between epochs and ranks."""
-    return int(np.random.SeedSequence([sampler.seed, epoch, sampler.rank]).generate_state(1, np.uint64)[0])
+        with self._final():
+            for each in self._driven:
+                each.end()
+            for phase in list(self._open):
+                self._settle(phase)
+            for phase, planned in self._plan.items():
+                if (made := self.completed(phase)) < planned:
+                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
+            if self._attempt.prints and self._phases:
+                emit(last_line(self._attempt.run, self._phases))
+            self._attempt.complete()

@@ -14,17 +14,16 @@ class Epochs:
     the next one, which would count the last. The next `iter()` or `end()` counts it.
     """
 
-    def __init__(self, epoch: Callable[[int], Iterator[Batch]], steps: int):
+    def __init__(self, epoch: Callable[[], Iterator[Batch]], steps: int):
         self._epoch, self._steps = epoch, steps
-        self._made = self._taken = 0  # epochs begun, and batches handed out in the last of them
         self._batches: Iterator[Batch] = iter(())
+        self._all_taken = False
 
     def __iter__(self) -> Iterator[Any]:
         self.end()
-        self._made, self._taken = self._made + 1, 0
-        self._batches = self._epoch(self._made)
+        self._batches = self._epoch()
         for batch in self._batches:
-            self._taken += 1
+            self._all_taken = batch.step == batch.steps
             yield batch.data
 
     def __len__(self) -> int:
@@ -32,5 +31,6 @@ class Epochs:
 
     def end(self) -> None:
         """End the epoch: count the last batch if the library has taken all of them."""
-        if self._taken == self._steps:
+        if self._all_taken:
+            self._all_taken = False
             next(self._batches, None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
+from torchtally.accounting import randomness
 from torchtally.accounting.sampler import Sampler, Steps
 from torchtally.errors import Refused, Unproven
 
@@ -22,21 +23,29 @@ class Batch(NamedTuple):
     Attributes:
         indices: Indices of the samples, int64 (samples,), on the CPU.
         data: The samples as the `collate_fn` returned them.
-        rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch.
+        rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch, which sets the
+            following, too.
+        phase: Name of the phase.
+        step: Number of the step in its epoch, from 1, or from the position on where other ranks have resumed.
+        steps: Number of the last step.
     """
 
     indices: Tensor
     data: Any
     rows: int = 0
+    phase: str = ""
+    step: int = 0
+    steps: int = 0
 
 
 class ByStep(data.Dataset[Any]):
     """A dataset whose items are the batches of steps: (indices, data), or the Batch that `collate` returned."""
 
-    def __init__(self, dataset: Any, collate: Collate):
-        self.dataset, self.collate = dataset, collate
+    def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
+        self.dataset, self.sampler, self.collate = dataset, sampler, collate
 
     def __getitem__(self, indices: list[int]) -> Any:
+        _reseed(self.sampler, indices)
         if not indices:
             return _nothing(self.collate, self._samples([0])[0])
         return _together(self.collate, indices, self._samples(indices))
@@ -56,6 +65,7 @@ class StreamByStep(data.IterableDataset[Any]):
         samples = iter(self.dataset.select(index for step in self._own() for index in step))
         sample = None
         for step in self._own():
+            _reseed(self.sampler, step)
             pairs = list(islice(samples, len(step)))
             if not pairs:
                 return  # the stream ended early, which `Account.epoch` detects
@@ -79,7 +89,7 @@ def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **
     if isinstance(dataset, data.IterableDataset):
         stream = StreamByStep(dataset, sampler, collate)
         return data.DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **options)
-    steps = ByStep(dataset, collate)
+    steps = ByStep(dataset, sampler, collate)
     return data.DataLoader(steps, batch_size=None, sampler=Steps(sampler), collate_fn=_as_it_is, **options)
 
 
@@ -149,6 +159,11 @@ def _extrapolated(one: Any, two: Any) -> Any:
         parts: Iterable[Any] = map(_extrapolated, one, two)
         return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
     return one
+
+
+def _reseed(sampler: Sampler, indices: list[int]) -> None:
+    """Let what a dataset draws follow from seed, epoch and step, whichever process fetches it."""
+    randomness.reseed(randomness.mixed(sampler.seed, sampler.shard.epoch, *indices[:1]))
 
 
 def _as_it_is(batch: Any) -> Any:

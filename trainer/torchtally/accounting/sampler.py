@@ -45,12 +45,13 @@ class Sampler(data.Sampler[int]):
         self.order: Order = "feistel-1" if shuffle else "sequential"
         self.rank = dist.get_rank() if rank is None else rank
         self.world = dist.get_world_size() if world is None else world
-        # Shared with workers that outlive an epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        # Epoch, start and steps to skip: shared with workers that outlive an epoch.
+        self._place = torch.zeros(3, dtype=torch.int64).share_memory_()
 
     @property
     def shard(self) -> Shard:
         """What this rank consumes in the epoch that `set_epoch` chose."""
+        epoch, start, _ = self._place.tolist()
         return Shard(
             n=self.n,
             rank=self.rank,
@@ -58,7 +59,8 @@ class Sampler(data.Sampler[int]):
             contract=self.contract,
             order=self.order,
             seed=self.seed,
-            epoch=int(self._epoch),
+            epoch=epoch,
+            start=start,
         )
 
     @property
@@ -68,7 +70,7 @@ class Sampler(data.Sampler[int]):
 
     @property
     def total(self) -> int:
-        """Samples of all ranks in an epoch."""
+        """Samples of all ranks in an epoch, or in what is left of it from `start` on."""
         return self.shard.total
 
     @property
@@ -77,18 +79,22 @@ class Sampler(data.Sampler[int]):
         return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self._epoch.fill_(epoch)
+        """Choose the epoch whose order comes next, from its beginning."""
+        self.go_on(epoch, 0, 0)
+
+    def go_on(self, epoch: int, start: int, skip: int) -> None:
+        """Choose the rest of an epoch: from position `start` of its order on, without the first `skip` steps."""
+        self._place.copy_(torch.tensor([epoch, start, skip]))
 
     def steps(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
-        shard = self.shard
+        shard, skip = self.shard, int(self._place[2])
         chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
-        for at in range(0, shard.size, chunk):
+        for at in range(skip * self.batch_size, shard.size, chunk):
             some = shard.indices(at, at + chunk).tolist()
             for begin in range(0, len(some), self.batch_size):
                 yield some[begin : begin + self.batch_size]
-        if self.idle:
+        if self.idle and skip < len(Steps(self)):
             yield []
 
     def __iter__(self) -> Iterator[int]:
@@ -109,4 +115,4 @@ class Steps(data.Sampler[list[int]]):
         return self.sampler.steps()
 
     def __len__(self) -> int:
-        return -(-self.sampler.total // self.sampler.batch)
+        return self.sampler.shard.steps(self.sampler.batch)

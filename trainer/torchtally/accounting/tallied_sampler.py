@@ -5,11 +5,12 @@ drop_last=True. The contract `exact` needs a loss that knows the rows of all ran
 """
 
 import sys
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
@@ -35,8 +36,8 @@ _TAKEN_OVER = (
 class TalliedSampler(Sampler):
     """Replaces a DistributedSampler, and proves the samples of the training at the end of each epoch.
 
-    Create one for each run, in a process group that has gloo for CPU tensors. An exception of torchtally becomes
-    `SystemExit` with its exit code, after its message is printed.
+    Create one for each run, in a process group. An exception of torchtally becomes `SystemExit` with its exit code,
+    after its message is printed.
 
     Args:
         dataset: The dataset of the DataLoader.
@@ -45,6 +46,8 @@ class TalliedSampler(Sampler):
         seed: Seed of the order of samples, from 0.
         drop_last: Whether the contract is `drop_last` in place of `padded`.
         task: Name of the run in its logs and proofs (default: the script's name).
+        group: The ranks that share the samples (default: all), as in `Account`.
+        anew: Whether a restart that loads no state begins anew, as in `Account`.
     """
 
     def __init__(
@@ -56,29 +59,62 @@ class TalliedSampler(Sampler):
         seed: int = 0,
         drop_last: bool = False,
         task: str | None = None,
+        group: dist.ProcessGroup | None = None,
+        anew: bool = False,
     ):
-        self._account = Account(task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed).__enter__()
-        super().__init__(len(dataset), seed=seed, shuffle=shuffle, contract="drop_last" if drop_last else "padded")
+        self._account = Account(
+            task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed, group=group, anew=anew
+        ).__enter__()
+        super().__init__(
+            len(dataset),
+            seed=seed,
+            shuffle=shuffle,
+            contract="drop_last" if drop_last else "padded",
+            rank=self._account.rank,
+            world=self._account.world,
+        )
         self._given: DataLoader[Any] | None = None
-        self._epochs = Epochs(lambda epoch: iter(()), 0)
+        self._epochs: Epochs | None = None
+        self._told: int | None = None  # the argument of set_epoch, until that epoch begins
+
+    @property
+    def completed(self) -> int:
+        """Number of completed epochs, over all starts of the run."""
+        return self._account.completed("train")
+
+    def set_epoch(self, epoch: int) -> None:
+        """State which epoch comes next, counted from 0: after a resume, `completed`."""
+        self._told = epoch
 
     def tally(self, loader: DataLoader[Any]) -> Epochs:
-        """Return the batches of `loader`, whose sampler this is.
-
-        Each `iter()` is the next epoch, whatever the argument of `set_epoch`. A batch counts as consumed when the loop
-        asks for the next one.
-        """
-        if loader is not self._given:
-            with _ending():
-                self._take_over(loader)
+        """Return the batches of `loader`, whose sampler this is: each `iter()` is the next epoch."""
+        with _ending():
+            if self._epochs is None or loader is not self._given:
+                self._epochs = self._take_over(loader)
         return self._epochs
+
+    def commit(self) -> None:
+        """Count the batches that were handed out: call it after each `optimizer.step()`, as `Account.commit`."""
+        with _ending():
+            self._account.commit()
+
+    def state_dict(self) -> dict[str, str]:
+        """Return how far the run is, the same on every rank: save it with the weights of the same moment."""
+        with _ending():
+            return self._account.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch."""
+        with _ending():
+            self._account.load_state_dict(state)
 
     def done(self) -> None:
         """End the training: print the run's last line, or end the program with 3 if an epoch is missing."""
-        self._epochs.end()
+        if self._epochs:
+            self._epochs.end()
         self._account.__exit__(None, None, None)
 
-    def _take_over(self, loader: DataLoader[Any]) -> None:
+    def _take_over(self, loader: DataLoader[Any]) -> Epochs:
         """Make a loader whose batches carry their indices, from one whose batches do not."""
         if self._given is not None:
             raise Refused("tally() must receive the same DataLoader in every epoch; an Account takes several")
@@ -96,11 +132,22 @@ class TalliedSampler(Sampler):
             **{name: getattr(loader, name) for name in _TAKEN_OVER},
         )
 
-        def epoch(number: int) -> Iterator[Batch]:
+        def epoch() -> Iterator[Batch]:
             with _ending():
-                yield from self._account.epoch("train", number, tallied)
+                self._check_told()
+                yield from self._account.epoch("train", self.completed + 1, tallied)
 
-        self._epochs = Epochs(epoch, len(tallied))
+        return Epochs(epoch, len(tallied))
+
+    def _check_told(self) -> None:
+        """Refuse an epoch that set_epoch has not announced: a loop that goes on elsewhere has not loaded the state."""
+        told, self._told = self._told, None
+        if told != self.completed:
+            called = "was not called" if told is None else f"has received {told}"
+            raise Refused(
+                f"set_epoch() {called}, and the next epoch is {self.completed}, counted from 0: call it before each "
+                "epoch; after a restart, load the state of the checkpoint first"
+            )
 
 
 @contextmanager

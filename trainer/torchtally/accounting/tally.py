@@ -43,6 +43,7 @@ class Run:
     world: int
     seed: int
     data: str  # the data's fingerprint
+    began: int = 0  # when rank 0 began the attempt: milliseconds since 1970
 
     @property
     def source(self) -> events.Source:
@@ -84,7 +85,9 @@ class Tally:
 
     def __init__(self, run: Run, phase: Phase):
         self.run, self.phase, self.shard = run, phase, phase.shard(run)
-        self.carried = Digest()  # of what all ranks consumed before phase.start
+        # This rank's share of the digest of what was consumed before phase.start: the shares of all ranks add up.
+        self.carried = Digest()
+        self.commits: int | None = None  # of the loop, if it makes any
         self.count = 0
         self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
         self._digest = Digest()
@@ -112,7 +115,7 @@ class Tally:
         return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
 
     def restore(self, carried: Digest, consumed: Digest, count: int, outside: list[int]) -> None:
-        """Go on from what all ranks had consumed before phase.start, and this rank from there on."""
+        """Go on from a share of what was consumed before phase.start, and from what this rank consumed after it."""
         self.carried, self._digest, self.count, self.outside = carried, consumed, count, outside
         self._kept = None  # not all of it was seen here
 
@@ -147,12 +150,14 @@ class Proof:
         return not any(table.wrong(line) for line in self.lines)
 
 
-def prove(tally: Tally, group: dist.ProcessGroup | None = None) -> Proof:
+def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool = True) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
     A collective call over gloo, of all ranks or of those in `group`, where others consume nothing: digests are added
     up, whatever n is. Only where more is wrong than a digest can name, and n allows it, the samples are counted one by
-    one.
+    one. Of peers, which consume the same samples, one `leads`: it prints for all.
+
+    Raises Unproven on every rank if peers have consumed different samples.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
     parts = shard.progressions
@@ -163,30 +168,51 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None) -> Proof:
         wrong = _counted(_histogram(tally.kept, shard.n) - _expected_histogram(shard, parts))
     else:
         wrong = _named(stretches, shard)
-    own = _line(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, wrong, tally.outside)
-    emit(own)
-    gathered: list[Any] = [None] * run.world
-    dist.all_gather_object(gathered, (own, tally.digest, tally.outside), group)
+    own = _Own(_line(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, wrong, tally.outside), tally)
+    if leads:
+        emit(own.line)
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, (leads, own), group)
+    of_ranks: list[_Own] = sorted((each for leader, each in gathered if leader), key=lambda each: each.line["rank"])
+    _compare_peers(tally, of_ranks, [each for _, each in gathered])
 
-    ranks = [line for line, _, _ in gathered]
-    together = sum((each for _, each, _ in gathered), tally.carried)
+    together = sum((each.digest + each.carried for each in of_ranks), Digest())
     difference = together - digest.of_all_ranks(shard, g)
     stretches = decoder.explain(difference, Progression(0, 1, shard.n), shard.n, g)
     if stretches is None and tally.kept is not None:
-        seen = torch.from_numpy(_histogram(tally.kept, shard.n))
+        seen = torch.from_numpy(_histogram(tally.kept, shard.n) * leads)
         dist.all_reduce(seen, group=group)
         wrong = _counted(seen.numpy() - _expected_histogram(shard, shard.everything))
     else:
         # Right positions with wrong indices: the order's inverse is broken, so that nothing can be named.
         wrong = None if stretches == [] and any(difference.words) else _named(stretches, shard)
+    ranks = [each.line for each in of_ranks]
     expected = shard.start + shard.total
     consumed = shard.start + sum(line["consumed"] for line in ranks)
-    outside = sorted(index for *_, some in gathered for index in some)
+    outside = sorted(index for each in of_ranks for index in each.outside)
     proof = Proof([*ranks, _line(tally, "all", ranks[0]["pod"], expected, consumed, together, wrong, outside)])
-    if run.rank == 0:
+    if run.rank == 0 and leads:
         emit(proof.lines[-1])
         events.emit(events.Proved(phase=tally.phase.name, epoch=shard.epoch, holds=proof.holds), run.source)
     return proof
+
+
+class _Own:
+    """What a rank tells the others: its line, and its tally's numbers."""
+
+    def __init__(self, line: dict[str, Any], tally: Tally):
+        self.line, self.digest, self.carried, self.outside = line, tally.digest, tally.carried, tally.outside
+
+
+def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:
+    known = {each.line["rank"]: each for each in leaders}
+    for each in everyone:
+        leader = known[each.line["rank"]]
+        if (each.digest, each.line["consumed"]) != (leader.digest, leader.line["consumed"]):
+            raise Unproven(
+                f"{tally.phase.name} epoch {tally.phase.epoch} is not proved: {each.line['pod']} and "
+                f"{leader.line['pod']} are data-parallel rank {each.line['rank']} and have consumed different samples"
+            )
 
 
 def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> None:
@@ -241,6 +267,7 @@ def _line(
         doubled=None if wrong is None else _samples(doubled),
         lost_indices=_indices(lost),
         doubled_indices=_indices(doubled),
+        commits=tally.commits,
     ).printed()
 
 

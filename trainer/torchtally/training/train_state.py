@@ -140,7 +140,7 @@ class TrainState:
         self.discarded = state["discarded"]
         if state["carried"] is None:
             return
-        carried = Digest(tuple(state["carried"]))
+        carried = Digest(tuple(state["carried"])) if self.run.rank == 0 else Digest()
         if len(ranks) == self.run.world:
             own = ranks[self.run.rank]
             self.start, self.steps = state["start"], state["steps"]
@@ -148,7 +148,8 @@ class TrainState:
             self.loss += own["loss"]
         else:
             self.start = state["position"]
-            carried = sum((Digest(tuple(each["digest"])) for each in ranks), carried)
+            if self.run.rank == 0:
+                carried = sum((Digest(tuple(each["digest"])) for each in ranks), carried)
             consumed, count, outside = Digest(), 0, []
             self.loss += sum(each["loss"] for each in ranks) if self.run.rank == 0 else 0.0
         self.tally = Tally(self.run, replace(phase, start=self.start))

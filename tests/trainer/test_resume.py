@@ -1,0 +1,229 @@
+"""A loop that is killed goes on at the very sample where its weights stand, at any number of ranks, and is proved."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounts import alone, run
+from counting import Counting, Noisy
+from torch.utils.data import DataLoader
+
+from torchtally import Account, TalliedSampler
+from torchtally.proof.contract import Contract
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from verify.log import Log
+from verify.verdict import Verdict, judge
+
+N, EPOCHS = 101, 3
+Saved = dict[str, Any]
+
+
+def trains(
+    saved: Saved | None,
+    until: int | None,
+    workers: int = 0,
+    accumulate: int = 1,
+    contract: Contract = "exact",
+    size: int = 4,
+) -> dict[str, Any]:
+    """Train from `saved` on, and "die" after `until` commits: the rest of the accumulation is handed out by then."""
+    training = Counting(N)
+    account = Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=size, contract=contract, num_workers=workers)
+    tests = account.loader("test", Noisy(7), batch_size=4, shuffle=False, trains=False)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    commits = 0
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            if commits == until and batch.step % accumulate == 0:
+                return {"account": account.state_dict(), "training": training.save()}
+            training.backward(*batch.data)
+            if batch.step % accumulate == 0 or batch.step == batch.steps:
+                training.step()
+                account.commit()
+                commits += 1
+        for _ in account.epoch("test", epoch, tests):
+            pass
+    account.__exit__(None, None, None)
+    return {"times": training.times, "sha256": training.sha256}
+
+
+def verified(*attempts: list[dict[str, Any]]) -> Verdict:
+    """What the verifier says of the logs of all ranks in all attempts."""
+    log = Log()
+    for number, found in enumerate(attempts):
+        for rank, each in enumerate(found):
+            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
+    return judge(log)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[int, list[dict[str, Any]]]:
+    return {accumulate: run(2, trains, None, None, 0, accumulate) for accumulate in (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "until", "workers", "accumulate"),
+    [
+        (2, 2, 0, (0, 2), 1),
+        (2, 2, 5, (0, 2), 1),
+        (2, 2, 20, (2, 0), 1),
+        (2, 2, 7, (0, 0), 3),
+        (2, 3, 5, (0, 0), 1),
+        (3, 2, 11, (1, 0), 1),
+        (1, 3, 30, (0, 0), 1),
+    ],
+)
+def test_a_killed_loop_goes_on_where_its_weights_stand(
+    before: int,
+    after: int,
+    until: int,
+    workers: tuple[int, int],
+    accumulate: int,
+    undisturbed: dict[int, list[dict[str, Any]]],
+) -> None:
+    killed = run(before, trains, None, until, workers[0], accumulate)
+    assert len({json.dumps(each["result"]["account"]) for each in killed}) == 1  # the same on every rank
+    resumed = run(after, trains, killed[0]["result"], None, workers[1], accumulate)
+    for each in resumed:
+        assert each["code"] == 0, each["err"]
+        assert each["result"]["times"] == [EPOCHS] * N
+    if before == after:
+        assert resumed[0]["result"]["sha256"] == undisturbed[accumulate][0]["result"]["sha256"]
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+    assert (verdict.attempt, verdict.last is not None) == (1, True)
+
+
+def test_several_kills_in_one_epoch_at_changing_numbers_of_ranks_lose_nothing() -> None:
+    attempts, saved = [], None
+    for world, until in ((3, 4), (2, 2), (1, 9), (2, 0), (3, 1)):
+        attempts.append(run(world, trains, saved, until))
+        saved = attempts[-1][0]["result"]
+    attempts.append(run(2, trains, saved, None))
+    assert attempts[-1][0]["result"]["times"] == [EPOCHS] * N
+    verdict = verified(*attempts)
+    assert verdict.holds, verdict.problems
+    assert verdict.attempt == 5
+
+
+@pytest.mark.parametrize("contract", ["padded", "drop_last"])
+def test_contracts_that_repeat_or_leave_out_hold_over_a_resume(contract: Contract) -> None:
+    killed = run(3, trains, None, 6, 0, 1, contract)
+    resumed = run(2, trains, killed[0]["result"], None, 0, 1, contract)
+    assert resumed[0]["code"] == 0, resumed[0]["err"]
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+    once = [times for times in resumed[0]["result"]["times"] if times != EPOCHS]
+    assert len(once) <= 3 * EPOCHS
+
+
+def test_the_batch_may_change_with_a_resume() -> None:
+    killed = run(2, trains, None, 6)
+    resumed = run(2, trains, killed[0]["result"], None, 0, 1, "exact", 7)
+    assert resumed[0]["result"]["times"] == [EPOCHS] * N
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+
+
+# A TalliedSampler.
+
+
+def samples(saved: Saved | None, until: int | None) -> Any:
+    training, data = Counting(N), Noisy(N)
+    sampler = TalliedSampler(data, epochs=EPOCHS, seed=3)
+    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1)
+    if saved:
+        sampler.load_state_dict(saved["sampler"])
+        training.load(saved["training"])
+    commits = 0
+    for epoch in range(sampler.completed, EPOCHS):
+        sampler.set_epoch(epoch)
+        for batch in sampler.tally(loader):
+            if commits == until:
+                return {"sampler": sampler.state_dict(), "training": training.save()}
+            training.backward(*batch)
+            training.step()
+            sampler.commit()
+            commits += 1
+    sampler.done()
+    return training.times
+
+
+@pytest.mark.parametrize("until", [3, 7, 9])
+def test_a_tallied_sampler_goes_on_in_the_middle_of_an_epoch(until: int) -> None:
+    killed = run(2, samples, None, until)
+    resumed = run(2, samples, killed[0]["result"], None)
+    assert resumed[0]["code"] == 0, resumed[0]["err"]
+    once, *repeated = sorted(set(resumed[0]["result"]))
+    assert once == EPOCHS  # DistributedSampler repeats one sample an epoch, as 101 do not divide by 2
+    assert sum(resumed[0]["result"]) == (N + 1) * EPOCHS
+    assert repeated
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+
+
+# A state that cannot be loaded.
+
+
+def loads(change: dict[str, Any], how: str = "") -> None:
+    """Load a state with changes, in an account of seed 5 over 101 samples."""
+    account = Account(task="t", plan={"train": 2}, seed=5).__enter__()
+    list(
+        zip(
+            range(3),
+            (account.commit() for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=4))),
+        )
+    )
+    state = json.loads(account.state_dict()["torchtally"])
+    text = json.dumps(state | change)
+    with Account(task="t", plan={"train": 2}, seed=5) as other:
+        match how:
+            case "cut off":
+                other.load_state_dict({"torchtally": text[:100]})
+            case "other key":
+                other.load_state_dict({"model": text})
+            case "not a text":
+                other.load_state_dict({"torchtally": state})
+            case "too late":
+                loader = other.loader("train", Noisy(N), batch_size=4)
+                next(other.epoch("train", 1, loader))
+                other.load_state_dict({"torchtally": text})
+            case "the dataset grew":
+                other.load_state_dict({"torchtally": text})
+                other.loader("train", Noisy(N + 1), batch_size=4)
+            case "the dataset grew before":
+                other.loader("train", Noisy(N + 1), batch_size=4)
+                other.load_state_dict({"torchtally": text})
+            case _:
+                other.load_state_dict({"torchtally": text})
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "sentence"),
+    [
+        ({"seed": 6}, "", "the state is of another run: its seed is 6, and now it is 5"),
+        ({"task": "u"}, "", "the state is of another run: its task is u, and now it is t"),
+        ({"plan": {"train": 3}}, "", "its plan is {'train': 3}, and now it is {'train': 2}"),
+        ({"v": 2}, "", "its version is 2, and this release reads version 1"),
+        ({"attempt": -1}, "", '"attempt" is -1, allowed is an integer from 0'),
+        ({"phases": {"train": {}}}, "", '"phases.train.n" is missing'),
+        ({}, "cut off", "it is cut off or damaged"),
+        ({}, "other key", "must have the entry 'torchtally', and it has model"),
+        ({}, "not a text", "it must be a text, not a dict"),
+        ({}, "too late", "load_state_dict() must be called before the first epoch of this start"),
+        ({}, "the dataset grew", "train: its number of samples was 101 in this run, and now it is 102"),
+        ({}, "the dataset grew before", "train: its number of samples was 101 in this run, and now it is 102"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], how: str, sentence: str) -> None:
+    found = alone(loads, change, how)
+    assert found["code"] == 2, found["err"]
+    assert sentence in found["err"]

@@ -1,0 +1,134 @@
+"""One start of a run: this process's place in it, and whether it goes on with what another start has done."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from torchtally import compat, events
+from torchtally.accounting import restart
+from torchtally.accounting.membership import Membership
+from torchtally.accounting.restart import Record
+from torchtally.accounting.state import State
+from torchtally.accounting.tally import Run
+from torchtally.distributed.handshake import agree
+from torchtally.environment import Process
+from torchtally.errors import Refused
+
+_handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
+_accounts = count(1)  # of this process
+
+
+class Attempt:
+    """One start of a run. Making one is a collective call of all processes.
+
+    Args:
+        task: Name of the run.
+        plan: Number of epochs of each phase.
+        seed: Seed of the order of samples.
+        group: The ranks that share the samples.
+        anew: Whether a restart that loads no state begins anew.
+
+    Raises:
+        Refused: The processes contradict each other.
+    """
+
+    def __init__(
+        self, *, task: str, plan: Mapping[str, int], seed: int, group: dist.ProcessGroup | None, anew: bool
+    ) -> None:
+        if not dist.is_initialized():
+            raise Refused("call torch.distributed.init_process_group before you make an Account")
+        self._process, self._anew, problem = Process.from_env(os.environ), anew, None
+        process, number = self._process, next(_accounts)
+        if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
+            problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
+        elif seed < 0:
+            problem = f"seed={seed} must be a whole number from 0"
+        self._path = restart.path_of(number)
+        own = process.run if number == 1 else f"{process.run}.{number}"
+        record = restart.read(self._path, task)
+        facts = {"task": task, "plan": dict(plan), "seed": seed, "anew": anew}
+        of_rank_0 = {
+            "_run": own,
+            "_record": [record.run, record.attempt] if record else None,
+            "_began": time.time_ns() // 1_000_000,
+        }
+        agreed = self.agree(facts | of_rank_0, problem)
+        self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
+        self.members = Membership.of(group)
+        self.begun = self._stepped = False
+        self.run = Run(
+            run=self._known[0] if self._known else agreed["_run"],
+            attempt=max(process.attempt, self._known[1] + 1 if self._known else 0),
+            pod=process.pod,
+            task=task,
+            plan=dict(plan),
+            rank=self.members.rank,
+            world=self.members.world,
+            seed=seed,
+            data="",
+            began=agreed["_began"],
+        )
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints what is said once for all."""
+        return self.members.leads and self.members.rank == 0
+
+    def agree(self, facts: Mapping[str, Any], problem: str | None) -> Mapping[str, Any]:
+        """Compare facts with all processes; returns rank 0's. A collective call. Raises Refused."""
+        process = self._process
+        store = PrefixStore(f"torchtally/{next(_handshakes)}", compat.default_store())
+        return agree(store, process.rank, process.world, process.pod, facts, problem)
+
+    def problem(self, loaded: State | None) -> str | None:
+        """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""
+        if self.begun or loaded or self._anew or not (self._known or self._process.attempt):
+            return None
+        file = f", or delete {self._path}" if self._known and self._path else ""
+        return (
+            f"run {self.run.run} of {self.run.task} is not complete, and this start has not loaded its state: call "
+            "load_state_dict() with the state in the checkpoint that the weights come from; only if the weights begin "
+            f"anew, too, pass anew=True{file}"
+        )
+
+    def begin(self, loaded: State | None) -> None:
+        """Take the run of the loaded state, record it, and report the beginning."""
+        if self.begun:
+            return
+        self.begun = True
+        if loaded:
+            reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
+            attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
+            self.run = replace(self.run, run=loaded.run, attempt=attempt)
+        if self.prints:
+            self._write(complete=False)
+            events.emit(self._beginning(loaded), self.run.source)
+
+    def stepped(self, epoch: int) -> None:
+        """Report the first step."""
+        if not self._stepped and self.prints:
+            events.emit(events.Step(epoch=epoch), self.run.source)
+        self._stepped = True
+
+    def complete(self) -> None:
+        """Record and report that the plan is fulfilled."""
+        if self.prints:
+            events.emit(events.Complete(model=None, output=None), self.run.source)
+            self._write(complete=True)
+
+    def _beginning(self, loaded: State | None) -> events.Event:
+        if not loaded:
+            return events.Begun(task=self.run.task, world=self.run.world)
+        epoch, consumed = loaded.reached
+        return events.Resumed(
+            task=self.run.task, world=self.run.world, checkpoint=None, epoch=epoch, position=consumed, discarded=0
+        )
+
+    def _write(self, *, complete: bool) -> None:
+        restart.write(self._path, Record(self.run.run, self.run.attempt, self.run.task, complete))

@@ -1,0 +1,137 @@
+"""An epoch in progress on one rank: what the loop was handed, and what of that is in the weights."""
+
+from collections import Counter, deque
+
+from torch import Tensor
+
+from torchtally.accounting.loader import Batch
+from torchtally.accounting.sampler import Sampler, Steps
+from torchtally.accounting.state import Position
+from torchtally.accounting.tally import Tally
+from torchtally.errors import Refused, Unproven
+from torchtally.log import log
+
+_MANY_PENDING = 256  # batches without a commit: more than gradients are accumulated over
+
+
+class EpochInProgress:
+    """Counts the batches of one rank in one phase of one epoch.
+
+    Each batch is compared with its step at once. A position therefore says all: a rank that has committed s steps has
+    consumed exactly the samples of its first s steps.
+
+    Args:
+        tally: Receives the samples that are consumed.
+        sampler: Chooses the samples of each step; its epoch, start and skipped steps are set.
+        trains: Whether samples count when they are committed. Otherwise they count when the loop asks for the next.
+        commits: Commits of this epoch before a resume.
+    """
+
+    def __init__(self, tally: Tally, sampler: Sampler, *, trains: bool, skip: int, commits: int):
+        self.tally, self.trains, self.commits = tally, trains, commits
+        self._sampler, self._expected = sampler, sampler.steps()
+        self.total = len(Steps(sampler))  # steps, those that were skipped included
+        self.handed = self.counted = skip
+        self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
+        self._usual: int | None = None  # batches of a commit without an argument
+        self.explicit = False  # whether commits name their batches
+        phase = tally.phase
+        self.name = f"{phase.name} epoch {phase.epoch}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps count."""
+        return self.counted == self.total
+
+    @property
+    def position(self) -> Position:
+        """How far the samples that count reach."""
+        phase, world = self.tally.phase, self._sampler.world
+        return Position(
+            epoch=phase.epoch,
+            start=phase.start,
+            steps=self.counted,
+            commits=self.commits,
+            batch=phase.batch,
+            world=world,
+        )
+
+    def where(self, step: int) -> str:
+        """The step for a sentence."""
+        return f"{self.name}, step {step} of {self.total}"
+
+    def hand_out(self, batch: Batch) -> Batch:
+        """Return the batch as the loop receives it. Raises Unproven unless its samples are those of the step."""
+        step = self.handed + 1
+        taken, expected = batch.indices.tolist(), next(self._expected)
+        if taken != expected and sorted(taken) != sorted(expected):
+            lacks, foreign = _less(expected, taken), _less(taken, expected)
+            parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
+            size = self._sampler.batch_size
+            hint = f"; the loader's batch_size must be the sampler's, {size}" if len(taken) != len(expected) else ""
+            raise Unproven(f"{self.where(step)} is not proved: the batch {' and '.join(parts)}{hint}")
+        self.handed = step
+        self._pending.append(batch.indices)
+        if self.trains and len(self._pending) == _MANY_PENDING:
+            log.warning(
+                f"{self.name}: {_MANY_PENDING} batches are handed out and not committed; a batch counts once "
+                "commit() is called after optimizer.step()"
+            )
+        phase = self.tally.phase
+        left = self._sampler.total - (step - 1) * phase.batch
+        return batch._replace(rows=min(phase.batch, left), phase=phase.name, step=step, steps=self.total)
+
+    def count(self, upto: int) -> None:
+        """Count the batches up to step `upto`."""
+        while self.counted < upto:
+            self.tally.record(self._pending.popleft())
+            self.counted += 1
+
+    def commit(self) -> None:
+        """Count all batches that are handed out. Raises Refused if a loop that fetches ahead must have called."""
+        batches = len(self._pending)
+        usual = self._usual or batches
+        last = self.handed == self.total
+        if batches > usual or (batches < usual and not last):
+            raise Refused(
+                f"{self.where(self.handed)}: commit() covers {batches} batches, and the first of this epoch covered "
+                f"{usual}; a loop that fetches ahead, or whose steps vary, must pass the batch: commit(batch)"
+            )
+        self._usual = usual
+        self.commits += 1
+        self.count(self.handed)
+
+    def commit_upto(self, step: int) -> None:
+        """Count the batches up to `step`. Raises Refused if there is none."""
+        if not self.counted < step <= self.handed:
+            raise Refused(
+                f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
+                f"{self.counted} of {self.handed} batches are committed"
+            )
+        self.explicit = True
+        self.commits += 1
+        self.count(step)
+
+    def end(self) -> None:
+        """Count the last batch of a phase that does not train, if the loop has taken all of them."""
+        if not self.trains and self.handed == self.total:
+            self.count(self.total)
+
+    @property
+    def left(self) -> str:
+        """Why samples are lost, for a sentence."""
+        if self.trains and self._pending:
+            return (
+                f": {self.counted} of the {self.handed} batches that were handed out are committed; call commit() "
+                "after optimizer.step(), also after the last one of the epoch"
+            )
+        return f": the loop left the epoch in step {self.handed} of {self.total}"
+
+
+def _less(one: list[int], other: list[int]) -> list[int]:
+    """What `one` has more often than `other`."""
+    return sorted((Counter(one) - Counter(other)).elements())
+
+
+def _shown(indices: list[int]) -> str:
+    return f"sample{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:8]))}{', …' * (len(indices) > 8)}"

@@ -1,0 +1,57 @@
+"""The last line of an account's run, from what its phases have consumed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchtally.accounting.state import PhaseState
+from torchtally.accounting.tally import Run
+from torchtally.errors import Unproven
+from torchtally.proof import digest, run_summary
+from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
+
+
+def last_line(run: Run, phases: Mapping[str, PhaseState]) -> dict[str, Any]:
+    """Return the line, after a check that it proves all phases on its own. Raises Unproven."""
+    worlds = _of_run(phases)
+    summary = RunSummary(
+        run=run.run,
+        attempt=run.attempt,
+        began=run.began,
+        pod=run.pod,
+        task=run.task,
+        plan=run.plan,
+        seed=run.seed,
+        worlds=worlds,
+        phases={
+            name: PhaseSummary(
+                n=phase.n,
+                contract=phase.contract,
+                order=phase.order,
+                data=phase.data,
+                consumed=phase.consumed,
+                digest=phase.digest,
+                worlds=None if _as_the_run(name, phase, worlds) else phase.worlds,
+            )
+            for name, phase in phases.items()
+        },
+        model=None,
+        discarded=0,
+    )
+    printed = RunSummary.parse(summary.printed()).printed()
+    for name, phase in phases.items():
+        if summary.expected(name) != (phase.consumed, digest.unpack(phase.digest)):
+            raise Unproven(f"{name} is not proved: its epochs together have not consumed what the contract says")
+    return printed
+
+
+def _of_run(phases: Mapping[str, PhaseState]) -> tuple[World, ...]:
+    """The worlds of the phase that the line takes for the run, or of the first one: there, without positions."""
+    if training := phases.get(run_summary.RESUMED):
+        return training.worlds
+    places = {epoch: ranks for epoch, _, ranks in next(iter(phases.values())).worlds}
+    return tuple((epoch, 0, ranks) for epoch, ranks in places.items())
+
+
+def _as_the_run(name: str, phase: PhaseState, worlds: tuple[World, ...]) -> bool:
+    resumes = name == run_summary.RESUMED or not any(position for _, position, _ in worlds)
+    return phase.worlds == worlds and resumes

@@ -1,0 +1,31 @@
+"""Which ranks share a dataset, and the process group of their tallies."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch.distributed as dist
+
+from torchtally.distributed.handshake import COLLECTIVE_TIMEOUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A process's place among the ranks that share the samples.
+
+    Ranks of a tensor-, pipeline- or context-parallel group receive the same samples: they are peers. One of them, in
+    the data-parallel group of global rank 0, prints for all.
+    """
+
+    rank: int  # among the ranks that share the samples
+    world: int  # number of those
+    leads: bool  # whether this process prints for its peers
+    everyone: dist.ProcessGroup  # of all processes, over gloo: a group of its own
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None) -> Self:
+        """The place in `group` (default: of all processes). A collective call of all processes."""
+        # Of its own: threads of a checkpointer use the default group at the same time.
+        everyone = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        assert isinstance(everyone, dist.ProcessGroup)  # which it is for its members
+        leads = group is None or 0 in dist.get_process_group_ranks(group)
+        return cls(rank=dist.get_rank(group), world=dist.get_world_size(group), leads=leads, everyone=everyone)

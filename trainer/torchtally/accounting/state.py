@@ -1,0 +1,166 @@
+"""The state of an account: a position, which travels in the user's own checkpoint as a line of JSON.
+
+It is the same on every rank. Which samples are in the weights follows from it, so it holds no tally: the digest of an
+epoch in progress is computed again from the position.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Self
+
+from torchtally.proof import digest, rules
+from torchtally.proof.contract import Contract
+from torchtally.proof.digest import Digest
+from torchtally.proof.permutation import Order
+from torchtally.proof.rules import HUGE, MANY, Values
+from torchtally.proof.run_summary import World
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far an epoch's order is consumed: `steps` steps of `batch` samples by `world` ranks, from `start` on."""
+
+    epoch: Annotated[int, rules.integer(1, MANY)]
+    start: Annotated[int, rules.integer(0, HUGE)]
+    steps: Annotated[int, rules.integer(0, HUGE)]
+    commits: Annotated[int, rules.integer(0, HUGE)]  # of the epoch so far
+    batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
+    world: Annotated[int, rules.world]
+
+    @property
+    def consumed(self) -> int:
+        """Samples of the order that all ranks have consumed, as if it had no end."""
+        return self.start + self.steps * self.batch
+
+
+def _position(line: Values, name: str) -> Position | None:
+    value = line.values.get(name)
+    if value is None and name in line.values:
+        return None
+    if not isinstance(value, dict):
+        raise line.bad(name, "an object or null")
+    return Position(**rules.checked(Position, Values(value, f"{name}.")))
+
+
+def _worlds(line: Values, name: str) -> tuple[World, ...]:
+    value = line.values.get(name)
+    if isinstance(value, list) and value and all(_is_world(each) for each in value):
+        return tuple((epoch, position, ranks) for epoch, position, ranks in value)
+    raise line.bad(name, "a list of [epoch, position, ranks]")
+
+
+def _is_world(value: Any) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] == [int] * 3 and min(value) >= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseState:
+    """A phase: its data, what its completed epochs have consumed, and the position in the epoch after those."""
+
+    n: Annotated[int, rules.samples]
+    contract: Annotated[Contract, rules.contract]
+    order: Annotated[Order, rules.order]
+    data: Annotated[str, rules.text]
+    completed: Annotated[int, rules.integer(0, MANY)]  # epochs
+    consumed: Annotated[int, rules.integer(0, HUGE * MANY)]  # samples in those
+    digest: Annotated[bytes, rules.packed_digest]  # of those, folded
+    worlds: Annotated[tuple[World, ...], _worlds]
+    position: Annotated[Position | None, _position]  # None between two epochs
+
+    @classmethod
+    def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
+        """A phase without an epoch yet."""
+        return cls(
+            n=n,
+            contract=contract,
+            order=order,
+            data=data,
+            completed=0,
+            consumed=0,
+            digest=Digest().packed,
+            worlds=(),
+            position=None,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must not change within a run."""
+        return {"number of samples": self.n, "contract": self.contract, "order": self.order, "data": self.data}
+
+    def shared_out(self, start: int, world: int) -> Self:
+        """The phase after `world` ranks have shared out the epoch in progress from position `start` on."""
+        epoch = self.completed + 1
+        if self.worlds:
+            since, position, ranks = self.worlds[-1]
+            if (position if since == epoch else 0, ranks) == (start, world):
+                return self
+        earlier = tuple(each for each in self.worlds if each[:2] != (epoch, start))
+        return replace(self, worlds=(*earlier, (epoch, start, world)))
+
+    def after(self, line: Mapping[str, Any]) -> Self:
+        """The phase after one more epoch, of which this is the line of all ranks together."""
+        folded = digest.fold([(line["epoch"], digest.parse(line["digest"]))], line["run"])
+        return replace(
+            self,
+            completed=self.completed + 1,
+            consumed=self.consumed + line["consumed"],
+            digest=(digest.unpack(self.digest) + folded).packed,
+            position=None,
+        )
+
+
+def _phases(line: Values, name: str) -> dict[str, PhaseState]:
+    value, planned = line.values.get(name), rules.plan(line, "plan")
+    if not isinstance(value, dict) or not value.keys() <= planned.keys():
+        raise line.bad(name, "an object of the plan's phases")
+    found = {}
+    for phase, own in value.items():
+        if not isinstance(own, dict):
+            raise Values(value, f"{name}.").bad(phase, "an object")
+        found[phase] = PhaseState(**rules.checked(PhaseState, Values(own, f"{name}.{phase}.")))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """The state of a run: its identity, and how far each phase is."""
+
+    run: Annotated[str, rules.text]
+    attempt: Annotated[int, rules.attempt]
+    task: Annotated[str, rules.text]
+    seed: Annotated[int, rules.seed]
+    plan: Annotated[Mapping[str, int], rules.plan]
+    phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """The epoch in progress of the plan's first phase, and how many of its samples are consumed."""
+        first = self.phases.get(next(iter(self.plan), ""))
+        if first is None:
+            return 1, 0
+        return first.completed + 1, first.position.consumed if first.position else 0
+
+    def to_text(self) -> str:
+        """The state as JSON."""
+        values = {"v": VERSION, **asdict(self)}
+        for name, phase in self.phases.items():
+            values["phases"][name]["digest"] = digest.as_text(phase.digest)
+        return json.dumps(values, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: object) -> Self:
+        """The state in a text that `to_text` made. Raises ValueError that says what is wrong with it."""
+        if not isinstance(text, str):
+            raise ValueError(f"it must be a text, not a {type(text).__name__}")
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(f"it is cut off or damaged: {rules.short(text, 60)!r}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"it must be an object, not {rules.short(text, 60)!r}")
+        if values.get("v") != VERSION:
+            raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads version {VERSION}")
+        return cls(**rules.checked(cls, Values(values)))
