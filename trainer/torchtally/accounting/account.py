@@ -27,6 +27,7 @@ from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.log import log
 from torchtally.pod import failure
+from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, Contract
 
 _UNKNOWN = "unknown"  # the data's fingerprint
@@ -135,6 +136,8 @@ class Account:
             raise Refused(f"{phase}: batch_size={batch_size} must be a whole number from 1")
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
+        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
+            raise Refused(f"{phase}: {problem}")
         sampler = Sampler(
             n,
             batch_size=batch_size,
@@ -315,6 +318,8 @@ class Account:
             batch = current.hand_out(loader.checked(taken, current.where(current.handed + 1)))
             randomness.reseed(randomness.mixed(seed, current.tally.phase.start, batch.step))
             yield batch
+            if self._failure:
+                raise self._failure
             if not current.trains:
                 current.count(current.handed)
         if current.handed < current.total:

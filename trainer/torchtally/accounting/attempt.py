@@ -19,6 +19,7 @@ from torchtally.accounting.tally import Run
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process
 from torchtally.errors import Refused
+from torchtally.proof import line as tally_line
 
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 _accounts = count(1)  # of this process
@@ -47,8 +48,8 @@ class Attempt:
         process, number = self._process, next(_accounts)
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
-        elif seed < 0:
-            problem = f"seed={seed} must be a whole number from 0"
+        else:
+            problem = tally_line.problem({"task": task, "plan": dict(plan), "seed": seed})
         self._path = restart.path_of(number)
         own = process.run if number == 1 else f"{process.run}.{number}"
         record = restart.read(self._path, task)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import compat_torchmetrics
+from torchtally.distributed import own_group
 from torchtally.proof.shards import Shard
 
 if TYPE_CHECKING:  # who brings its metrics has it; nothing here needs it otherwise
@@ -91,7 +92,7 @@ def evaluate(
     for metric in metrics.values():
         metric.to(where).reset()
     for buffer in model.buffers():  # BatchNorm's differ: the last step of each rank was with its own samples
-        dist.broadcast(buffer, src=0)
+        dist.broadcast(buffer, src=0, group=_group_for(buffer))
 
     count, kept = 0, torch.empty(0)
     totals = dict.fromkeys(sums, torch.zeros((), dtype=torch.float64))
@@ -121,7 +122,7 @@ def evaluate(
             count += rows
 
     added = torch.tensor([count, *(total.item() for total in totals.values())], dtype=torch.float64)
-    dist.all_reduce(added)
+    dist.all_reduce(added, group=own_group.of_all())
     everything, *each = added.tolist()
     return Evaluation(
         count=int(everything),
@@ -162,7 +163,7 @@ def gather_predictions(own: Tensor, n: int) -> Tensor | None:
     for at in range(0, longest, step):
         here = mine[at : at + step]
         part[: len(here)] = here
-        dist.gather(part, parts, dst=0)
+        dist.gather(part, parts, dst=0, group=_group_for(part))
         if result is not None and parts is not None:
             for other, rows in enumerate(parts):
                 places = _as_bytes(result, size)[other + at * world :: world][:step]
@@ -185,7 +186,8 @@ def compute(metric: "Metric") -> Any:
     modules = compat_torchmetrics.with_state(metric)
     updated = any(module.update_called for module in modules)
     gathered: list[Any] | None = [None] * world if rank == 0 else None
-    dist.gather_object([module.metric_state for module in modules] if updated else None, gathered, dst=0)
+    group = own_group.of_all()
+    dist.gather_object([module.metric_state for module in modules] if updated else None, gathered, dst=0, group=group)
     outcome: list[Any] = [None, None]
     cause = None
     if gathered is not None:
@@ -193,7 +195,7 @@ def compute(metric: "Metric") -> Any:
             outcome[0] = _computed(metric, modules, [states for states in gathered if states is not None])
         except Exception as error:  # said by all ranks
             outcome[1], cause = f"{type(error).__name__}: {error}", error
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=group)
     metric.reset()
     metric.to(device)
     if outcome[1] is not None:
@@ -233,7 +235,7 @@ def _merged(name: str, reduction: Callable[[Tensor], Tensor] | None, values: lis
 def _agreed(own: Tensor, n: int, world: int) -> tuple[tuple[int, ...], torch.dtype, str]:
     """Shape of a row, dtype and device of all ranks' rows; a rank without a sample cannot know them."""
     found: list[Any] = [None] * world
-    dist.all_gather_object(found, (len(own), (tuple(own.shape[1:]), own.dtype, own.device.type)))
+    dist.all_gather_object(found, (len(own), (tuple(own.shape[1:]), own.dtype, own.device.type)), own_group.of_all())
     for rank, (rows, _) in enumerate(found):
         if rows != (expected := Shard(n=n, rank=rank, world=world).size):
             raise ValueError(f"rank {rank} has predictions of {rows} samples, and its shard of {n} has {expected}")
@@ -249,6 +251,11 @@ def _as_bytes(rows: Tensor, size: int) -> Tensor:
     """The memory of contiguous `rows`, `size` bytes each: gloo does not know every dtype."""
     # A single row is contiguous with any stride, which view() would keep, and then not take.
     return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).view(len(rows), size)
+
+
+def _group_for(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The process group for a tensor: gloo, or for one on a GPU the default group."""
+    return own_group.of_all() if tensor.device.type == "cpu" else None
 
 
 def _few(indices: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from typing import Self
 
 import torch.distributed as dist
 
-from torchtally.distributed.handshake import COLLECTIVE_TIMEOUT
+from torchtally.distributed import own_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +19,12 @@ class Membership:
     rank: int  # among the ranks that share the samples
     world: int  # number of those
     leads: bool  # whether this process prints for its peers
-    everyone: dist.ProcessGroup  # of all processes, over gloo: a group of its own
+    everyone: dist.ProcessGroup  # of all processes, over gloo
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None) -> Self:
         """The place in `group` (default: of all processes). A collective call of all processes."""
-        # Of its own: threads of a checkpointer use the default group at the same time.
-        everyone = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        assert isinstance(everyone, dist.ProcessGroup)  # which it is for its members
         leads = group is None or 0 in dist.get_process_group_ranks(group)
-        return cls(rank=dist.get_rank(group), world=dist.get_world_size(group), leads=leads, everyone=everyone)
+        return cls(
+            rank=dist.get_rank(group), world=dist.get_world_size(group), leads=leads, everyone=own_group.of_all()
+        )

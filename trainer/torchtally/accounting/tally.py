@@ -157,7 +157,7 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool =
     up, whatever n is. Only where more is wrong than a digest can name, and n allows it, the samples are counted one by
     one. Of peers, which consume the same samples, one `leads`: it prints for all.
 
-    Raises Unproven on every rank if peers have consumed different samples.
+    Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
     parts = shard.progressions
@@ -202,10 +202,17 @@ class _Own:
 
     def __init__(self, line: dict[str, Any], tally: Tally):
         self.line, self.digest, self.carried, self.outside = line, tally.digest, tally.carried, tally.outside
+        self.commits = tally.commits
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:
     known = {each.line["rank"]: each for each in leaders}
+    commits = {each.commits for each in everyone}
+    if len(commits) > 1:
+        raise Unproven(
+            f"{tally.phase.name} epoch {tally.phase.epoch} is not proved: the ranks have made different numbers of "
+            f"commits: {', '.join(map(str, sorted(commits, key=str)))}"
+        )
     for each in everyone:
         leader = known[each.line["rank"]]
         if (each.digest, each.line["consumed"]) != (leader.digest, leader.line["consumed"]):

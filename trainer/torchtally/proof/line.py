@@ -180,6 +180,15 @@ def _shared(line: Values) -> dict[str, Any]:
     return shared
 
 
+def problem(values: Mapping[str, Any]) -> str | None:
+    """Why no line can have these values of fields, in a sentence that names the first such field."""
+    try:
+        rules.checked(TallyLine, Values(values), values)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def check_version(values: Mapping[str, Any]) -> None:
     """Raise ValueError unless this release reads the version of a line."""
     version = values.get("v")

@@ -1,0 +1,431 @@
+"""A loop whose weights have not seen every sample exactly once gets no ✓, and one whose have gets one.
+
+`Counting` is the witness: its parameter counts how often each sample is in the weights, without the tally.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import alone, run, tallied
+from counting import Counting, Noisy
+from torch.distributed.device_mesh import init_device_mesh
+
+from torchtally import Account, Batch
+from torchtally.accounting.tally import Phase, Run, Tally, prove
+from torchtally.errors import Refused, Unproven
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from verify.log import Log
+from verify.verdict import judge
+
+N, SIZE = 30, 4
+
+
+def holds(found: list[dict[str, Any]], name: str | None = None) -> bool:
+    log = Log()
+    for rank, each in enumerate(found):
+        log.read(f"rank-{rank}.log", io.StringIO(each["out"]))
+    return judge(log, name).holds
+
+
+def trains(drive: Callable[[Account, Iterator[Batch], Counting], None], epochs: int = 1) -> list[int]:
+    training = Counting(N)
+    with Account(task="t", plan={"train": epochs}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        for epoch in account.epochs():
+            drive(account, account.epoch("train", epoch, loader), training)
+    return training.times
+
+
+def step(training: Counting, *batches: Batch) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+    training.step()
+
+
+# Loops that lose samples.
+
+
+def skips(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for number, batch in enumerate(batches):
+        if number < 2:
+            continue
+        step(training, batch)
+        account.commit()
+
+
+def stops_early(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in islice(batches, 5):
+        step(training, batch)
+        account.commit()
+
+
+def forgets_the_last_accumulation(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for number, batch in enumerate(batches, start=1):
+        training.backward(*batch.data)
+        if number % 3 == 0:
+            training.step()
+            account.commit()
+
+
+def commits_once_at_the_end(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    every = list(batches)
+    step(training, *every)
+    account.commit()
+
+
+def never_commits(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        step(training, batch)
+
+
+def fetches_ahead(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    held = next(batches)
+    for following in batches:
+        step(training, held)
+        account.commit()  # of which `following` is a part that is not in the weights
+        held = following
+    step(training, held)
+    account.commit()
+
+
+def fetches_ahead_and_accumulates(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    held = [next(batches)]
+    for following in batches:
+        held.append(following)
+        if len(held) == 4:
+            step(training, *held[:3])
+            account.commit()
+            held = held[3:]
+    step(training, *held)
+    account.commit()
+
+
+def catches_an_error(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for number, batch in enumerate(batches):
+        try:
+            if number == 3:
+                raise ZeroDivisionError
+            step(training, batch)
+            account.commit()
+        except ZeroDivisionError:
+            continue
+
+
+def catches_a_failure(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for number, batch in enumerate(batches):
+        if number == 2:
+            continue
+        step(training, batch)
+        with contextlib.suppress(Refused):
+            account.commit()
+
+
+@pytest.mark.parametrize(
+    ("drive", "sentence"),
+    [
+        (skips, "commit() covers 1 batches, and the first of this epoch covered 3"),
+        (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
+        (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
+        (commits_once_at_the_end, "0 of the 8 batches that were handed out are committed"),
+        (never_commits, "0 of the 8 batches that were handed out are committed"),
+        (fetches_ahead, "commit() covers 1 batches, and the first of this epoch covered 2"),
+        (fetches_ahead_and_accumulates, "commit() covers 3 batches, and the first of this epoch covered 4"),
+        (catches_an_error, "commit() covers 2 batches, and the first of this epoch covered 1"),
+        (catches_a_failure, "commit() covers 2 batches, and the first of this epoch covered 1"),
+    ],
+)
+def test_a_loop_that_loses_samples_is_not_proved(drive: Any, sentence: str) -> None:
+    found = alone(trains, drive)
+    assert found["code"] in (2, 3), found["err"]
+    assert sentence in found["err"]
+    assert not holds([found])
+
+
+# Loops that lose none.
+
+
+def takes_by_hand(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    while True:
+        batch = next(batches)
+        step(training, batch)
+        account.commit()
+        if batch.step == batch.steps:
+            return
+
+
+def takes_all_of_a_slice(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in islice(batches, 8):
+        step(training, batch)
+        account.commit()
+
+
+def zips(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch, _ in zip(batches, range(8), strict=False):
+        step(training, batch)
+        account.commit()
+
+
+def accumulates(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step % 3 == 0 or batch.step == batch.steps:
+            training.step()
+            account.commit()
+
+
+def fetches_ahead_and_says_so(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    held = next(batches)
+    for following in chain(batches, [None]):
+        step(training, held)
+        account.commit(held)
+        held = following
+
+
+@pytest.mark.parametrize("drive", [takes_by_hand, takes_all_of_a_slice, zips, accumulates, fetches_ahead_and_says_so])
+def test_a_loop_that_loses_none_is_proved(drive: Any) -> None:
+    found = alone(trains, drive, 2)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [2] * N
+    assert holds([found])
+    commits = {line["epoch"]: line["commits"] for line in found["lines"] if line["rank"] == "all"}
+    assert commits == dict.fromkeys((1, 2), 3 if drive is accumulates else 8)
+
+
+def alternates() -> tuple[list[int], list[int]]:
+    """Two data sets at a time, as a GAN has them: the second in pairs of batches."""
+    real, noise = Counting(N), Counting(N)
+    with Account(task="t", plan={"real": 1, "noise": 1}) as account:
+        loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in ("real", "noise")]
+        for one, other in zip(account.epoch("real", 1, loaders[0]), account.epoch("noise", 1, loaders[1]), strict=True):
+            step(real, one)
+            account.commit(one)
+            noise.backward(*other.data)
+            if other.step % 2 == 0:
+                noise.step()
+                account.commit(other)
+    return real.times, noise.times
+
+
+def test_two_loaders_at_a_time_count_apart() -> None:
+    found = alone(alternates)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([1] * N, [1] * N)
+    assert holds([found])
+
+
+# Ranks that differ.
+
+
+def commits_differently() -> None:
+    with Account(task="t", plan={"train": 1}) as account:
+        every = 1 if account.rank == 0 else 2
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(32), batch_size=4)):
+            if batch.step % every == 0:
+                account.commit()
+
+
+def test_ranks_that_commit_differently_are_not_proved() -> None:
+    for each in run(2, commits_differently):
+        assert each["code"] == 3
+        assert "the ranks have made different numbers of commits: 2, 4" in each["err"]
+
+
+def shares_with_peers() -> list[int]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    training = Counting(N)
+    with Account(task="t", plan={"train": 1}, group=mesh["dp"].get_group()) as account:
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            training.backward(*batch.data)
+            training.step(mesh["dp"].get_group())
+            account.commit()
+    return training.times
+
+
+def test_ranks_of_a_tensor_parallel_group_count_once() -> None:
+    found = run(4, shares_with_peers)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+        assert each["result"] == [1] * N
+    assert [(line["rank"], line["world"], line["consumed"]) for line in found[0]["lines"]] == [
+        (0, 2, 15),
+        ("all", 2, 30),
+    ]
+    assert sum(len(each["lines"]) for each in found) == 3
+    assert holds(found)
+
+
+def peer(indices: list[list[int]]) -> str:
+    """A rank that is the only one of its data-parallel group, with the same rank 0 as the other."""
+    rank = dist.get_rank()
+    place = Run(run="r", attempt=0, pod=f"pod-{rank}", task="t", plan={"train": 1}, rank=0, world=1, seed=0, data="d")
+    phase = Phase(name="train", epoch=1, n=4, batch=2, contract="exact", order="sequential")
+    tally = Tally(place, phase)
+    tally.record(torch.tensor(indices[rank]))
+    try:
+        prove(tally, leads=rank == 0)
+    except Unproven as sentence:
+        return str(sentence)
+    return ""
+
+
+@pytest.mark.parametrize("theirs", [[0, 1, 2], [0, 1, 3, 3]])
+def test_peers_that_have_consumed_other_samples_are_not_proved(theirs: list[int]) -> None:
+    for each in run(2, peer, [[0, 1, 2, 3], theirs]):
+        assert each["result"] == (
+            "train epoch 1 is not proved: pod-1 and pod-0 are data-parallel rank 0 and have consumed different samples"
+        )
+
+
+# The process group of the program.
+
+
+def beside_a_busy_group() -> None:
+    """Rank 0's other thread is in a collective call of the default group while the epoch is proved."""
+    found: list[Any] = [None, None]
+    exchange = threading.Thread(target=dist.all_gather_object, args=(found, dist.get_rank()))
+    if dist.get_rank() == 0:
+        exchange.start()
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            account.commit()
+    if dist.get_rank() == 1:
+        exchange.start()
+    exchange.join()
+    assert found == [0, 1]
+
+
+def test_a_proof_does_not_meet_the_collectives_of_another_thread() -> None:
+    found = run(2, beside_a_busy_group)
+    assert [each["code"] for each in found] == [0, 0], found
+    assert holds(found)
+
+
+# Names and numbers that a line cannot hold, and changes within a run.
+
+
+def odd(how: str) -> None:
+    given = {"task": "t", "plan": {"train": 2}, "seed": 0}
+    change = {
+        "seed": {"seed": 1 << 64},
+        "task": {"task": "a\nb"},
+        "phase": {"plan": {"train": 2, "a\nb": 0}},
+    }
+    with Account(**{**given, **change.get(how, {})}) as account:
+        data = Noisy(N)
+        if how == "fingerprint":
+            data.fingerprint = "a\nb"
+        loader = account.loader("train", data, batch_size=SIZE)
+        for _ in account.epoch("train", 1, loader):
+            account.commit()
+        match how:
+            case "n":
+                loader = account.loader("train", Noisy(N + 1), batch_size=SIZE)
+            case "new fingerprint":
+                data.fingerprint = "other"
+                loader = account.loader("train", data, batch_size=SIZE)
+            case "contract":
+                loader = account.loader("train", data, batch_size=SIZE, contract="padded")
+            case "batch":
+                loader = account.loader("train", data, batch_size=SIZE + 1)
+        for _ in account.epoch("train", 2, loader):
+            account.commit()
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("seed", '"seed" is 18446744073709551616, allowed is an integer from 0 to'),
+        ("task", '"task" is "a\\nb", allowed is printable text'),
+        ("phase", "an object whose names are printable text"),
+        ("fingerprint", 'train: "data" is "a\\nb", allowed is printable text'),
+        ("n", "train: its number of samples was 30 in this run, and now it is 31"),
+        ("new fingerprint", "train: its data was noisy in this run, and now it is other"),
+        ("contract", "train: its contract was exact in this run, and now it is padded"),
+    ],
+)
+def test_what_the_verifier_would_refuse_is_refused_before(how: str, sentence: str) -> None:
+    found = alone(odd, how)
+    assert found["code"] == 2, found["err"]
+    assert sentence in found["err"]
+
+
+def test_the_batch_may_change_between_epochs() -> None:
+    found = alone(odd, "batch")
+    assert found["code"] == 0, found["err"]
+    assert holds([found])
+
+
+def folds() -> None:
+    """Two accounts in a process, as cross-validation has them."""
+    for _ in range(2):
+        with Account(task="t", plan={"train": 1}) as account:
+            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+                account.commit()
+
+
+def test_two_accounts_of_a_process_are_two_runs() -> None:
+    found = run(2, folds)
+    assert [each["code"] for each in found] == [0, 0], found
+    runs = dict.fromkeys(line["run"] for line in tallied(found[0]["out"]))
+    assert list(runs) == ["drawn by 0", "drawn by 0.2"]
+    for name in runs:
+        assert holds(found, name)
+
+
+# Restarts.
+
+
+def restarts(environment: dict[str, str], anew: bool, finishes: bool = True) -> None:
+    os.environ.update(environment)
+    with Account(task="t", plan={"train": 1}, anew=anew) as account:
+        for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            if not finishes:
+                raise SystemExit(9)
+            account.commit()
+
+
+def test_a_restart_by_the_agent_that_loads_no_state_is_refused_or_begins_anew() -> None:
+    again = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    refused = alone(restarts, again, False)
+    assert refused["code"] == 2
+    assert "this start has not loaded its state: call load_state_dict()" in refused["err"]
+    assert not refused["lines"]
+    found = alone(restarts, again, True)
+    assert found["code"] == 0, found["err"]
+    assert {line["attempt"] for line in tallied(found["out"])} == {1}
+
+
+def test_a_restart_of_a_pod_is_known_by_the_record_in_its_output(tmp_path: Path) -> None:
+    place = {"TORCHTALLY_OUTPUT": str(tmp_path), "TORCHTALLY_RUN": "first"}
+    assert alone(restarts, place, False, False)["code"] == 9
+    refused = alone(restarts, place | {"TORCHTALLY_RUN": "second"}, False)
+    assert refused["code"] == 2
+    assert f"only if the weights begin anew, too, pass anew=True, or delete {tmp_path}/run.json" in refused["err"]
+    found = alone(restarts, place | {"TORCHTALLY_RUN": "third"}, True)
+    assert found["code"] == 0, found["err"]
+    assert {(line["run"], line["attempt"]) for line in tallied(found["out"])} == {("first", 1)}
+    later = alone(restarts, place | {"TORCHTALLY_RUN": "fourth"}, False)  # the run is complete: another may begin
+    assert later["code"] == 0, later["err"]
+    assert {(line["run"], line["attempt"]) for line in tallied(later["out"])} == {("fourth", 0)}
+
+
+@pytest.mark.parametrize(
+    "contents", ["", "{", "[]", json.dumps({"run": 1, "attempt": "x", "task": "t", "complete": 0})]
+)
+def test_a_damaged_record_counts_as_none(tmp_path: Path, contents: str) -> None:
+    (tmp_path / "run.json").write_text(contents)
+    found = alone(restarts, {"TORCHTALLY_OUTPUT": str(tmp_path)}, False)
+    assert found["code"] == 0, found["err"]
