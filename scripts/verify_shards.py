@@ -18,9 +18,9 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 EPILOG = f"""\
-exit status: 0 the proof holds: the run's last line, or else every phase and epoch of every rank, is there, and all
-lines agree; 1 it does not hold, or lines are missing; 2 bad input (options, files, no such job, no access to the
-cluster).
+exit status: 0 the proof holds: of each run in the logs the last line, or else every phase and epoch of every rank, is
+there, and all lines agree; 1 it does not hold, or lines are missing; 2 bad input (options, files, no such job, no
+access to the cluster).
 
 {report.JSON_HELP}
 """
@@ -38,15 +38,15 @@ def main(argv: list[str] | None = None) -> int:
             _read_job(log, options)
         for path in options.paths:
             _read(log, path)
-        verdict = judge(log, options.run, options.expect_per_pod)
+        verdicts = judge(log, options.run, options.expect_per_pod)
     except (BadInput, UnknownRun) as error:
         print(f"verify_shards: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(report.as_json(verdict))
+        print(report.as_json(verdicts))
     else:
-        print(report.as_text(verdict, encoding=sys.stdout.encoding, colour=sys.stdout.isatty()))
-    return 0 if verdict.holds else 1
+        print(report.as_text(verdicts, encoding=sys.stdout.encoding, colour=sys.stdout.isatty()))
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -57,7 +57,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--job", metavar="NAME", help="read the logs of this job's pods in the cluster")
     parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
     parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
-    parser.add_argument("--run", metavar="ID", help="which run to judge, where a log holds several")
+    parser.add_argument("--run", metavar="ID", help="judge this run alone, where the logs hold several")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument(
         "--expect-per-pod", type=int, metavar="COUNT", help="samples that each pod must have consumed in a train epoch"

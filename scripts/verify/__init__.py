@@ -3,11 +3,12 @@
 log            finds tally lines and last lines in logs
 cluster        fetches the logs of a job's pods (job_kinds: PyTorchJob and TrainJob)
 expected       the samples that each rank should have consumed
-verdict        judges a run by all of these checks:
+lineage        which attempts of a run its final weights come from
+verdict        judges each run by all of these checks:
 line_check     the lines, against their own fields, each other and the plan
 digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)
 summary_check  the last line of the run, against its own fields and the other lines
-report         the verdict as a table or JSON (phrasing: the wording of its sentences)
+report         the verdicts as a table or JSON (phrasing: the wording of its sentences)
 console        the start and the end of a command-line program
 """
 

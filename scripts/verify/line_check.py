@@ -10,7 +10,7 @@ from torchtally.proof.digest import OF_POSITIONS, Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
 
 from . import digest_check, expected
-from .phrasing import differing, numbers, who
+from .phrasing import counted, differing, numbers, who
 from .problem import Block, Problem
 
 
@@ -22,8 +22,8 @@ def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Probl
 
     problems = list(_disagreements(lines, "", ("task", "plan")))
     unsettled: list[Problem] = []
-    for attempt in {line.attempt for line in lines}:  # the next attempt may have another number of ranks
-        unsettled += _disagreements([line for line in lines if line.attempt == attempt], "", ("world",))
+    for attempt in {line.attempt_began for line in lines}:  # the next attempt may have another number of ranks
+        unsettled += _disagreements([line for line in lines if line.attempt_began == attempt], "", ("world",))
     problems += unsettled
     missing = [] if problems else list(_missing(blocks, plan))
     settled = not unsettled
@@ -31,8 +31,6 @@ def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Probl
     for phase in dict.fromkeys(phase for phase, _ in blocks):
         own = [line for line in lines if line.phase == phase]
         found = list(_disagreements(own, phase, ("n", "seed", "contract", "order", "data")))
-        for attempt in {line.attempt for line in own}:
-            found += _disagreements([line for line in own if line.attempt == attempt], phase, ("batch",))
         problems += found
         if settled and not found:
             comparable.add(phase)
@@ -48,9 +46,11 @@ def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Probl
             texts += _faults(line)
             if block[0] in comparable:
                 texts += digest_check.faults(line)
-        starts = list(_disagreements(list(ranks.values()), where, ("start",)))  # the epochs of a phase may differ in it
-        problems += starts
-        if together and block[0] in comparable and not starts and len(alone) == together.world:
+        every = list(ranks.values())
+        differ = list(_disagreements(every, where, ("start", "batch", "commits")))  # in which epochs may differ
+        problems += differ
+        texts += _commit_faults(every)
+        if together and block[0] in comparable and not differ and len(alone) == together.world:
             texts += _sum_faults(together, alone)
         problems += [Problem(text, where, frozenset([block])) for text in texts]
     return problems, missing
@@ -113,6 +113,19 @@ def _faults(line: TallyLine) -> Iterator[str]:
         lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
         outside = f", {line.outside} of them outside of the dataset" if line.outside else ""
         yield f"{name}: {lost} lost, {doubled} doubled{outside}"
+
+
+def _commit_faults(lines: list[TallyLine]) -> Iterator[str]:
+    """Numbers of commits that no epoch of so many steps can have: each step is committed, several may be at once."""
+    camps: dict[tuple[int, int, int], list[TallyLine]] = defaultdict(list)
+    for line in lines:
+        if line.commits is not None:
+            camps[line.commits, line.start, -(-line.shard.total // line.batch)].append(line)
+    for (commits, start, steps), camp in camps.items():
+        # Those before `start` are counted, too, but how many steps they were is not known.
+        if commits < min(1, start + steps) or (commits > steps and not start):
+            number, since = counted(steps, "step"), f" from position {start} on" if start else ""
+            yield f"{who(line.rank for line in camp)}: commits {commits}, but the epoch has {number}{since}"
 
 
 def _sum_faults(together: TallyLine, alone: list[TallyLine]) -> Iterator[str]:

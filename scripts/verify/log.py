@@ -2,14 +2,15 @@
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from torchtally.proof import line as tally_line
 from torchtally.proof import run_summary
 from torchtally.proof.digest import unpack
-from torchtally.proof.line import NAMES, PREFIX, TallyLine
+from torchtally.proof.line import NAMES, PREFIX, Attempt, TallyLine
 from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 
@@ -17,7 +18,7 @@ from .phrasing import differing
 
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
-_LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})\b')
+_LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})(?=,)(?:,\s*"began":\s*(\d{1,15})(?=,))?')
 _DECODER = json.JSONDecoder()
 _LONGEST = 1 << 20  # characters of one line held at a time; a tally line has under 1 KB
 
@@ -29,8 +30,15 @@ class Complaint:
     text: str
     run: str | None = None
     attempt: int | None = None
+    began: int | None = None
     block: tuple[str, int] | None = None
     no_log: bool = False  # a pod has none, so nothing was read
+
+    def is_of(self, run: str, newest: Attempt) -> bool:
+        """Whether it may be about a run, and not about an attempt before the newest."""
+        if self.run not in (None, run) or self.attempt is None:
+            return self.run in (None, run)
+        return (self.attempt, newest[1] if self.began is None else self.began) >= newest
 
 
 @dataclass
@@ -38,7 +46,10 @@ class Log:
     """Everything read so far. Holds tally lines only, so that a log of any length fits."""
 
     lines: dict[tuple[Any, ...], TallyLine] = field(default_factory=dict)
-    summaries: dict[str, RunSummary] = field(default_factory=dict)  # by run
+    lasts: dict[str, list[RunSummary]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # of runs, as often as printed
+    begins: dict[str, int] = field(default_factory=dict)  # of runs, 0 where it is not known; in order of appearance
     complaints: list[Complaint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -51,30 +62,38 @@ class Log:
             if PREFIX.rstrip() in text:
                 for found in _found_in(text):
                     where = f"{source}:{number}"
+                    if found.run:
+                        begins = self.begins.get(found.run), found.began
+                        self.begins[found.run] = min(filter(None, begins), default=0)
                     if isinstance(found, TallyLine):
                         self._add_line(found, where)
                     elif isinstance(found, RunSummary):
                         self._add_summary(found, where)
                     else:
-                        self.complaints.append(Complaint(f"{where}: {found.text}", found.run, found.attempt))
+                        self.complaints.append(replace(found, text=f"{where}: {found.text}"))
             number += text.endswith("\n")
 
     def _add_line(self, line: TallyLine, where: str) -> None:
-        key = (line.run, line.attempt, line.phase, line.epoch, line.rank)
+        key = (line.run, line.attempt, line.began, line.phase, line.epoch, line.rank)
         twin = self.lines.setdefault(key, line)
         if twin is not line and twin != line:
             who = "all ranks" if line.rank == "all" else f"rank {line.rank}"
             which = f"{line.phase} epoch {line.epoch} of {who}"
             text = f"{where}: {which} is printed twice and differs: {'; '.join(_differences(twin, line))}"
-            self.complaints.append(Complaint(text, line.run, line.attempt, line.block))
+            self.complaints.append(Complaint(text, line.run, line.attempt, line.began, line.block))
 
     def _add_summary(self, summary: RunSummary, where: str) -> None:
-        twin = self.summaries.setdefault(summary.run, summary)
-        if differences := "; ".join(_summary_differences(twin, summary)):
+        twins = self.lasts[summary.run]
+        if twins and (differences := "; ".join(_summary_differences(twins[0], summary))):
             text = f"{where}: the last line of run {summary.run} is printed twice and differs: {differences}"
             self.complaints.append(Complaint(text, summary.run))  # of no attempt: there is but one end
-        else:  # an attempt that found the run complete printed it again: the first counts, whatever the order of logs
-            self.summaries[summary.run] = min(summary, twin, key=lambda each: (each.attempt, each.pod))
+        if summary not in twins:
+            twins.append(summary)
+
+    @property
+    def runs(self) -> list[str]:
+        """By the time of their begin, and then by appearance."""
+        return sorted(self.begins, key=self.begins.__getitem__)
 
 
 def _differences(one: TallyLine, other: TallyLine) -> Iterator[str]:
@@ -96,8 +115,9 @@ def _summary_differences(one: RunSummary, other: RunSummary) -> Iterator[str]:
 
 
 def _phase_differences(phase: str, one: PhaseSummary, other: PhaseSummary) -> Iterator[str]:
-    for name, a in one.values().items():
-        b = other.values()[name]
+    ours, theirs = one.values(), other.values()
+    for name in dict.fromkeys([*ours, *theirs]):
+        a, b = ours.get(name), theirs.get(name)
         if a != b and name == "digest":
             yield f"digest of {phase} in {differing(unpack(one.digest), unpack(other.digest))}"
         elif a != b:
@@ -122,8 +142,10 @@ def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
             yield Complaint(f"bad tally line: {error}", *_lineage(text, start.end()))
 
 
-def _lineage(text: str, at: int) -> tuple[str | None, int | None]:
-    """Run and attempt of the line that begins at `at`, as far as the text has them."""
+def _lineage(text: str, at: int) -> tuple[str | None, int | None, int | None]:
+    """Run, attempt and its begin, of the line that begins at `at`, as far as the text has them."""
     following = text.find(PREFIX, at)
     found = _LINEAGE.search(text, at, following if following >= 0 else len(text))
-    return (found[1], int(found[2])) if found else (None, None)
+    if not found:
+        return None, None, None
+    return found[1], int(found[2]), int(found[3]) if found[3] else None

@@ -1,10 +1,12 @@
 """The wording of sentences: ranks, steps, samples, a digest's numbers, and the verdict."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from torchtally.proof.digest import NAMES, Digest
-from torchtally.proof.line import Rank
+from torchtally.proof.line import Attempt, Rank
 
 if TYPE_CHECKING:
     from .verdict import Verdict
@@ -30,6 +32,23 @@ def numbers(noun: str, values: Iterable[int]) -> str:
     return f"{noun}{'s' * plural} " + ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in spans)
 
 
+def attempt_names(attempts: Sequence[Attempt]) -> list[str]:
+    """`attempt 2`, with the time of its begin where another of them has the same number."""
+    times = Counter(number for number, _ in attempts)
+    return [f"attempt {number}{f' of {_time(began)}' if times[number] > 1 else ''}" for number, began in attempts]
+
+
+def _time(began: int) -> str:
+    if not began:
+        return "an unknown time"
+    return f"{datetime.fromtimestamp(began // 1000, UTC):%Y-%m-%d %H:%M:%S}.{began % 1000:03} UTC"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `3 steps`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def span(noun: str, first: int, last: int) -> str:
     """`step 3`, `steps 3-5`; of any length."""
     return f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"
@@ -45,11 +64,32 @@ def summary(verdict: "Verdict") -> str:
     last = verdict.last
     plan = last.plan if last else verdict.lines[-1].plan
     world = last.worlds[-1][2] if last else verdict.lines[-1].world
-    facts = [f"run {verdict.run}", f"{world} rank{'s' * (world != 1)}"]
-    facts += [f"{phase} {count} epoch{'s' * (count != 1)}" for phase, count in plan.items()]
+    facts = [f"run {verdict.run}", counted(world, "rank")]
+    facts += [f"{phase} {counted(epochs, 'epoch')}" for phase, epochs in plan.items()]
     if last and last.model:
         facts.append(f"model {last.model}")
     return f"the proof holds: {', '.join(facts)}" + (_discarded(last.discarded) if last else "")
+
+
+def summary_of_runs(verdicts: "list[Verdict]") -> str:
+    """Return the final sentence on several runs: which are proved, and where those end that are not complete."""
+    proved = [str(verdict.run) for verdict in verdicts if verdict.holds]
+    others = [f"{verdict.run}{_end(verdict)}" for verdict in verdicts if not verdict.holds]
+    named = [f": {', '.join(proved)}" * bool(proved), f"; not proved: {', '.join(others)}" * bool(others)]
+    return f"{len(proved)} of {len(verdicts)} runs {'is' if len(proved) == 1 else 'are'} proved{''.join(named)}"
+
+
+def _end(verdict: "Verdict") -> str:
+    """Where the lines of an unfinished run end."""
+    if verdict.last:
+        return ""
+    if not verdict.lines:
+        return " (it has no whole line)"
+    line = verdict.lines[-1]
+    blocks = {each.block for each in verdict.lines}
+    if all(blocks.issuperset((phase, epoch) for epoch in range(1, end + 1)) for phase, end in line.plan.items()):
+        return ""
+    return f" (its lines end in {line.phase} epoch {line.epoch}, {line.plan[line.phase]} planned)"
 
 
 def _discarded(count: int) -> str:

@@ -1,6 +1,7 @@
-"""The verdict for people (a table and sentences) and for programs (JSON)."""
+"""The verdicts for people (a table and sentences) and for programs (JSON)."""
 
 import json
+from typing import Any
 
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
@@ -15,17 +16,24 @@ JSON_HELP = """\
 judge), "last_line" (whether the run's last line is there), "model" (the hash of the final weights, "sha256:...") and
 "discarded" (samples consumed by steps that no checkpoint kept), both of them from the last line and null without it,
 "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and, on
-"rank": "all", "ok", which is true if its phase and epoch has no problem)."""
+"rank": "all", "ok", which is true if its phase and epoch has no problem). Of a log that holds several runs it prints
+"holds", which is true if all of them are proved, and "runs", a list of such objects."""
 
 
-def as_json(verdict: Verdict) -> str:
+def as_json(verdicts: list[Verdict]) -> str:
+    reports = [_report(verdict) for verdict in verdicts]
+    runs = {"holds": all(verdict.holds for verdict in verdicts), "runs": reports}
+    return json.dumps(reports[0] if len(reports) == 1 else runs, indent=2)
+
+
+def _report(verdict: Verdict) -> dict[str, Any]:
     lines = []
     for line in verdict.lines:
         values = line.values()
         if line.rank == "all":
             values["ok"] = not verdict.of(line.block)
         lines.append(values)
-    report = {
+    return {
         "holds": verdict.holds,
         "run": verdict.run,
         "attempt": verdict.attempt,
@@ -36,11 +44,19 @@ def as_json(verdict: Verdict) -> str:
         "notes": verdict.notes,
         "tallies": lines,
     }
-    return json.dumps(report, indent=2)
 
 
-def as_text(verdict: Verdict, *, encoding: str, colour: bool) -> str:
+def as_text(verdicts: list[Verdict], *, encoding: str, colour: bool) -> str:
     good, bad = _marks(encoding, colour)
+    texts = [_text(verdict, good, bad) for verdict in verdicts]
+    if len(verdicts) == 1:
+        return texts[0]
+    texts = [f"run {verdict.run}\n{text}" for verdict, text in zip(verdicts, texts, strict=True)]
+    mark = good if all(verdict.holds for verdict in verdicts) else bad
+    return "\n\n".join([*texts, f"{mark} {phrasing.summary_of_runs(verdicts)}"])
+
+
+def _text(verdict: Verdict, good: str, bad: str) -> str:
     text = []
     if verdict.lines:
         shown = [line for line in verdict.lines if _is_shown(line)]

@@ -1,17 +1,17 @@
-"""Whether the lines of one run prove its contract. Every reason against it is one sentence."""
+"""Whether the lines of each run prove its contract. Every reason against it is one sentence."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain
 
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
 
-from . import expected, line_check, summary_check
+from . import expected, line_check, lineage, summary_check
 from .log import Log
-from .phrasing import numbers
+from .phrasing import attempt_names, numbers
 from .problem import Block, Problem
 
 
@@ -38,55 +38,52 @@ class Verdict:
         return [problem for problem in self.problems if block in problem.blocks]
 
 
-def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -> Verdict:
-    """The verdict about a run (default: the only one in the log). Raises UnknownRun."""
-    verdict = Verdict(notes=list(log.notes))
-    runs = Counter([*(line.run for line in log.lines.values()), *log.summaries])
-    described = " and ".join(f"{name} ({count} lines)" for name, count in runs.items())
-    if run is not None and runs and run not in runs:
+def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -> list[Verdict]:
+    """The verdicts about all runs in the log, or about the one that is asked for. Raises UnknownRun."""
+    counts = Counter([*(line.run for line in log.lines.values()), *(each.run for each in chain(*log.lasts.values()))])
+    if not counts:
+        problems = [Problem(complaint.text) for complaint in log.complaints]
+        problems = problems or [Problem(f"no tally line in {_sources(log.sources)}")]
+        return [Verdict(problems=problems, notes=list(log.notes))]
+    if run is None:
+        return [_judge(log, each, expect_per_pod) for each in log.runs]
+    if run not in log.runs:
+        described = " and ".join(f"{name} ({count} lines)" for name, count in counts.items())
         raise UnknownRun(f"no tally line of run {run}; found: {described}")
-    if run is None and len(runs) == 1:
-        run = next(iter(runs))
-    if run not in runs:
-        verdict.problems += [Problem(complaint.text) for complaint in log.complaints]
-        if runs:
-            verdict.problems.append(Problem(f"{len(runs)} runs in one log: {described}; --run ID chooses one"))
-        elif not log.complaints:
-            verdict.problems.append(Problem(f"no tally line in {_sources(log.sources)}"))
-        return verdict
+    verdict = _judge(log, run, expect_per_pod)
+    others = [f"run {name} ({counts[name]} lines) is in the same log and was ignored" for name in counts if name != run]
+    verdict.notes[len(log.notes) : len(log.notes)] = others
+    return [verdict]
 
-    for other in runs:
-        if other != run:
-            verdict.notes.append(f"run {other} ({runs[other]} lines) is in the same log and was ignored")
-    assert run is not None
+
+def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     every = [line for line in log.lines.values() if line.run == run]
-    last = log.summaries.get(run)
+    last = lineage.end(log.lasts[run], every)
     faults = list(summary_check.faults(last)) if last else []
     proven = last is not None and not faults
-    lines = _lineage(every)
+    lines = lineage.of(every, last)
     if last and proven:
-        lines = [line for line in lines if not summary_check.superseded(last, line)]
-    counted = Counter(line.attempt for line in lines)
-    for attempt, count in sorted(Counter(line.attempt for line in every).items()):
-        if superseded := count - counted[attempt]:
-            verdict.notes.append(
-                f"{superseded} lines of attempt {attempt} are superseded: a later attempt resumed before them"
-            )
-    verdict.run, verdict.last, verdict.lines = run, last, lines
-    verdict.attempt = max(line.attempt for line in (*every, *([last] if last else ())))
+        counting = {line.block for line in lines if not summary_check.superseded(last, line)}
+        lines = [line for line in lines if line.block in counting]  # of one attempt, all lines of a block or none
+    verdict = Verdict(run, last=last, lines=lines, notes=[*log.notes, *_superseded(every, lines)])
+    newest = max((each.attempt_began for each in (*lines, *([last] if last else ()))), default=(0, 0))
+    verdict.attempt = newest[0] if lines or last else None
 
     missing: list[Problem] = []
     for complaint in log.complaints:
-        if complaint.run in (None, run) and (complaint.attempt is None or complaint.attempt >= verdict.attempt):
+        if complaint.is_of(run, newest):
             blocks = frozenset([complaint.block] if complaint.block else [])
             (missing if complaint.no_log else verdict.problems).append(Problem(complaint.text, "", blocks))
+    if not lines and not last:  # all that is known of the run is what is wrong with its lines
+        verdict.problems += missing
+        return verdict
     found, absent = line_check.compare(lines, last.plan if last else every[0].plan)
     missing += absent
     if proven and expect_per_pod is None:  # the samples of each pod are in its own lines alone
         verdict.notes += [f"{text}; the run's last line is proof enough" for text in _at_once(missing)]
     else:
         verdict.problems += missing
-    verdict.problems += found
+    verdict.problems += [*found, *lineage.doubts(every, last)]
     if last:
         faults += summary_check.contradictions(last, lines)
     verdict.problems += faults
@@ -99,26 +96,12 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     return verdict
 
 
-def _lineage(lines: list[TallyLine]) -> list[TallyLine]:
-    """The lines of the samples that the final weights have seen, in the order of the run.
-
-    A later attempt resumes from a checkpoint. If it does a phase again, it discards all that earlier attempts did from
-    there on.
-    """
-    phases = {phase: place for place, phase in enumerate(lines[0].plan)} if lines else {}
-
-    def story(line: TallyLine) -> tuple[float, ...]:
-        place = phases.get(line.phase, len(phases))
-        return line.epoch, place, -line.attempt, float("inf") if line.rank == "all" else line.rank
-
-    lineage: list[TallyLine] = []
-    attempt = 0
-    for _, block in groupby(sorted(lines, key=story), key=lambda line: line.block):
-        newest, *others = block
-        if newest.attempt >= attempt:
-            attempt = newest.attempt
-            lineage += [line for line in (newest, *others) if line.attempt == attempt]
-    return lineage
+def _superseded(every: list[TallyLine], lines: list[TallyLine]) -> Iterator[str]:
+    attempts, counted = Counter(line.attempt_began for line in every), Counter(line.attempt_began for line in lines)
+    ordered = sorted(attempts)
+    for attempt, name in zip(ordered, attempt_names(ordered), strict=True):
+        if superseded := attempts[attempt] - counted[attempt]:
+            yield f"{superseded} lines of {name} are superseded: a later attempt resumed before them"
 
 
 def _at_once(missing: list[Problem]) -> Iterator[str]:

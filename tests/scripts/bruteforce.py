@@ -17,6 +17,7 @@ Consume = Callable[[str, int, int, list[int]], list[int]]  # phase, epoch, rank,
 World = tuple[int, int, int]  # from this epoch and position on there were so many ranks
 
 RUN = "3f9c2a7b10de"
+BEGAN = 1_767_323_045_000
 P = 2**61 - 1
 MODEL = "sha256:" + "0123456789abcdef" * 4
 
@@ -85,12 +86,14 @@ def run(
     start: int = 0,
     batch: int = 20,
     worlds: list[World] | None = None,
-    began: int = 0,
+    resumed: dict[tuple[str, int], tuple[int, int]] | None = None,
+    commits: bool = False,
     **common: Any,
 ) -> list[Line]:
     """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch.
 
-    Each of `worlds` after the first is another attempt, which has done the rest of its epoch again.
+    Each of `worlds` after the first is another attempt, which has done the rest of its epoch again. So is each of
+    `resumed`: a phase and epoch, and from which position on how many ranks have done it.
     """
     plan = {"train": 2, "test": 2} if plan is None else plan
     name = common.get("run", RUN)
@@ -103,13 +106,18 @@ def run(
                 attempt, world, begins[since] = number, ranks, position
         for phase in (each for each, epochs in plan.items() if epoch <= epochs):
             shuffled = phase == "train"
+            begin = begins.get(epoch, 0) if shuffled else 0
+            if (phase, epoch) in (resumed or {}):
+                attempt, (begin, world) = attempt + 1, resumed[phase, epoch]
             used = contract if shuffled else "exact"
             size = n if shuffled else max(1, n // 6)
             samples = order(size, seed, epoch) if shuffled else list(range(size))
             positions = {sample: position for position, sample in enumerate(samples)}
-            begin = begins.get(epoch, 0) if shuffled else 0
             before = samples[:begin]
             dealt = deal(samples, world, used, begin)
+            # Two steps are one commit, as are all samples that earlier ranks consumed.
+            made = bool(begin) + len(range(0, sum(map(len, dealt)), 2 * batch))
+            committed = {"commits": made} if commits else {}
             hands = [consume(phase, epoch, rank, shard) for rank, shard in enumerate(dealt)]
             rows: list[tuple[int | str, list[int], list[int]]] = list(zip(range(world), dealt, hands, strict=True))
             rows.append(("all", sum(dealt, before), sum(hands, before)))
@@ -120,7 +128,7 @@ def run(
                         "v": 2,
                         "run": RUN,
                         "attempt": attempt,
-                        "began": began + attempt,
+                        "began": BEGAN + 1000 * attempt,
                         "pod": f"demo-worker-{pod - 1}" if pod else "demo-master-0",
                         "task": "fashion-mnist",
                         "phase": phase,
@@ -131,6 +139,7 @@ def run(
                         "n": size,
                         "start": begin,
                         "batch": batch,
+                        **committed,
                         "seed": seed,
                         "contract": used,
                         "order": "feistel-1" if shuffled else "sequential",
@@ -142,8 +151,17 @@ def run(
     return lines
 
 
-def last(lines: list[Line], worlds: list[World] | None = None, **values: Any) -> Line:
-    """The last line of a run that has these lines."""
+def shared_out(lines: list[Line], phase: str) -> list[World]:
+    """Where each epoch of a phase begins, and from where on it was shared out at last; at the start by some ranks."""
+    worlds = {(1, 0): 1}
+    for line in lines:
+        if (line["phase"], line["rank"]) == (phase, "all"):
+            worlds |= {(line["epoch"], position): line["world"] for position in (0, line["start"])}
+    return [(*place, ranks) for place, ranks in worlds.items()]
+
+
+def last(lines: list[Line], worlds: list[World] | None = None, own: tuple[str, ...] = (), **values: Any) -> Line:
+    """The last line of a run that has these lines. The phases in `own` state how they themselves were shared out."""
     every = [line for line in lines if line["rank"] == "all"]
     common = every[-1]
     h = base(common["run"] + " epochs")
@@ -156,6 +174,8 @@ def last(lines: list[Line], worlds: list[World] | None = None, **values: Any) ->
         phase["words"] = [(a + b) % P for a, b in itertools.zip_longest(phase["words"], more, fillvalue=0)]
     for phase in phases.values():
         phase["digest"] = encoded(phase.pop("words"))
+    for name in own:
+        phases[name]["worlds"] = [list(world) for world in shared_out(lines, name)]
     return {
         "v": 2,
         **{name: common[name] for name in ("run", "attempt", "began", "pod", "task")},

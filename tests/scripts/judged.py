@@ -19,6 +19,11 @@ def read(text: str) -> Log:
 
 
 def verdict(lines: list[Line], **options: Any) -> Verdict:
+    [found] = verdicts(lines, **options)
+    return found
+
+
+def verdicts(lines: list[Line], **options: Any) -> list[Verdict]:
     return judge(read(bruteforce.text(lines)), **options)
 
 

@@ -8,7 +8,7 @@ import pytest
 from bruteforce import Line
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from judged import changed, line, sentences, verdict
+from judged import changed, line, sentences, verdict, verdicts
 
 from torchtally.proof import permutation
 from verify import report
@@ -35,7 +35,7 @@ def test_any_single_changed_value_breaks_the_proof(data: st.DataObject) -> None:
     contract = data.draw(contracts)
     lines = bruteforce.run(data.draw(st.integers(2, 40)), data.draw(st.integers(1, 5)), contract)
     changed = data.draw(st.sampled_from(lines))
-    name = data.draw(st.sampled_from(sorted(changed.keys() - {"pod", "began"})))  # which says where, not what
+    name = data.draw(st.sampled_from(sorted(changed.keys() - {"pod"})))  # which says where, not what
     old = changed[name]
     if isinstance(old, int):
         others: list[Any] = [new for new in (0, old - 1, old + 1, 2 * old, 2**32) if new >= 0]
@@ -46,7 +46,7 @@ def test_any_single_changed_value_breaks_the_proof(data: st.DataObject) -> None:
     else:
         others = ["exact", "padded", "drop_last", "feistel-1", "sequential", "train", "test", "all", 0, "another"]
     changed[name] = data.draw(st.sampled_from([other for other in others if other != old]))
-    assert not verdict(lines).holds
+    assert not all(each.holds for each in verdicts(lines))
 
 
 @settings(deadline=None)
@@ -60,7 +60,7 @@ def test_any_lost_line_breaks_the_proof(data: st.DataObject) -> None:
 @settings(deadline=None)
 @given(st.permutations(bruteforce.run(20, 3)))
 def test_the_order_of_lines_does_not_matter(lines: list[Line]) -> None:
-    assert report.as_json(verdict(lines)) == report.as_json(verdict(bruteforce.run(20, 3)))
+    assert report.as_json(verdicts(lines)) == report.as_json(verdicts(bruteforce.run(20, 3)))
     assert verdict(lines).holds
 
 

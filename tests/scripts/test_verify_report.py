@@ -5,7 +5,7 @@ import json
 import bruteforce
 import pytest
 from bruteforce import Line
-from judged import UNKNOWN, sentences, verdict
+from judged import UNKNOWN, sentences, verdicts
 
 from verify import report
 
@@ -26,7 +26,7 @@ def test_a_row_says_what_its_contract_gives(contract: str, n: int, said: str) ->
 
 
 def shown(lines: list[Line], encoding: str = "utf-8", colour: bool = False) -> list[str]:
-    return report.as_text(verdict(lines), encoding=encoding, colour=colour).splitlines()
+    return report.as_text(verdicts(lines), encoding=encoding, colour=colour).splitlines()
 
 
 def test_the_table_is_that_of_the_design() -> None:
@@ -50,7 +50,7 @@ def test_of_many_ranks_those_are_shown_that_are_wrong() -> None:
     lines = bruteforce.run(200, world=65, plan={"train": 1}, consume=late)
     rows = [each.split()[2:4] for each in shown(lines)[1:3]]
     assert rows == [["demo-worker-6", "7"], ["all", "65"]]
-    assert len(json.loads(report.as_json(verdict(lines)))["tallies"]) == 66
+    assert len(json.loads(report.as_json(verdicts(lines)))["tallies"]) == 66
     assert shown(bruteforce.run(200, world=65, plan={"train": 1}))[1].split()[2] == "all"
     assert shown(bruteforce.run(200, world=64, plan={"train": 1}))[1].split()[2] == "demo-master-0"
 
@@ -116,7 +116,7 @@ def test_without_the_characters_and_with_colour() -> None:
 
 def test_json() -> None:
     lines = bruteforce.run(plan={"train": 1}, consume=lambda phase, epoch, rank, shard: shard[rank:])
-    told = json.loads(report.as_json(verdict(lines)))
+    told = json.loads(report.as_json(verdicts(lines)))
     assert (told["holds"], told["run"], told["attempt"]) == (False, "3f9c2a7b10de", 0)
     assert told["problems"] == sentences(lines) and told["notes"] == []
     assert len(told["tallies"]) == 5
@@ -127,26 +127,26 @@ def test_json() -> None:
             "doubled_indices": [],
             **given,
         } | ({"ok": False} if given["rank"] == "all" else {})
-    assert json.loads(report.as_json(verdict(bruteforce.run())))["tallies"][-1]["ok"] is True
-    nothing = json.loads(report.as_json(verdict([])))
+    assert json.loads(report.as_json(verdicts(bruteforce.run())))["tallies"][-1]["ok"] is True
+    nothing = json.loads(report.as_json(verdicts([])))
     assert [nothing[name] for name in ("run", "last_line", "model", "discarded")] == [None, False, None, None]
 
 
 def test_json_has_what_the_last_line_says() -> None:
     lines = bruteforce.run()
-    told = json.loads(report.as_json(verdict([*lines, bruteforce.last(lines, discarded=7)])))
+    told = json.loads(report.as_json(verdicts([*lines, bruteforce.last(lines, discarded=7)])))
     assert [told[name] for name in ("last_line", "model", "discarded")] == [True, bruteforce.MODEL, 7]
     assert len(told["tallies"]) == len(lines)
-    told = json.loads(report.as_json(verdict([bruteforce.last(lines, model=None)])))
+    told = json.loads(report.as_json(verdicts([bruteforce.last(lines, model=None)])))
     assert [told[name] for name in ("holds", "last_line", "model", "discarded")] == [True, True, None, 0]
 
 
 def test_json_has_what_was_printed() -> None:
     lines = bruteforce.run(start=23, batch=8)
-    told = json.loads(report.as_json(verdict(lines)))["tallies"]
+    told = json.loads(report.as_json(verdicts(lines)))["tallies"]
     assert (told[0]["start"], told[0]["batch"], told[0]["digest"]) == (23, 8, lines[0]["digest"])
     many = lines[0] | {"lost": None, "doubled": None}
-    told = json.loads(report.as_json(verdict([many, *lines[1:]])))["tallies"]
+    told = json.loads(report.as_json(verdicts([many, *lines[1:]])))["tallies"]
     assert (told[0]["lost"], told[0]["doubled"]) == (None, None)
 
 

@@ -9,7 +9,7 @@ import pytest
 from bruteforce import Line, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judged import UNKNOWN, line, read, sentences, verdict
+from judged import UNKNOWN, line, read, sentences, verdict, verdicts
 
 from torchtally.proof import run_summary
 from verify import report
@@ -59,6 +59,88 @@ def test_it_is_the_line_that_the_trainer_makes(run: tuple[list[Line], list[World
     made = run_summary.line([each for each in lines if each["rank"] == "all"], worlds, bruteforce.MODEL, 0)
     assert made == bruteforce.last(lines, worlds)
     assert list(made) == list(bruteforce.last(lines, worlds))
+
+
+@st.composite
+def resumed(draw: st.DrawFn) -> list[Line]:
+    """The lines of a faithful run of which any phase may have been resumed in its middle, by any number of ranks."""
+    n, plan = draw(st.integers(1, 60), "n"), {"train": draw(st.integers(1, 3)), "test": draw(st.integers(0, 3))}
+    blocks = [(phase, epoch) for phase, epochs in plan.items() for epoch in range(1, epochs + 1)]
+    begins = {
+        (phase, epoch): (
+            draw(st.integers(0, (n if phase == "train" else max(1, n // 6)) - 1)),
+            draw(st.integers(1, 7)),
+        )
+        for phase, epoch in draw(st.lists(st.sampled_from(blocks), unique=True, max_size=3))
+    }
+    common = {"contract": draw(contracts), "seed": draw(st.integers(0, 99)), "commits": draw(st.booleans())}
+    return bruteforce.run(n, plan=plan, resumed=begins, **common)
+
+
+@settings(deadline=None)
+@given(resumed(), st.data())
+def test_it_proves_a_run_whose_phases_were_shared_out_differently(lines: list[Line], data: st.DataObject) -> None:
+    own = tuple(dict.fromkeys(each["phase"] for each in lines))
+    last = bruteforce.last(lines, own=own)
+    assert sentences([*lines, last]) == [] == sentences([last])
+    there = [each for each in lines if data.draw(st.booleans())]
+    assert verdict([*there, last]).holds
+    worlds = {phase: bruteforce.shared_out(lines, phase) for phase in own}
+    together = [each for each in lines if each["rank"] == "all"]
+    made = run_summary.line(together, worlds["train"], bruteforce.MODEL, 0, worlds)
+    assert sentences([*lines, made]) == [] == sentences([made])
+    assert "worlds" not in made["phases"]["train"]
+    # Lines of all ranks of one phase and epoch, one of which says that it began elsewhere, contradict it.
+    other = data.draw(st.sampled_from(together))
+    moved = (other["start"] + 1) % other["n"]
+    if moved != other["start"]:
+        other["start"] = moved
+        assert not verdict([*lines, last]).holds
+
+
+@settings(deadline=None)
+@given(resumed(), st.data())
+def test_no_worlds_of_a_phase_hide_what_was_lost(lines: list[Line], data: st.DataObject) -> None:
+    """What a last line lacks stays lacking, whichever way its phase is said to have been shared out."""
+    phases = tuple(dict.fromkeys(each["phase"] for each in lines))
+    losing = data.draw(st.sampled_from([each for each in lines if each["rank"] == "all"]))
+    epochs, n = losing["plan"][losing["phase"]], losing["n"]
+    words = bruteforce.decoded(losing["digest"])
+    x = 1 + data.draw(st.integers(0, n - 1))
+    gone = [pow(x, k, bruteforce.P) for k in range(16)]
+    words = [(word - less) % bruteforce.P for word, less in zip(words, [*gone, 0, 0, 0, 0], strict=True)]
+    faulty = losing | {"consumed": losing["consumed"] - 1, "digest": bruteforce.encoded(words)}
+    last = bruteforce.last([faulty if each is losing else each for each in lines], own=phases)
+    places = st.tuples(st.integers(1, epochs), st.integers(0, n - 1))
+    others = sorted(data.draw(st.lists(places, unique=True, max_size=4)))
+    worlds = [
+        [*place, data.draw(st.integers(1, 9))] for place in [(1, 0), *(each for each in others if each != (1, 0))]
+    ]
+    last["phases"][losing["phase"]]["worlds"] = worlds
+    assert not verdict([last]).holds
+    assert not verdict([*lines, last]).holds
+
+
+def test_lines_that_its_worlds_of_a_phase_contradict() -> None:
+    lines = bruteforce.run(resumed={("test", 2): (4, 3)})
+    last = bruteforce.last(lines, own=("test",))
+    assert last["phases"]["test"]["worlds"] == [[1, 0, 4], [2, 0, 3], [2, 4, 3]]
+    assert sentences([*lines, last]) == []
+    for worlds, said in [
+        ([[1, 0, 4], [2, 3, 3]], "start 3, but 4"),
+        ([[1, 0, 4], [2, 4, 2]], "world 2, but 3"),
+        ([[1, 0, 4]], "start 0, but 4"),
+    ]:
+        last["phases"]["test"]["worlds"] = worlds
+        assert any(
+            each.startswith(f"test: the last line reports {said} is in the") for each in sentences([*lines, last])
+        )
+
+
+def test_two_that_differ_in_the_worlds_of_a_phase() -> None:
+    own = bruteforce.last(LINES, own=("test",))
+    said = "demo.log:22: the last line of run 3f9c2a7b10de is printed twice and differs: worlds of test None and "
+    assert sentences([*LINES, LAST, own]) == [f"{said}[[1, 0, 4], [2, 0, 4]]"]
 
 
 def test_what_is_missing_is_a_note() -> None:
@@ -250,7 +332,7 @@ def test_what_a_later_attempt_did_again_does_not_count_though_its_own_lines_are_
     assert found.holds and found.attempt == 1 and found.lines == []
     assert found.notes[0] == "10 lines of attempt 0 are superseded: a later attempt resumed before them"
     # Lines of the last attempt itself cannot be of something that was done again.
-    late = [each | {"attempt": 1} for each in first]
+    late = [each | {"attempt": 1, "began": again[-1]["began"]} for each in first]
     found = sentences([*late, bruteforce.last(again, worlds)])
     assert any(each.startswith("train: the last line reports start 20, but 0 is in the lines of") for each in found)
 
@@ -300,8 +382,7 @@ def test_the_phases_of_two_that_differ() -> None:
 def test_of_two_runs_one_may_be_known_by_its_last_line_alone() -> None:
     other = bruteforce.run(run="another", worlds=[(1, 0, 3)])
     both = [*LINES, LAST, bruteforce.last(other)]
-    said = "2 runs in one log: 3f9c2a7b10de (21 lines) and another (1 lines); --run ID chooses one"
-    assert sentences(both) == [said]
+    assert [(each.run, each.holds) for each in verdicts(both)] == [("3f9c2a7b10de", True), ("another", True)]
     assert verdict(both, run="another").holds and verdict(both, run="3f9c2a7b10de").holds
 
 
@@ -311,10 +392,10 @@ def test_of_two_runs_one_may_be_known_by_its_last_line_alone() -> None:
 @pytest.mark.parametrize("cut", [60, 200, 700])
 def test_a_cut_last_line_is_no_proof(cut: int) -> None:
     text = bruteforce.text([LAST])
-    found = judge(read(bruteforce.text(LINES) + text[:cut] + "\n"))
+    [found] = judge(read(bruteforce.text(LINES) + text[:cut] + "\n"))
     assert str(found.problems[0]).startswith("demo.log:21: a tally line is cut off")
     assert found.last is None
-    assert json.loads(report.as_json(found))["last_line"] is False
+    assert json.loads(report.as_json([found]))["last_line"] is False
 
 
 def test_a_phase_may_be_called_all() -> None:
@@ -333,6 +414,8 @@ WORLDS += "up to epoch 2 and position 59, with 1 to 1000000 ranks"
     [
         ({"v": 3}, "version 3 of the line is not known here"),
         ({"run": 7}, '"run" is 7, allowed is printable text'),
+        ({"began": None}, '"began" is null, allowed is an integer from 0 to'),
+        ({"began": 10**15}, '"began" is 1000000000000000, allowed is an integer from 0 to 253402300799999'),
         ({"attempt": -1}, '"attempt" is -1, allowed is an integer from 0 to'),
         ({"pod": "\x1b"}, '"pod" is "\\u001b", allowed is printable text'),
         ({"task": ""}, '"task" is "", allowed is printable text'),
@@ -364,6 +447,9 @@ WORLDS += "up to epoch 2 and position 59, with 1 to 1000000 ranks"
                 ("consumed", 1.0),
                 ("digest", ""),
                 ("digest", 5),
+                ("worlds", None),
+                ("worlds", [[1, 0, 4], [3, 0, 4]]),
+                ("worlds", [[1, 0, 4], [2, 60, 4]]),
             ]
         ),
         *(

@@ -69,7 +69,7 @@ def choice(allowed: tuple[str, ...]) -> Rule:
 
 
 attempt = integer(0, HUGE)
-began = integer(0, HUGE)  # milliseconds since 1970; 0 where it is not known
+began = integer(0, 253_402_300_799_999)  # milliseconds from 1970 to the end of 9999; 0 where it is not known
 contract = choice(CONTRACTS)
 order = choice(ORDERS)
 samples = integer(1, P - 1)  # of a dataset

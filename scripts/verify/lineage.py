@@ -1,0 +1,86 @@
+"""Which of a run's lines are of the samples that the final weights have seen.
+
+A later attempt resumes from a checkpoint. If it does a phase again, all that earlier attempts did from there on is
+discarded. An attempt that kept no checkpoint leaves its number to the next, and nothing descends from it.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+
+from torchtally.proof.line import Attempt, TallyLine
+from torchtally.proof.run_summary import RunSummary
+
+from .phrasing import attempt_names
+from .problem import Block, Problem
+
+
+def end(lasts: list[RunSummary], lines: list[TallyLine]) -> RunSummary | None:
+    """The first of a run's last lines that no line comes after; if there is none, the latest.
+
+    An attempt that finds the run complete prints the last line again.
+    """
+    ordered = sorted(lasts, key=lambda last: (last.attempt_began, last.pod))
+    attempts = {line.attempt_began for line in lines}
+    for last in ordered:
+        if not any(after(attempt, last) for attempt in attempts):
+            return last
+    return ordered[-1] if ordered else None
+
+
+def after(attempt: Attempt, last: RunSummary) -> bool:
+    """Whether an attempt came after that of the last line, which then says nothing of its weights."""
+    number, began = attempt
+    if number < last.attempt or attempt == last.attempt_began:
+        return False
+    # With a higher number, one that began earlier was given up: the last line's went back to an older checkpoint.
+    return began > last.began or (number > last.attempt and 0 in (began, last.began))
+
+
+def of(lines: list[TallyLine], last: RunSummary | None) -> list[TallyLine]:
+    """The lines that count, in the order of the run."""
+    chain = _chain({line.attempt_began for line in lines}, last)
+    phases = {phase: place for place, phase in enumerate(lines[0].plan)} if lines else {}
+
+    def story(line: TallyLine) -> tuple[float, ...]:
+        place = phases.get(line.phase, len(phases))
+        return line.epoch, place, -line.attempt, float("inf") if line.rank == "all" else line.rank
+
+    lineage: list[TallyLine] = []
+    attempt = 0
+    own = sorted((line for line in lines if line.attempt_began in chain), key=story)
+    for _, block in groupby(own, key=lambda line: line.block):
+        newest, *others = block
+        if newest.attempt >= attempt:
+            attempt = newest.attempt
+            lineage += [line for line in (newest, *others) if line.attempt == attempt]
+    return lineage
+
+
+def doubts(lines: list[TallyLine], last: RunSummary | None) -> Iterator[Problem]:
+    """Attempts that leave open which weights came of the run."""
+    attempts = {line.attempt_began for line in lines}
+    if last:
+        for late in sorted(attempt for attempt in attempts if after(attempt, last)):
+            named, of_last = attempt_names([late, last.attempt_began])
+            yield Problem(
+                f"{named} has lines, and came after the last line, which is of {of_last}", "", _blocks(lines, late)
+            )
+        return
+    # A clock was wrong, or the run went back to an older checkpoint: without a last line there is no telling.
+    known = sorted(attempt for attempt in _chain(attempts, None) if attempt[1])
+    for one, other in pairwise(known):
+        if one[1] > other[1]:
+            named, of_other = attempt_names([one, other])
+            text = f"{named} began after {of_other}, and without the run's last line it is not known which came last"
+            yield Problem(text, "", _blocks(lines, one))
+
+
+def _blocks(lines: list[TallyLine], attempt: Attempt) -> frozenset[Block]:
+    return frozenset(line.block for line in lines if line.attempt_began == attempt)
+
+
+def _chain(attempts: set[Attempt], last: RunSummary | None) -> set[Attempt]:
+    """Of each number the attempt that began last: the newest attempt, and those that it can descend from."""
+    if last:
+        attempts = {each for each in attempts if each[0] < last.attempt or after(each, last)} | {last.attempt_began}
+    return set(dict(sorted(attempts)).items())
