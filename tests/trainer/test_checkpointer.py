@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import logging
 import shutil
 import signal
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 
 from torchtally.errors import Refused, Stopped, Volume
+from torchtally.log import log
 from torchtally.options import AllReduce, Training
 from torchtally.proof import run_summary
 from torchtally.proof.contract import Contract
@@ -339,3 +341,37 @@ def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
     kept = {path.name for path in tmp_path.glob("*.checkpoint")}
     assert checkpoint_file.file_name(best.epoch + 1, 0) in kept
     assert len(kept) <= 3
+
+
+def with_other_threads(rank: int, world: int, store: Store, folder: Path, changed: list[int]) -> list[str]:
+    """What rank 0 is warned of when these ranks come back with another number of threads."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    torch.set_num_threads(1 + (rank in changed))
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    resume(folder, FACTS, toy.CPU)
+    return [text for text in warnings if "last bits" in text]
+
+
+@pytest.mark.parametrize(
+    ("world", "changed", "told"),
+    [
+        (2, [], None),
+        (2, [1], "threads 1 and now 2 (ranks 1)"),
+        (2, [0, 1], "threads 1 and now 2"),
+        (3, [1], "2 ranks and now 3, threads 1 and now 2 (ranks 1)"),
+    ],
+)
+def test_any_rank_that_computes_differently_is_named(
+    tmp_path: Path, world: int, changed: list[int], told: str | None
+) -> None:
+    ranks.run(2, interrupted, tmp_path, 2, 0)
+    first, *others = ranks.run(world, with_other_threads, tmp_path, changed)
+    assert others == [[]] * (world - 1)
+    if told is None:
+        assert first == []
+    else:
+        [warning] = first
+        assert f"was made with {told}: every sample counts once, but the last bits will differ" in warning

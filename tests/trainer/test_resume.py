@@ -61,7 +61,8 @@ def verified(*attempts: list[dict[str, Any]]) -> Verdict:
     for number, found in enumerate(attempts):
         for rank, each in enumerate(found):
             log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
-    return judge(log)
+    [verdict] = judge(log)
+    return verdict
 
 
 @pytest.fixture(scope="module")
