@@ -10,12 +10,13 @@ import pytest
 import ranks
 import torch
 from accounts import as_rank, run
-from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, detection, expected
+from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, expected
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from torchtally.accounting import loader
 from torchtally.accounting.account import Account
+from torchtally.accounting.collate import Batch, each_row
+from torchtally.accounting.loader import Loader
 from torchtally.accounting.sampler import Sampler
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.shards import Shard
@@ -65,13 +66,15 @@ def test_what_workers_need_can_be_handed_to_new_processes() -> None:
     """As the start methods spawn and forkserver do it; an epoch that is set later reaches them."""
     for dataset in (Squares(), SquareStream()):
         sampler = Sampler(N, batch_size=SIZE, rank=0, world=1)
-        source = loader.loader(dataset, sampler)
+        source = Loader(dataset, sampler)
         twin = ForkingPickler.loads(ForkingPickler.dumps(source.dataset))
         if isinstance(dataset, IterableDataset):
             sampler.set_epoch(5)
-            assert [indices.tolist() for indices, _ in twin] == list(sampler.steps())
+            squares = [[index**2 for index in step] for step in sampler.steps()]
+            assert [data.tolist() for _, data in twin] == squares
         else:
-            assert twin[[3, 1]][0].tolist() == [3, 1]
+            number, data = twin[7, [3, 1]]
+            assert (number, data["square"].tolist()) == (7, [9, 1])
 
 
 def in_order(options: dict[str, Any]) -> list[list[int]]:
@@ -91,9 +94,19 @@ def test_a_file_that_is_read_from_its_beginning_to_its_end(options: dict[str, An
 Point = namedtuple("Point", "x y")
 
 
-def packed(samples: list[Any]) -> dict[str, Any]:
+def packed(samples: Any) -> Batch:
     lengths = torch.tensor([len(sample) for sample in samples])
-    return {"tokens": torch.cat(samples), "ends": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])}
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Batch(samples.indices, {"tokens": torch.cat([*samples]), "ends": ends})  # type: ignore[arg-type]
+
+
+def detection(samples: Any) -> Batch:
+    """As detection has it: nothing is stacked."""
+    return Batch(samples.indices, tuple(zip(*samples, strict=True)))  # type: ignore[arg-type]
+
+
+def listed(samples: Any) -> Batch:
+    return Batch(samples.indices, list(samples))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -105,20 +118,20 @@ def packed(samples: list[Any]) -> dict[str, Any]:
         ({"a": {"b": [torch.zeros(1)]}, "c": "text"}, default_collate, {"a": {"b": [torch.empty(0, 1)]}, "c": []}),
         (Point(torch.zeros(2), 3), default_collate, Point(torch.empty(0, 2), torch.empty(0, dtype=torch.int64))),
         ((torch.zeros(3, 8, 8), {"boxes": torch.zeros(2, 4)}), detection, ((), ())),
-        (torch.zeros(2, 2), list, []),
+        (torch.zeros(2, 2), listed, []),
         (torch.arange(4), packed, {"tokens": torch.empty(0, dtype=torch.int64), "ends": torch.tensor([0])}),
-        (np.zeros(2), lambda samples: np.stack(samples), np.empty((0, 2))),
-        (1, lambda samples: {"x": torch.tensor(samples), "k": torch.tensor(3)}, {"x": [], "k": torch.tensor(3)}),
+        (np.zeros(2), each_row(np.stack), np.empty((0, 2))),
+        (1, each_row(lambda each: {"x": torch.tensor(each), "k": torch.tensor(3)}), {"x": [], "k": torch.tensor(3)}),
     ],
 )
 def test_the_batch_of_a_rank_that_has_nothing_left(sample: Any, collate: Any, empty: Any) -> None:
     sampler = Sampler(3, batch_size=1, rank=1, world=2)
     assert sampler.idle
-    first, last = loader.loader([sample] * 3, sampler, collate)
-    for indices, _ in (first, last):
-        assert indices.dtype == torch.int64
-    assert (len(first[0]), len(last[0])) == (1, 0)
-    same(last[1], empty)
+    first, last = Loader([sample] * 3, sampler, collate)
+    for batch in (first, last):
+        assert batch.indices.dtype == torch.int64
+    assert (len(first.indices), len(last.indices)) == (1, 0)
+    same(last.data, empty)
 
 
 def same(found: Any, wanted: Any) -> None:
@@ -138,8 +151,8 @@ def same(found: Any, wanted: Any) -> None:
 
 def test_the_last_step_of_a_stream_is_made_by_a_worker_that_has_seen_a_sample() -> None:
     sampler = Sampler(3, batch_size=1, shuffle=False, rank=1, world=2)
-    taken = list(loader.loader(SquareStream(), sampler, num_workers=2))
-    assert [(indices.tolist(), data.tolist()) for indices, data in taken] == [([1], [1]), ([], [])]
+    taken = list(Loader(SquareStream(), sampler, num_workers=2))
+    assert [(batch.indices.tolist(), batch.data.tolist()) for batch in taken] == [([1], [1]), ([], [])]
 
 
 class Opaque:
@@ -147,9 +160,13 @@ class Opaque:
         self.samples = samples
 
 
+def named_opaque(samples: Any) -> Batch:
+    return Batch(samples.indices, Opaque(samples))  # type: ignore[arg-type]
+
+
 def opaque() -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        source = account.loader("train", Squares(5), batch_size=2, collate_fn=Opaque)
+        source = account.loader("train", Squares(5), batch_size=2, collate_fn=named_opaque)
         for _ in account.epoch("train", 1, source):
             pass
 
@@ -157,8 +174,8 @@ def opaque() -> None:
 def test_a_batch_that_cannot_be_emptied_is_never_used_for_an_empty_one() -> None:
     found = ranks.run(2, as_rank, opaque)
     assert found[1]["code"] == 2
-    assert "step 2 of 2: this rank has no sample left" in found[1]["err"]
-    assert "the Opaque of the collate_fn cannot be cut" in found[1]["err"]
+    assert "this rank has no sample left in the last step" in found[1]["err"]
+    assert "the Opaque of the collate_fn named_opaque cannot be cut" in found[1]["err"]
 
 
 # What a loader's workers do to the random numbers.

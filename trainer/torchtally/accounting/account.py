@@ -21,8 +21,8 @@ from torch.utils import data
 
 from torchtally import compat, events
 from torchtally.accounting import loader
+from torchtally.accounting.collate import Batch
 from torchtally.accounting.epochs import Epochs
-from torchtally.accounting.loader import Batch
 from torchtally.accounting.sampler import Sampler, Steps
 from torchtally.accounting.tally import Phase, Run, Tally, emit, enforce, prove
 from torchtally.distributed.handshake import agree
@@ -170,7 +170,7 @@ class Account:
             contract=contract,
             fingerprint=getattr(dataset, "fingerprint", None),
         )
-        return loader.loader(dataset, sampler, **options)
+        return loader.Loader(dataset, sampler, **options)
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, and prove at its end that all ranks consumed the right samples.
@@ -199,7 +199,7 @@ class Account:
             where = f"{phase} epoch {epoch}, step {step} of {steps}"
             if step > steps:
                 raise Refused(f"{where}: the loader has more batches; its batch_size must be the sampler's")
-            batch = loader.checked(taken, where)
+            batch = loader.checked(taken, batches, where)
             yield batch._replace(rows=min(sampler.batch, sampler.total - (step - 1) * sampler.batch))
             tally.record(batch.indices)
             self._open[phase] = tally, step

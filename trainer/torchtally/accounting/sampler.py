@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils import data
 
 from torchtally.proof.contract import Contract
-from torchtally.proof.permutation import Order
+from torchtally.proof.permutation import Indices, Order
 from torchtally.proof.shards import Shard
 
 _CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
@@ -82,14 +83,18 @@ class Sampler(data.Sampler[int]):
 
     def steps(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
+        return (step.tolist() for step in self.arrays())
+
+    def arrays(self) -> Iterator[Indices]:
+        """Yield the same as arrays."""
         shard = self.shard
         chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
         for at in range(0, shard.size, chunk):
-            some = shard.indices(at, at + chunk).tolist()
+            some = shard.indices(at, at + chunk)
             for begin in range(0, len(some), self.batch_size):
                 yield some[begin : begin + self.batch_size]
         if self.idle:
-            yield []
+            yield np.empty(0, dtype=np.int64)
 
     def __iter__(self) -> Iterator[int]:
         for indices in self.steps():
