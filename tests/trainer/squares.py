@@ -65,8 +65,3 @@ def expected(rank: int, world: int, phase: str, epoch: int, contract: Contract, 
     place = Run(run="", attempt=0, pod="", task="", plan={}, rank=rank, world=world, seed=7, data="")
     what = Phase(name=phase, epoch=epoch, n=N, batch=SIZE * world, contract=contract, order=order)
     return [step.tolist() for step in loop.batches(place, what)]
-
-
-def detection(samples: list[Any]) -> Any:
-    """A collate_fn as detection has it: nothing is stacked."""
-    return tuple(zip(*samples, strict=True))

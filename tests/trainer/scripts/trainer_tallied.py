@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from trainer_script import Counting, train
 
-from torchtally import TalliedSampler
+from torchtally import TalliedSampler, each_row
 from torchtally.accounting.epochs import Epochs
 
 
@@ -16,7 +16,7 @@ class Tallied(Counting):
                 self.train_dataset,
                 batch_size=self.args.per_device_train_batch_size,
                 sampler=self.sampler,
-                collate_fn=self.data_collator,
+                collate_fn=each_row(self.data_collator),
             )
         )
 

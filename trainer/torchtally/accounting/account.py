@@ -17,11 +17,12 @@ from torch.utils import data
 
 from torchtally.accounting import loader, randomness, resume
 from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.last_line import last_line
-from torchtally.accounting.loader import Batch
-from torchtally.accounting.sampler import Sampler, Steps
+from torchtally.accounting.plan import Extent, Planned, as_values, extent
+from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState, State
 from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
 from torchtally.errors import Ending, Refused, Unproven
@@ -29,6 +30,7 @@ from torchtally.log import log
 from torchtally.pod import failure
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.shards import Shard
 
 _UNKNOWN = "unknown"  # the data's fingerprint
 _KEY = "torchtally"  # of the state
@@ -45,7 +47,8 @@ class Account:
 
     Args:
         task: Name of the run in its logs and proofs.
-        plan: Number of epochs of each phase, such as `{"train": 10, "test": 10}`.
+        plan: Number of epochs of each phase, such as `{"train": 10, "test": 10}`. `Steps(100_000)` or
+            `Tokens(10**9, each=1024)` in place of a number ends the last epoch where these are reached.
         seed: Seed of the order of samples, from 0.
         group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
             the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.
@@ -56,12 +59,14 @@ class Account:
         self,
         *,
         task: str,
-        plan: Mapping[str, int],
+        plan: Mapping[str, Planned],
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         anew: bool = False,
     ):
         self._task, self._plan, self._seed, self._group, self._anew = task, dict(plan), seed, group, anew
+        self._extents: dict[str, Extent] = {}  # of the plan, by phase, once the batches are known
+        self._stopped: str | None = None  # why the program has stopped the run
         self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
         self._trains: dict[str, bool] = {}
         self._open: dict[str, EpochInProgress] = {}
@@ -84,7 +89,7 @@ class Account:
     def __enter__(self) -> Self:
         try:
             self._attempt = Attempt(
-                task=self._task, plan=self._plan, seed=self._seed, group=self._group, anew=self._anew
+                task=self._task, plan=as_values(self._plan), seed=self._seed, group=self._group, anew=self._anew
             )
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
@@ -196,12 +201,41 @@ class Account:
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
         )
-        return loader.loader(dataset, sampler, **options)
+        return loader.Loader(dataset, sampler, **options)
 
-    def epochs(self) -> range:
-        """The epochs that are left: all of the plan's, or from the one in progress on if a state is loaded."""
-        left = [self.completed(phase) for phase, planned in self._plan.items() if self.completed(phase) < planned]
-        return range(min(left) + 1, max(self._plan.values()) + 1) if left else range(0)
+    def epochs(self) -> Iterator[int]:
+        """Yield the epochs that are left: all of the plan's, or from the one in progress on if a state is loaded.
+
+        A plan in steps or tokens needs the phase's loader or sampler before.
+        """
+        with self._final():
+            self._measure()
+        for epoch in range(1, max(epochs for epochs, _ in self._extents.values()) + 1):
+            if self._stopped is None and any(
+                self.completed(phase) < epoch <= epochs for phase, (epochs, _) in self._extents.items()
+            ):
+                yield epoch
+
+    def stop(self, reason: str) -> None:
+        """End the run here, on purpose: call it on all ranks after the same commit. A collective call.
+
+        What is committed is proved, and the last line states the reason. Epochs that do not train can still be made.
+
+        Args:
+            reason: Why the run ends before its plan, such as `patience`.
+        """
+        with self._final():
+            problem = tally_line.text_problem("reason", reason)
+            self._attempt.agree({"reason to stop": reason, "positions": self._positions()}, problem)
+            self._stopped = reason
+            for current in list(self._open.values()):
+                name, reached = current.tally.phase.name, current.position.consumed
+                if current.trains and reached:
+                    current.tally.end_at(min(reached, current.tally.phase.n))
+                    current.total = current.counted
+                    self._close(current)
+                else:
+                    del self._open[name]
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
@@ -253,7 +287,7 @@ class Account:
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
-        steps = len(Steps(self._samplers[phase]))
+        steps = self._samplers[phase].total_steps
         self._driven.append(Epochs(lambda: self.epoch(phase, self.completed(phase) + 1, batches), steps))
         return self._driven[-1]
 
@@ -264,6 +298,7 @@ class Account:
         """
         with self._final():
             positions = {name: each.position for name, each in self._open.items() if each.trains}
+            self._measure()
             phases = {
                 name: replace(phase, position=positions.get(name, phase.position))
                 for name, phase in self._phases.items()
@@ -271,7 +306,14 @@ class Account:
             }
             run = self._attempt.run
             state = State(
-                run=run.run, attempt=run.attempt, task=run.task, seed=run.seed, plan=self._plan, phases=phases
+                run=run.run,
+                attempt=run.attempt,
+                task=run.task,
+                seed=run.seed,
+                plan=as_values(self._plan),
+                extents=self._extents,
+                stopped=self._stopped,
+                phases=phases,
             )
             return {_KEY: state.to_text()}
 
@@ -291,10 +333,10 @@ class Account:
                 loaded = State.from_text(state[_KEY])
             except ValueError as error:
                 raise Refused(f"the state of the account cannot be loaded: {error}") from None
-            for name, value in (("task", self._task), ("seed", self._seed), ("plan", self._plan)):
+            for name, value in (("task", self._task), ("seed", self._seed), ("plan", as_values(self._plan))):
                 if (before := getattr(loaded, name)) != value:
                     raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
-            self._loaded = loaded
+            self._loaded, self._extents, self._stopped = loaded, dict(loaded.extents), loaded.stopped
             for name in loaded.phases.keys() & self._phases.keys():
                 self._unchanged(name, self._phases[name].identity)
             self._phases |= loaded.phases
@@ -307,6 +349,8 @@ class Account:
         self._settle(phase)
         if self._loaded and phase in self._loaded.phases and 1 <= epoch <= self._loaded.phases[phase].completed:
             return
+        if self._stopped is not None and self._trains.get(phase):
+            return
         current = self._begin(phase, epoch, batches)
         seed = randomness.mixed(self._seed, randomness.number_of(phase), epoch, self.rank)
         if isinstance(batches, data.DataLoader):
@@ -315,11 +359,13 @@ class Account:
         for taken in batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
-            batch = current.hand_out(loader.checked(taken, current.where(current.handed + 1)))
+            batch = current.hand_out(loader.checked(taken, batches, current.where(current.handed + 1)))
             randomness.reseed(randomness.mixed(seed, current.tally.phase.start, batch.step))
             yield batch
             if self._failure:
                 raise self._failure
+            if self._open.get(phase) is not current and not current.handed == current.total:
+                return  # the program has stopped the run
             if not current.trains:
                 current.count(current.handed)
         if current.handed < current.total:
@@ -329,6 +375,24 @@ class Account:
         # A loop that fetches ahead commits its last batches after the end.
         if self._open.get(phase) is current and not (current.trains and current.explicit):
             self._close(current)
+
+    def _measure(self) -> None:
+        """Find how far the plan reaches: a plan in steps needs the phase's batch."""
+        for phase, planned in self._plan.items():
+            if phase in self._extents:
+                continue
+            sampler = self._samplers.get(phase)
+            if sampler is None and not isinstance(planned, int):
+                raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
+            whole = replace(sampler.shard, start=0, end=None) if sampler else Shard(n=1, rank=0, world=1)
+            self._extents[phase] = extent(planned, whole, sampler.batch if sampler else 1)
+
+    def _positions(self) -> dict[str, Any]:
+        """How far each phase is, for a comparison of the ranks."""
+        return {
+            name: (self.completed(name), self._open[name].position.consumed if name in self._open else None)
+            for name in self._phases
+        }
 
     @contextmanager
     def _final(self) -> Iterator[None]:
@@ -355,10 +419,13 @@ class Account:
         """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it."""
         if phase not in self._phases:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
+        self._measure()
         sampler, chosen = self._samplers[phase], self._phases[phase]
         position = chosen.position
+        planned, end = self._extents[phase]
+        end = end if epoch == planned else None
         start, skip = resume.place(position, self.world, sampler.batch) if position else (0, 0)
-        sampler.go_on(epoch, start, skip)
+        sampler.choose(epoch, start, skip, end)
         facts = {
             "phase": phase,
             "epoch": epoch,
@@ -373,7 +440,9 @@ class Account:
         if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
-            replace(self._attempt.run, data=chosen.data),
+            replace(
+                self._attempt.run, data=chosen.data, plan={name: each for name, (each, _) in self._extents.items()}
+            ),
             Phase(
                 name=phase,
                 epoch=epoch,
@@ -382,6 +451,7 @@ class Account:
                 contract=sampler.contract,
                 order=sampler.order,
                 start=start,
+                end=end,
             ),
         )
         if start or skip:
@@ -392,7 +462,7 @@ class Account:
         return self._open[phase]
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
-        sampler, planned, completed = self._samplers[phase], self._plan[phase], self.completed(phase)
+        sampler, planned, completed = self._samplers[phase], self._extents[phase][0], self.completed(phase)
         if not 1 <= epoch <= planned:
             return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
         if epoch <= completed:
@@ -421,6 +491,8 @@ class Account:
         tally.commits = current.commits if current.trains else None
         proof = prove(tally, members.everyone, leads=members.leads)
         self._phases[name] = self._phases[name].after(proof.lines[-1])
+        if (end := tally.phase.end) is not None:
+            self._phases[name] = replace(self._phases[name], end=(tally.phase.epoch, end))
         self._proved += 1
         try:
             enforce(proof, "enforce", self._proved == 1)
@@ -439,9 +511,16 @@ class Account:
                 each.end()
             for phase in list(self._open):
                 self._settle(phase)
-            for phase, planned in self._plan.items():
+            self._measure()
+            for phase, (planned, _) in self._extents.items():
                 if (made := self.completed(phase)) < planned:
-                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
-            if self._attempt.prints and self._phases:
-                emit(last_line(self._attempt.run, self._phases))
+                    if self._stopped is None:
+                        raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
+                    if phase in self._phases and self._phases[phase].end is None:
+                        self._phases[phase] = replace(self._phases[phase], end=(made + 1, 0))
+            begun = {name: phase for name, phase in self._phases.items() if phase.worlds}
+            if self._attempt.prints and begun:
+                plan = {name: epochs for name, (epochs, _) in self._extents.items()}
+                in_steps = ", ".join(f"{name}: {self._plan[name]}" for name, (_, end) in self._extents.items() if end)
+                emit(last_line(replace(self._attempt.run, plan=plan), begun, self._stopped or in_steps or None))
             self._attempt.complete()

@@ -30,7 +30,7 @@ class Attempt:
 
     Args:
         task: Name of the run.
-        plan: Number of epochs of each phase.
+        plan: The plan of each phase, as JSON has it.
         seed: Seed of the order of samples.
         group: The ranks that share the samples.
         anew: Whether a restart that loads no state begins anew.
@@ -40,7 +40,7 @@ class Attempt:
     """
 
     def __init__(
-        self, *, task: str, plan: Mapping[str, int], seed: int, group: dist.ProcessGroup | None, anew: bool
+        self, *, task: str, plan: Mapping[str, Any], seed: int, group: dist.ProcessGroup | None, anew: bool
     ) -> None:
         if not dist.is_initialized():
             raise Refused("call torch.distributed.init_process_group before you make an Account")
@@ -49,7 +49,7 @@ class Attempt:
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
         else:
-            problem = tally_line.problem({"task": task, "plan": dict(plan), "seed": seed})
+            problem = tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
         self._path = restart.path_of(number)
         own = process.run if number == 1 else f"{process.run}.{number}"
         record = restart.read(self._path, task)
@@ -68,7 +68,7 @@ class Attempt:
             attempt=max(process.attempt, self._known[1] + 1 if self._known else 0),
             pod=process.pod,
             task=task,
-            plan=dict(plan),
+            plan={},  # in epochs, once the batches are known
             rank=self.members.rank,
             world=self.members.world,
             seed=seed,

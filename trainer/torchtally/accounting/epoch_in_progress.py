@@ -2,14 +2,16 @@
 
 from collections import Counter, deque
 
+import numpy as np
 from torch import Tensor
 
-from torchtally.accounting.loader import Batch
-from torchtally.accounting.sampler import Sampler, Steps
+from torchtally.accounting.collate import Batch
+from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import Position
 from torchtally.accounting.tally import Tally
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
+from torchtally.proof.permutation import Indices
 
 _MANY_PENDING = 256  # batches without a commit: more than gradients are accumulated over
 
@@ -29,8 +31,8 @@ class EpochInProgress:
 
     def __init__(self, tally: Tally, sampler: Sampler, *, trains: bool, skip: int, commits: int):
         self.tally, self.trains, self.commits = tally, trains, commits
-        self._sampler, self._expected = sampler, sampler.steps()
-        self.total = len(Steps(sampler))  # steps, those that were skipped included
+        self._sampler, self._expected = sampler, sampler.arrays()
+        self.total = sampler.total_steps  # those that were skipped included
         self.handed = self.counted = skip
         self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
@@ -63,8 +65,8 @@ class EpochInProgress:
     def hand_out(self, batch: Batch) -> Batch:
         """Return the batch as the loop receives it. Raises Unproven unless its samples are those of the step."""
         step = self.handed + 1
-        taken, expected = batch.indices.tolist(), next(self._expected)
-        if taken != expected and sorted(taken) != sorted(expected):
+        taken, expected = batch.indices.numpy(), next(self._expected)
+        if not np.array_equal(taken, expected) and not np.array_equal(np.sort(taken), np.sort(expected)):
             lacks, foreign = _less(expected, taken), _less(taken, expected)
             parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
             size = self._sampler.batch_size
@@ -128,9 +130,9 @@ class EpochInProgress:
         return f": the loop left the epoch in step {self.handed} of {self.total}"
 
 
-def _less(one: list[int], other: list[int]) -> list[int]:
+def _less(one: Indices, other: Indices) -> list[int]:
     """What `one` has more often than `other`."""
-    return sorted((Counter(one) - Counter(other)).elements())
+    return sorted((Counter(one.tolist()) - Counter(other.tolist())).elements())
 
 
 def _shown(indices: list[int]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torchtally.accounting.loader import Batch
+from torchtally.accounting.collate import Batch
 
 
 class Epochs:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
+from torchtally.accounting.collate import Batch
 from torchtally.accounting.epochs import Epochs
-from torchtally.accounting.loader import Batch
 from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure

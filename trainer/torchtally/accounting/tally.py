@@ -6,7 +6,7 @@ format. `scripts/verify_shards.py` checks them again from the numbers in them al
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -62,6 +62,7 @@ class Phase:
     contract: Contract
     order: Order
     start: int = 0
+    end: int | None = None  # the position before which it ends, if not that of the order
 
     def shard(self, run: Run) -> Shard:
         """What the rank of `run` consumes in this phase."""
@@ -74,6 +75,7 @@ class Phase:
             seed=run.seed,
             epoch=self.epoch,
             start=self.start,
+            end=self.end,
         )
 
 
@@ -113,6 +115,11 @@ class Tally:
         """All recorded indices, in the order of the steps; None where they are too many to keep."""
         self._flush()
         return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
+
+    def end_at(self, position: int) -> None:
+        """End the phase before a position of its order."""
+        self.phase = replace(self.phase, end=position)
+        self.shard = self.phase.shard(self.run)
 
     def restore(self, carried: Digest, consumed: Digest, count: int, outside: list[int]) -> None:
         """Go on from a share of what was consumed before phase.start, and from what this rank consumed after it."""
@@ -275,6 +282,7 @@ def _line(
         lost_indices=_indices(lost),
         doubled_indices=_indices(doubled),
         commits=tally.commits,
+        end=phase.end,
     ).printed()
 
 

@@ -147,8 +147,11 @@ def of_all_ranks(shard: Shard, g: int) -> Digest:
         return _of_indices(shard.samples_at(np.arange(first, end, dtype=np.int64)))
 
     once, *repeated = shard.everything
-    indices = of_progression(Progression(0, 1, shard.n), g).words[1 : 1 + INDEX_POWERS]
-    together = of_progression(once, g) + Digest((*[0] * OF_POSITIONS, *indices)) - of_indices(once.count, shard.n)
+    if 2 * once.count < shard.n:  # the shorter part is added up
+        together = of_progression(once, g) + of_indices(0, once.count)
+    else:
+        indices = of_progression(Progression(0, 1, shard.n), g).words[1 : 1 + INDEX_POWERS]
+        together = of_progression(once, g) + Digest((*[0] * OF_POSITIONS, *indices)) - of_indices(once.count, shard.n)
     for part, times in Counter(repeated).items():  # with more ranks than samples there are many rounds, and alike
         together += (of_progression(part, g) + of_indices(0, part.count)) * times
     return together

@@ -226,11 +226,9 @@ def _warn_of_differences(path: Path | None, before: list[dict[str, Any]], now: l
         for name, value in here.items():
             if was.get(name) != value:
                 others.setdefault(f"{name} {was.get(name)} and now {value}", []).append(rank)
-    told = [
-        text + (f" (ranks {_listed(ranks)})" if 0 < len(ranks) < len(now) else "") for text, ranks in others.items()
-    ]
-    if told:
-        log.warning(f"{path} was made with {', '.join(told)}: every sample counts once, but the last bits will differ")
+    if others:
+        told = ", ".join(text + _of_some(ranks, len(now)) for text, ranks in others.items())
+        log.warning(f"{path} was made with {told}: every sample counts once, but the last bits will differ")
 
 
 def _of_some(ranks: list[int], world: int) -> str:
