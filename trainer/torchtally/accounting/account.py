@@ -346,7 +346,7 @@ class Account:
         return self._phases[phase].completed if phase in self._phases else 0
 
     def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        self._settle(phase)
+        self.settle(phase)
         if self._loaded and phase in self._loaded.phases and 1 <= epoch <= self._loaded.phases[phase].completed:
             return
         if self._stopped is not None and self._trains.get(phase):
@@ -364,7 +364,7 @@ class Account:
             yield batch
             if self._failure:
                 raise self._failure
-            if self._open.get(phase) is not current and not current.handed == current.total:
+            if self._open.get(phase) is not current and current.handed != current.total:
                 return  # the program has stopped the run
             if not current.trains:
                 current.count(current.handed)
@@ -386,6 +386,9 @@ class Account:
                 raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
             whole = replace(sampler.shard, start=0, end=None) if sampler else Shard(n=1, rank=0, world=1)
             self._extents[phase] = extent(planned, whole, sampler.batch if sampler else 1)
+
+    def _epochs_planned(self) -> dict[str, int]:
+        return {phase: epochs for phase, (epochs, _) in self._extents.items()}
 
     def _positions(self) -> dict[str, Any]:
         """How far each phase is, for a comparison of the ranks."""
@@ -440,9 +443,7 @@ class Account:
         if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
-            replace(
-                self._attempt.run, data=chosen.data, plan={name: each for name, (each, _) in self._extents.items()}
-            ),
+            replace(self._attempt.run, data=chosen.data, plan=self._epochs_planned()),
             Phase(
                 name=phase,
                 epoch=epoch,
@@ -499,8 +500,12 @@ class Account:
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
 
-    def _settle(self, phase: str) -> None:
-        """Prove an epoch that the loop left, so that the line names the lost samples."""
+    def settle(self, phase: str) -> None:
+        """Prove an epoch that the loop left before its end, so that its line names the lost samples.
+
+        Raises:
+            Unproven: Samples were lost. All ranks raise it.
+        """
         if phase in self._open:
             self._open[phase].end()
             self._close(self._open[phase])
@@ -510,7 +515,7 @@ class Account:
             for each in self._driven:
                 each.end()
             for phase in list(self._open):
-                self._settle(phase)
+                self.settle(phase)
             self._measure()
             for phase, (planned, _) in self._extents.items():
                 if (made := self.completed(phase)) < planned:
@@ -520,7 +525,7 @@ class Account:
                         self._phases[phase] = replace(self._phases[phase], end=(made + 1, 0))
             begun = {name: phase for name, phase in self._phases.items() if phase.worlds}
             if self._attempt.prints and begun:
-                plan = {name: epochs for name, (epochs, _) in self._extents.items()}
+                run = replace(self._attempt.run, plan=self._epochs_planned())
                 in_steps = ", ".join(f"{name}: {self._plan[name]}" for name, (_, end) in self._extents.items() if end)
-                emit(last_line(replace(self._attempt.run, plan=plan), begun, self._stopped or in_steps or None))
+                emit(last_line(run, begun, self._stopped or in_steps or None))
             self._attempt.complete()

@@ -64,12 +64,17 @@ def _end(line: Values, name: str) -> tuple[int, int] | None:
 
 def _extents(line: Values, name: str) -> dict[str, Extent]:
     value, given = line.values.get(name), line.values.get("plan")
-    if isinstance(value, dict) and isinstance(given, dict) and value.keys() == given.keys():
-        if all(isinstance(each, list) and len(each) == 2 for each in value.values()):
-            rules.plan(Values({name: {phase: each[0] for phase, each in value.items()}}), name)
-            if all(end is None or (type(end) is int and end > 0) for _, end in value.values()):
-                return {phase: (epochs, end) for phase, (epochs, end) in value.items()}
+    alike = isinstance(value, dict) and isinstance(given, dict) and value.keys() == given.keys()
+    if alike and all(_is_extent(each) for each in value.values()):
+        return {phase: (epochs, end) for phase, (epochs, end) in value.items()}
     raise line.bad(name, "an object that gives each phase of the plan [epochs, end]")
+
+
+def _is_extent(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    epochs, end = value
+    return type(epochs) is int and 0 <= epochs <= MANY and (end is None or (type(end) is int and 0 < end < HUGE))
 
 
 def _given(line: Values, name: str) -> dict[str, Any]:

@@ -134,6 +134,7 @@ class TalliedSampler(Sampler):
 
         def epoch() -> Iterator[Batch]:
             with _ending():
+                self._account.settle("train")
                 self._check_told()
                 yield from self._account.epoch("train", self.completed + 1, tallied)
 
