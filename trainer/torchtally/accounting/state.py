@@ -64,9 +64,9 @@ def _end(line: Values, name: str) -> tuple[int, int] | None:
 
 def _extents(line: Values, name: str) -> dict[str, Extent]:
     value, given = line.values.get(name), line.values.get("plan")
-    alike = isinstance(value, dict) and isinstance(given, dict) and value.keys() == given.keys()
-    if alike and all(_is_extent(each) for each in value.values()):
-        return {phase: (epochs, end) for phase, (epochs, end) in value.items()}
+    stated = value if isinstance(value, dict) and isinstance(given, dict) and value.keys() == given.keys() else None
+    if stated is not None and all(_is_extent(each) for each in stated.values()):
+        return {phase: (epochs, end) for phase, (epochs, end) in stated.items()}
     raise line.bad(name, "an object that gives each phase of the plan [epochs, end]")
 
 
