@@ -20,8 +20,8 @@ from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
-from torchtally.accounting.last_line import last_line
-from torchtally.accounting.plan import Extent, Planned, as_values, extent
+from torchtally.accounting.plan import Planned
+from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState, State
 from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
@@ -30,7 +30,6 @@ from torchtally.log import log
 from torchtally.pod import failure
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.shards import Shard
 
 _UNKNOWN = "unknown"  # the data's fingerprint
 _KEY = "torchtally"  # of the state
@@ -64,14 +63,10 @@ class Account:
         group: dist.ProcessGroup | None = None,
         anew: bool = False,
     ):
-        self._task, self._plan, self._seed, self._group, self._anew = task, dict(plan), seed, group, anew
-        self._extents: dict[str, Extent] = {}  # of the plan, by phase, once the batches are known
-        self._stopped: str | None = None  # why the program has stopped the run
+        self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
         self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
         self._trains: dict[str, bool] = {}
         self._open: dict[str, EpochInProgress] = {}
-        self._phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
-        self._loaded: State | None = None
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
         self._failure: Ending | None = None  # a loop that catches it must not go on
@@ -88,8 +83,9 @@ class Account:
 
     def __enter__(self) -> Self:
         try:
+            self._progress = Progress(self._plan)
             self._attempt = Attempt(
-                task=self._task, plan=as_values(self._plan), seed=self._seed, group=self._group, anew=self._anew
+                task=self._task, plan=self._progress.given, seed=self._seed, group=self._group, anew=self._anew
             )
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
@@ -153,9 +149,8 @@ class Account:
             world=self.world,
         )
         known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
-        self._unchanged(phase, known.identity)
+        self._progress.declare(phase, known)
         self._samplers[phase], self._trains[phase] = sampler, trains
-        self._phases.setdefault(phase, known)
         return sampler
 
     def loader(
@@ -208,12 +203,12 @@ class Account:
 
         A plan in steps or tokens needs the phase's loader or sampler before.
         """
+        progress = self._progress
         with self._final():
-            self._measure()
-        for epoch in range(1, max(epochs for epochs, _ in self._extents.values()) + 1):
-            if self._stopped is None and any(
-                self.completed(phase) < epoch <= epochs for phase, (epochs, _) in self._extents.items()
-            ):
+            progress.measure(self._samplers)
+        for epoch in range(1, max(progress.epochs.values()) + 1):
+            left = any(progress.completed(phase) < epoch <= planned for phase, planned in progress.epochs.items())
+            if left and progress.stopped is None:
                 yield epoch
 
     def stop(self, reason: str) -> None:
@@ -226,8 +221,8 @@ class Account:
         """
         with self._final():
             problem = tally_line.text_problem("reason", reason)
-            self._attempt.agree({"reason to stop": reason, "positions": self._positions()}, problem)
-            self._stopped = reason
+            self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, problem)
+            self._progress.stopped = reason
             for current in list(self._open.values()):
                 name, reached = current.tally.phase.name, current.position.consumed
                 if current.trains and reached:
@@ -297,25 +292,9 @@ class Account:
         Batches that are not committed are not in it, so a resume hands them out again.
         """
         with self._final():
+            self._progress.measure(self._samplers)
             positions = {name: each.position for name, each in self._open.items() if each.trains}
-            self._measure()
-            phases = {
-                name: replace(phase, position=positions.get(name, phase.position))
-                for name, phase in self._phases.items()
-                if phase.worlds
-            }
-            run = self._attempt.run
-            state = State(
-                run=run.run,
-                attempt=run.attempt,
-                task=run.task,
-                seed=run.seed,
-                plan=as_values(self._plan),
-                extents=self._extents,
-                stopped=self._stopped,
-                phases=phases,
-            )
-            return {_KEY: state.to_text()}
+            return {_KEY: self._progress.state(self._attempt.run, positions).to_text()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
@@ -333,23 +312,30 @@ class Account:
                 loaded = State.from_text(state[_KEY])
             except ValueError as error:
                 raise Refused(f"the state of the account cannot be loaded: {error}") from None
-            for name, value in (("task", self._task), ("seed", self._seed), ("plan", as_values(self._plan))):
+            for name, value in (("task", self._task), ("seed", self._seed)):
                 if (before := getattr(loaded, name)) != value:
                     raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
-            self._loaded, self._extents, self._stopped = loaded, dict(loaded.extents), loaded.stopped
-            for name in loaded.phases.keys() & self._phases.keys():
-                self._unchanged(name, self._phases[name].identity)
-            self._phases |= loaded.phases
+            self._progress.load(loaded)
 
     def completed(self, phase: str) -> int:
         """Return the number of a phase's completed epochs, over all starts of the run."""
-        return self._phases[phase].completed if phase in self._phases else 0
+        return self._progress.completed(phase)
+
+    def settle(self, phase: str) -> None:
+        """Prove an epoch that the loop left before its end, so that its line names the lost samples.
+
+        Raises:
+            Unproven: Samples were lost. All ranks raise it.
+        """
+        if phase in self._open:
+            self._open[phase].end()
+            self._close(self._open[phase])
 
     def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         self.settle(phase)
-        if self._loaded and phase in self._loaded.phases and 1 <= epoch <= self._loaded.phases[phase].completed:
+        if epoch >= 1 and self._progress.was_complete(phase, epoch):
             return
-        if self._stopped is not None and self._trains.get(phase):
+        if self._progress.stopped is not None and self._trains.get(phase):
             return
         current = self._begin(phase, epoch, batches)
         seed = randomness.mixed(self._seed, randomness.number_of(phase), epoch, self.rank)
@@ -376,27 +362,6 @@ class Account:
         if self._open.get(phase) is current and not (current.trains and current.explicit):
             self._close(current)
 
-    def _measure(self) -> None:
-        """Find how far the plan reaches: a plan in steps needs the phase's batch."""
-        for phase, planned in self._plan.items():
-            if phase in self._extents:
-                continue
-            sampler = self._samplers.get(phase)
-            if sampler is None and not isinstance(planned, int):
-                raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
-            whole = replace(sampler.shard, start=0, end=None) if sampler else Shard(n=1, rank=0, world=1)
-            self._extents[phase] = extent(planned, whole, sampler.batch if sampler else 1)
-
-    def _epochs_planned(self) -> dict[str, int]:
-        return {phase: epochs for phase, (epochs, _) in self._extents.items()}
-
-    def _positions(self) -> dict[str, Any]:
-        """How far each phase is, for a comparison of the ranks."""
-        return {
-            name: (self.completed(name), self._open[name].position.consumed if name in self._open else None)
-            for name in self._phases
-        }
-
     @contextmanager
     def _final(self) -> Iterator[None]:
         """Make a failure final, also for a loop that catches it."""
@@ -408,25 +373,14 @@ class Account:
             self._failure = ending
             raise
 
-    def _unchanged(self, phase: str, now: Mapping[str, Any]) -> None:
-        """Refuse data or an order that is not the run's."""
-        if self._loaded and phase in self._loaded.phases:
-            known: PhaseState | None = self._loaded.phases[phase]
-        else:
-            known = self._phases.get(phase)
-        for name, before in known.identity.items() if known else ():
-            if now[name] != before:
-                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now[name]}")
-
     def _begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> EpochInProgress:
         """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it."""
-        if phase not in self._phases:
+        if phase not in self._samplers:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
-        self._measure()
-        sampler, chosen = self._samplers[phase], self._phases[phase]
-        position = chosen.position
-        planned, end = self._extents[phase]
-        end = end if epoch == planned else None
+        progress, sampler = self._progress, self._samplers[phase]
+        progress.measure(self._samplers)
+        chosen, end = progress.phases[phase], progress.end(phase, epoch)
+        position, loaded = chosen.position, progress.loaded
         start, skip = resume.place(position, self.world, sampler.batch) if position else (0, 0)
         sampler.choose(epoch, start, skip, end)
         facts = {
@@ -436,14 +390,14 @@ class Account:
             f"batch size of {phase}": sampler.batch_size,
             f"position of {phase}": start + skip * sampler.batch,
             "number of ranks that share the samples": self.world,
-            "loaded state": self._loaded and (self._loaded.run, self._loaded.attempt, *self._loaded.reached),
+            "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
         }
-        self._attempt.agree(facts, self._attempt.problem(self._loaded) or self._problem(phase, epoch, batches))
-        self._attempt.begin(self._loaded)
+        self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
+        self._attempt.begin(loaded)
         if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
-            replace(self._attempt.run, data=chosen.data, plan=self._epochs_planned()),
+            replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
             Phase(
                 name=phase,
                 epoch=epoch,
@@ -457,13 +411,13 @@ class Account:
         )
         if start or skip:
             resume.restore(tally, skip)
-        self._phases[phase] = chosen.shared_out(start, self.world)
+        progress.phases[phase] = chosen.shared_out(start, self.world)
         commits = position.commits if position else 0
         self._open[phase] = EpochInProgress(tally, sampler, trains=self._trains[phase], skip=skip, commits=commits)
         return self._open[phase]
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
-        sampler, planned, completed = self._samplers[phase], self._extents[phase][0], self.completed(phase)
+        sampler, planned, completed = self._samplers[phase], self._progress.epochs[phase], self.completed(phase)
         if not 1 <= epoch <= planned:
             return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
         if epoch <= completed:
@@ -491,24 +445,12 @@ class Account:
         del self._open[name]
         tally.commits = current.commits if current.trains else None
         proof = prove(tally, members.everyone, leads=members.leads)
-        self._phases[name] = self._phases[name].after(proof.lines[-1])
-        if (end := tally.phase.end) is not None:
-            self._phases[name] = replace(self._phases[name], end=(tally.phase.epoch, end))
+        self._progress.close(proof.lines[-1])
         self._proved += 1
         try:
             enforce(proof, "enforce", self._proved == 1)
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
-
-    def settle(self, phase: str) -> None:
-        """Prove an epoch that the loop left before its end, so that its line names the lost samples.
-
-        Raises:
-            Unproven: Samples were lost. All ranks raise it.
-        """
-        if phase in self._open:
-            self._open[phase].end()
-            self._close(self._open[phase])
 
     def _finish(self) -> None:
         with self._final():
@@ -516,16 +458,8 @@ class Account:
                 each.end()
             for phase in list(self._open):
                 self.settle(phase)
-            self._measure()
-            for phase, (planned, _) in self._extents.items():
-                if (made := self.completed(phase)) < planned:
-                    if self._stopped is None:
-                        raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
-                    if phase in self._phases and self._phases[phase].end is None:
-                        self._phases[phase] = replace(self._phases[phase], end=(made + 1, 0))
-            begun = {name: phase for name, phase in self._phases.items() if phase.worlds}
-            if self._attempt.prints and begun:
-                run = replace(self._attempt.run, plan=self._epochs_planned())
-                in_steps = ", ".join(f"{name}: {self._plan[name]}" for name, (_, end) in self._extents.items() if end)
-                emit(last_line(run, begun, self._stopped or in_steps or None))
+            self._progress.measure(self._samplers)
+            last = self._progress.last_line(self._attempt.run)
+            if self._attempt.prints and last:
+                emit(last)
             self._attempt.complete()
