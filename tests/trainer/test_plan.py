@@ -88,7 +88,12 @@ def judged(*attempts: list[dict[str, Any]]) -> Any:
 
 @pytest.mark.parametrize(
     ("plan", "total", "end"),
-    [(Steps(20), 2 * 30 + 16, [3, 16]), (Steps(16), 60, None), (Steps(3), 12, [1, 12]), (Tokens(170, each=4), 43, [2, 13])],
+    [
+        (Steps(20), 2 * 30 + 16, [3, 16]),
+        (Steps(16), 60, None),
+        (Steps(3), 12, [1, 12]),
+        (Tokens(170, each=4), 43, [2, 13]),
+    ],
 )
 def test_the_plan_is_fulfilled_and_proved(plan: Any, total: int, end: Any) -> None:
     """Two ranks: 8 steps an epoch, the last one of 2 samples."""

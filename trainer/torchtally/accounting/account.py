@@ -224,13 +224,11 @@ class Account:
             self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, problem)
             self._progress.stopped = reason
             for current in list(self._open.values()):
-                name, reached = current.tally.phase.name, current.position.consumed
-                if current.trains and reached:
-                    current.tally.end_at(min(reached, current.tally.phase.n))
-                    current.total = current.counted
+                current.stop()
+                if current.trains and current.position.consumed:
                     self._close(current)
                 else:
-                    del self._open[name]
+                    del self._open[current.tally.phase.name]
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
@@ -350,8 +348,8 @@ class Account:
             yield batch
             if self._failure:
                 raise self._failure
-            if self._open.get(phase) is not current and current.handed != current.total:
-                return  # the program has stopped the run
+            if current.stopped:
+                return
             if not current.trains:
                 current.count(current.handed)
         if current.handed < current.total:

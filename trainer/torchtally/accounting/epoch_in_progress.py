@@ -37,6 +37,7 @@ class EpochInProgress:
         self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
         self.explicit = False  # whether commits name their batches
+        self.stopped = False  # by the program, before the last step
         phase = tally.phase
         self.name = f"{phase.name} epoch {phase.epoch}"
 
@@ -113,6 +114,12 @@ class EpochInProgress:
         self.explicit = True
         self.commits += 1
         self.count(step)
+
+    def stop(self) -> None:
+        """End the epoch after the samples that count."""
+        self.stopped = True
+        self.total = self.counted
+        self.tally.end_at(min(self.position.consumed, self.tally.phase.n))
 
     def end(self) -> None:
         """Count the last batch of a phase that does not train, if the loop has taken all of them."""
