@@ -1,4 +1,4 @@
-"""What a collate_fn makes of its samples is known, or it says so. A parameter counts what was trained, beside the tally.
+"""What a collate_fn makes of its samples is known, or it says so. A parameter counts what was trained.
 
 Each sample adds 1 to its own row of the parameter. At the end, each row is the number of epochs if none was lost.
 """
