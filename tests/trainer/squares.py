@@ -1,6 +1,6 @@
 """Data whose samples tell their index, and the steps in which the trainer's own loop takes them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,19 +30,19 @@ class Squares(Dataset[dict[str, Any]]):
 
 class SquareStream(IterableDataset[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return self.select(iter(range(N)))
+        return self.at_indices(iter(range(N)))
 
     def __len__(self) -> int:
         return N
 
-    def select(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
+    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
         return ((index, index**2) for index in indices)
 
 
 class Lines(SquareStream):
     """Read from its beginning to its end, as the recipe has it."""
 
-    def select(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
+    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
         wanted = next(indices, None)
         for index in range(N):
             if index == wanted:
@@ -53,6 +53,16 @@ class Lines(SquareStream):
 class NoStream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(N))
+
+
+class Selecting(NoStream):
+    """Its `select` is another: that of WebDataset, which takes a predicate."""
+
+    def __len__(self) -> int:
+        return N
+
+    def select(self, predicate: Callable[[int], bool]) -> Iterator[int]:
+        return filter(predicate, self)
 
 
 class Pairs(Squares):

@@ -8,7 +8,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from accounts import alone, as_rank, run
-from squares import KEPT, SIZE, N, NoStream, Pairs, Squares, expected
+from squares import KEPT, SIZE, N, NoStream, Pairs, Selecting, Squares, expected
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -258,7 +258,8 @@ def wrong(arguments: dict[str, Any]) -> None:
         ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
         ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
         ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
-        ({"dataset": NoStream()}, "train: a NoStream needs __len__ and select(indices)"),
+        ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
+        ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:

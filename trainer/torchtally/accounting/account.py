@@ -170,7 +170,7 @@ class Account:
 
         Args:
             phase: A phase of the plan.
-            dataset: A map-style dataset, or an IterableDataset with `__len__` and `select(indices)`. If it has an
+            dataset: A map-style dataset, or an IterableDataset with `__len__` and `at_indices(indices)`. If it has an
                 attribute `fingerprint`, a text, that must be the same on all ranks. Otherwise, only the lengths are
                 compared.
             batch_size: Samples of this rank in a step.
@@ -183,9 +183,9 @@ class Account:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
         stream = isinstance(dataset, data.IterableDataset)
-        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "select")):
+        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "at_indices")):
             raise Refused(
-                f"{phase}: a {type(dataset).__name__} needs __len__{' and select(indices)' if stream else ''}"
+                f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
             )
         sampler = self.sampler(
             phase,

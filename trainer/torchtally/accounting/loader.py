@@ -46,13 +46,13 @@ class ByStep(data.Dataset[Any]):
 
 
 class StreamByStep(data.IterableDataset[Any]):
-    """The same for an IterableDataset that has `select`: worker k of W reads the steps k, k + W, k + 2W, ..."""
+    """The same for an IterableDataset that has `at_indices`: worker k of W reads the steps k, k + W, k + 2W, ..."""
 
     def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
         self.dataset, self.sampler, self.collate = dataset, sampler, collate
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        samples = iter(self.dataset.select(index for step in self._own() for index in step))
+        samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
         last: tuple[int, Any] = 0, None
         for step in self._own():
             _reseed(self.sampler, step)
