@@ -69,7 +69,13 @@ class Account:
         self._loaded: State | None = None
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
+        self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
+
+    @property
+    def plan(self) -> dict[str, int]:
+        """Number of epochs of each phase."""
+        return dict(self._plan)
 
     @property
     def rank(self) -> int:
@@ -254,7 +260,11 @@ class Account:
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
         steps = len(Steps(self._samplers[phase]))
-        self._driven.append(Epochs(lambda: self.epoch(phase, self.completed(phase) + 1, batches), steps))
+
+        def epoch() -> Iterator[Batch]:
+            return self.epoch(phase, self.completed(phase) + 1, batches)
+
+        self._driven.append(Epochs(self, phase, epoch, steps))
         return self._driven[-1]
 
     def state_dict(self) -> dict[str, str]:
@@ -303,6 +313,20 @@ class Account:
         """Return the number of a phase's completed epochs, over all starts of the run."""
         return self._phases[phase].completed if phase in self._phases else 0
 
+    def left(self, phase: str) -> int:
+        """Return the number of steps of a phase's next epoch, or of what is left of the one that a state has begun."""
+        sampler, (start, skip) = self._samplers[phase], self._place(phase)
+        return replace(sampler.shard, start=start).steps(sampler.batch) - skip
+
+    def reseed(self) -> None:
+        """Seed the generators as they were when the last batch was handed out, for a library that has set its own."""
+        randomness.reseed(self._randomness)
+
+    def _place(self, phase: str) -> tuple[int, int]:
+        """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""
+        position = self._phases[phase].position
+        return resume.place(position, self.world, self._samplers[phase].batch) if position else (0, 0)
+
     def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         self._settle(phase)
         if self._loaded and phase in self._loaded.phases and 1 <= epoch <= self._loaded.phases[phase].completed:
@@ -316,7 +340,8 @@ class Account:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             batch = current.hand_out(loader.checked(taken, current.where(current.handed + 1)))
-            randomness.reseed(randomness.mixed(seed, current.tally.phase.start, batch.step))
+            self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
+            self.reseed()
             yield batch
             if self._failure:
                 raise self._failure
@@ -357,7 +382,7 @@ class Account:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
         sampler, chosen = self._samplers[phase], self._phases[phase]
         position = chosen.position
-        start, skip = resume.place(position, self.world, sampler.batch) if position else (0, 0)
+        start, skip = self._place(phase)
         sampler.go_on(epoch, start, skip)
         facts = {
             "phase": phase,

@@ -137,7 +137,7 @@ class TalliedSampler(Sampler):
                 self._check_told()
                 yield from self._account.epoch("train", self.completed + 1, tallied)
 
-        return Epochs(epoch, len(tallied))
+        return Epochs(self._account, "train", epoch, len(tallied))
 
     def _check_told(self) -> None:
         """Refuse an epoch that set_epoch has not announced: a loop that goes on elsewhere has not loaded the state."""
