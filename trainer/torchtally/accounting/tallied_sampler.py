@@ -20,7 +20,7 @@ from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure
 
-_TAKEN_OVER = (
+TAKEN_OVER = (
     "collate_fn",
     "in_order",
     "multiprocessing_context",
@@ -129,7 +129,7 @@ class TalliedSampler(Sampler):
             batch_size=loader.batch_size,
             shuffle=self.order != "sequential",
             contract=self.contract,
-            **{name: getattr(loader, name) for name in _TAKEN_OVER},
+            **{name: getattr(loader, name) for name in TAKEN_OVER},
         )
 
         def epoch() -> Iterator[Batch]:
