@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.utils import data
 
+from torchtally import compat_accelerate
 from torchtally.accounting import loader, randomness, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.epoch_in_progress import EpochInProgress
@@ -64,6 +65,7 @@ class Account:
         self._task, self._plan, self._seed, self._group, self._anew = task, dict(plan), seed, group, anew
         self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
         self._trains: dict[str, bool] = {}
+        self._loaders: dict[str, data.DataLoader[Any]] = {}
         self._open: dict[str, EpochInProgress] = {}
         self._phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
         self._loaded: State | None = None
@@ -202,7 +204,8 @@ class Account:
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
         )
-        return loader.loader(dataset, sampler, **options)
+        self._loaders[phase] = loader.loader(dataset, sampler, **options)
+        return self._loaders[phase]
 
     def epochs(self) -> range:
         """The epochs that are left: all of the plan's, or from the one in progress on if a state is loaded."""
@@ -238,6 +241,11 @@ class Account:
             Refused: No batch is left to count, or commits show that the loop fetches ahead.
         """
         with self._final():
+            if compat_accelerate.leaves_steps_out():
+                raise Refused(
+                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: call "
+                    "it only if accelerator.sync_gradients"
+                )
             for batch in batches:
                 current = self._open.get(batch.phase)
                 if current is None or not current.trains:
@@ -428,6 +436,12 @@ class Account:
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
+        own = self._loaders.get(phase)
+        if own is not None and own is not batches and getattr(batches, "dataset", None) is own.dataset:
+            return (
+                f"{phase}: the DataLoader must be what account.loader returned, and not a copy: do not prepare it, and "
+                "do not skip batches of it"
+            )
         # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
         source = getattr(batches, "dataset", None)
         able = isinstance(source, loader.ByStep) or (isinstance(source, loader.StreamByStep) and len(sampler))
