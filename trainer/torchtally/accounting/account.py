@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.utils import data
 
+from torchtally import compat_accelerate
 from torchtally.accounting import loader, randomness, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
@@ -66,10 +67,17 @@ class Account:
         self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
         self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
         self._trains: dict[str, bool] = {}
+        self._loaders: dict[str, data.DataLoader[Any]] = {}
         self._open: dict[str, EpochInProgress] = {}
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
+        self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
+
+    @property
+    def plan(self) -> dict[str, Planned]:
+        """The plan of each phase."""
+        return dict(self._plan)
 
     @property
     def rank(self) -> int:
@@ -196,7 +204,8 @@ class Account:
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
         )
-        return loader.Loader(dataset, sampler, **options)
+        self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+        return self._loaders[phase]
 
     def epochs(self) -> Iterator[int]:
         """Yield the epochs that are left: all of the plan's, or from the one in progress on if a state is loaded.
@@ -259,6 +268,11 @@ class Account:
             Refused: No batch is left to count, or commits show that the loop fetches ahead.
         """
         with self._final():
+            if compat_accelerate.leaves_steps_out():
+                raise Refused(
+                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: call "
+                    "it only if accelerator.sync_gradients"
+                )
             for batch in batches:
                 current = self._open.get(batch.phase)
                 if current is None or not current.trains:
@@ -281,7 +295,11 @@ class Account:
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
         steps = self._samplers[phase].total_steps
-        self._driven.append(Epochs(lambda: self.epoch(phase, self.completed(phase) + 1, batches), steps))
+
+        def epoch() -> Iterator[Batch]:
+            return self.epoch(phase, self.completed(phase) + 1, batches)
+
+        self._driven.append(Epochs(self, phase, epoch, steps))
         return self._driven[-1]
 
     def state_dict(self) -> dict[str, str]:
@@ -329,6 +347,22 @@ class Account:
             self._open[phase].end()
             self._close(self._open[phase])
 
+    def left(self, phase: str) -> int:
+        """Return the number of steps of a phase's next epoch, or of what is left of the one that a state has begun."""
+        self._progress.measure(self._samplers)
+        sampler, (start, skip) = self._samplers[phase], self._place(phase)
+        end = self._progress.end(phase, self.completed(phase) + 1)
+        return replace(sampler.shard, start=start, end=end).steps(sampler.batch) - skip
+
+    def reseed(self) -> None:
+        """Seed the generators as they were when the last batch was handed out, for a library that has set its own."""
+        randomness.reseed(self._randomness)
+
+    def _place(self, phase: str) -> tuple[int, int]:
+        """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""
+        position = self._progress.phases[phase].position
+        return resume.place(position, self.world, self._samplers[phase].batch) if position else (0, 0)
+
     def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         self.settle(phase)
         if epoch >= 1 and self._progress.was_complete(phase, epoch):
@@ -344,7 +378,8 @@ class Account:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             batch = current.hand_out(loader.checked(taken, batches, current.where(current.handed + 1)))
-            randomness.reseed(randomness.mixed(seed, current.tally.phase.start, batch.step))
+            self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
+            self.reseed()
             yield batch
             if self._failure:
                 raise self._failure
@@ -379,7 +414,7 @@ class Account:
         progress.measure(self._samplers)
         chosen, end = progress.phases[phase], progress.end(phase, epoch)
         position, loaded = chosen.position, progress.loaded
-        start, skip = resume.place(position, self.world, sampler.batch) if position else (0, 0)
+        start, skip = self._place(phase)
         sampler.choose(epoch, start, skip, end)
         facts = {
             "phase": phase,
@@ -426,6 +461,12 @@ class Account:
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
+        own = self._loaders.get(phase)
+        if own is not None and own is not batches and getattr(batches, "dataset", None) is own.dataset:
+            return (
+                f"{phase}: the DataLoader must be what account.loader returned, and not a copy: do not prepare it, and "
+                "do not skip batches of it"
+            )
         # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
         source = getattr(batches, "dataset", None)
         able = isinstance(source, loader.ByStep) or (isinstance(source, loader.StreamByStep) and len(sampler))
