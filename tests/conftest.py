@@ -3,15 +3,11 @@
 import contextlib
 import functools
 import os
-import re
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import fork_server
 import hypothesis
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("shared")
@@ -42,21 +38,28 @@ def no_engine() -> str:
     return "" if result.returncode == 0 else "no Docker engine answers"
 
 
-class _SharedFixtures(LoadScopeScheduling):
-    """Tests whose file has a fixture for all of them run in one process, the others wherever there is room."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file, _, _ = nodeid.partition("::")
-        return file if _has_shared_fixtures(self.config.rootpath / file) else nodeid
+# Their tests take longest, and would otherwise be the last to end.
+LONGEST = ("test_spark", "test_local_faults", "test_keras_mnist", "test_mlflow", "test_events", "test_trainjob_status")
 
 
-@functools.cache
-def _has_shared_fixtures(file: Path) -> bool:
-    return re.search(r'scope="(module|session)"', file.read_text()) is not None
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a fixture of their file run in one process, the others wherever there is room."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    for item in items:
+        if shared := _shared_fixtures(item):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}.{min(shared)}"))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return _SharedFixtures(config, log)
+def _shared_fixtures(item: pytest.Item) -> set[str]:
+    """Those of the test's file that need no other one of it."""
+    found = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
+    own = {
+        name: definitions[-1]
+        for name, definitions in found.items()
+        if definitions[-1].scope in ("module", "session") and definitions[-1].baseid == item.nodeid.partition("::")[0]
+    }
+    return {name for name, definition in own.items() if not own.keys() & set(definition.argnames)}
 
 
 @pytest.hookimpl(wrapper=True)
