@@ -14,8 +14,8 @@ LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
 
 # More than there are cores, because many tests wait.
-TEST_PROCESSES ?= $(shell expr 1 + 2 \* $$(getconf _NPROCESSORS_ONLN))
-TEST_OPTIONS = -m 'not nightly' --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+TEST_OPTIONS = -m 'not nightly' --numprocesses $(TEST_PROCESSES)
 
 .PHONY: help
 help: ## list the targets

@@ -1,13 +1,17 @@
 """For all tests. Those that need a Docker engine carry `@pytest.mark.engine`: whether one answers is asked once."""
 
+import ast
 import contextlib
 import functools
 import os
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import fork_server
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("shared")
@@ -42,24 +46,40 @@ def no_engine() -> str:
 LONGEST = ("test_spark", "test_local_faults", "test_keras_mnist", "test_mlflow", "test_events", "test_trainjob_status")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a fixture of their file run in one process, the others wherever there is room."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
-    for item in items:
-        if shared := _shared_fixtures(item):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}.{min(shared)}"))
 
 
-def _shared_fixtures(item: pytest.Item) -> set[str]:
-    """Those of the test's file that need no other one of it."""
-    found = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
-    own = {
-        name: definitions[-1]
-        for name, definitions in found.items()
-        if definitions[-1].scope in ("module", "session") and definitions[-1].baseid == item.nodeid.partition("::")[0]
-    }
-    return {name for name, definition in own.items() if not own.keys() & set(definition.argnames)}
+class _SharedFixtures(LoadScopeScheduling):
+    """Tests that share a fixture of their file run in one process, the others wherever there is room.
+
+    That is what pytest-xdist's loadgroup is for, whose version 3.8 groups nothing with pytest 9.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        group = _shared_fixtures(self.config.rootpath / file).get(name.partition("[")[0])
+        return f"{file}::{group}" if group else nodeid
+
+
+@functools.cache
+def _shared_fixtures(file: Path) -> dict[str, str]:
+    """By test, the shared fixture of this file that it, or a fixture of its, needs."""
+    functions = {each.name: each for each in ast.parse(file.read_text()).body if isinstance(each, ast.FunctionDef)}
+
+    def needed(name: str) -> set[str]:
+        found = {
+            each for argument in functions[name].args.args if argument.arg in functions for each in needed(argument.arg)
+        }
+        shared = any("scope=" in ast.unparse(decorator) for decorator in functions[name].decorator_list)
+        return found or ({name} if shared else set())
+
+    return {name: min(found) for name in functions if (found := needed(name))}
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # it would put the largest groups first, which are not the longest
+    return _SharedFixtures(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

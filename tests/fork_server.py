@@ -32,10 +32,10 @@ from typing import Any, NoReturn
 from execnet.gateway_io import popen_bootstrapline as WORKER  # the code of a worker of pytest-xdist
 
 IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torchtally.commands.evaluate"]
-IMPORTED += ["torch._dynamo", "torchmetrics", "torchtally.training.loop"]  # what ranks need (tests/trainer/ranks.py)
-# What test files need. A worker collects them all.
-IMPORTED += ["hypothesis", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "matplotlib.pyplot", "mlflow"]
-IMPORTED += ["keras", "pytest", "scipy.stats", "testcontainers.core.container"]
+IMPORTED += ["torch._dynamo", "torchtally.training.loop"]  # what ranks need (tests/trainer/ranks.py)
+# What test files and their programs need as well: with several workers, which collect all files, it is worth its time.
+ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "matplotlib.pyplot", "mlflow"]
+ALL += ["pytest", "scipy.stats", "testcontainers.core.container", "torchmetrics"]
 ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
 _enabled = True
@@ -145,16 +145,17 @@ class _Client:
         asked = {"program": asdict(program), "environment": environment, "folder": folder, "session": new_session}
         text = json.dumps({**asked, "parent": self.owner}).encode()
         with self._one_at_a_time, _adopting():
-            channel = self._channel = self._channel or self._start()
+            channel = self._channel = self._channel or self._start(program.name == WORKER)
             socket.send_fds(channel, [struct.pack("I", len(text))], files)
             channel.sendall(text)
             (pid,) = struct.unpack("I", _received(channel, 4))
         return int(pid)
 
-    def _start(self) -> socket.socket:
+    def _start(self, everything: bool) -> socket.socket:
         here, there = socket.socketpair()
         folder = str(Path(__file__).parent)
-        code = f"import sys; sys.path.append({folder!r}); import fork_server; fork_server.main({there.fileno()})"
+        code = f"import sys; sys.path.append({folder!r}); import fork_server; "
+        code += f"fork_server.main({there.fileno()}, {everything})"
         command = [sys.executable, "-P", "-c", code]
         # It ends when this process does, which closes the channel: nobody waits for it.
         self._server = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
@@ -275,22 +276,22 @@ def leave(run: Callable[[], None]) -> NoReturn:
     os._exit(code or 0)
 
 
-def main(channel: int) -> None:
+def main(channel: int, everything: bool) -> None:
     os.environ["KERAS_BACKEND"] = "torch"  # read where it is imported
-    for name in IMPORTED:
+    for name in [*IMPORTED, *(ALL if everything else [])]:
         importlib.import_module(name)
     gc.freeze()  # a collection in a forked process would copy what they share
     program = serve(socket.socket(fileno=channel))
-    if program.starts_programs:
+    while program.starts_programs:
         here, there = socket.socketpair()
         if os.fork():
             there.close()
             install(here)
-        else:
-            here.close()
-            Path("/proc/self/comm").write_text("fork server")
-            nothing = os.open(os.devnull, os.O_RDWR)
-            for number in range(3):
-                os.dup2(nothing, number)
-            program = serve(there)
+            break
+        here.close()
+        Path("/proc/self/comm").write_text("fork server")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        program = serve(there)
     leave(lambda: run(program))
