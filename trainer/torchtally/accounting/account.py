@@ -75,9 +75,10 @@ class Account:
         self._failure: Ending | None = None  # a loop that catches it must not go on
 
     @property
-    def plan(self) -> dict[str, Planned]:
-        """The plan of each phase."""
-        return dict(self._plan)
+    def plan(self) -> dict[str, int]:
+        """Number of epochs of each phase, of which the last can end before its order does."""
+        self._progress.measure(self._samplers)
+        return self._progress.epochs
 
     @property
     def rank(self) -> int:
@@ -270,8 +271,8 @@ class Account:
         with self._final():
             if compat_accelerate.leaves_steps_out():
                 raise Refused(
-                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: call "
-                    "it only if accelerator.sync_gradients"
+                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
+                    "call it only if accelerator.sync_gradients"
                 )
             for batch in batches:
                 current = self._open.get(batch.phase)

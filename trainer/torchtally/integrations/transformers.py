@@ -107,8 +107,8 @@ class _Commits(TrainerCallback):
         position = (self._account.completed("train"), len(batches) - batches.epochs.left)
         if (epochs, skipped * args.gradient_accumulation_steps) != position:
             raise Refused(
-                f"the Trainer would go on after {epochs} epochs and {skipped} steps, and the account after {position[0]} "
-                f"epochs and {position[1]} batches: the number of ranks, the batch size, and "
+                f"the Trainer would go on after {epochs} epochs and {skipped} steps, and the account after "
+                f"{position[0]} epochs and {position[1]} batches: the number of ranks, the batch size, and "
                 "gradient_accumulation_steps must be those of the checkpoint"
             )
 
