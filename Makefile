@@ -33,6 +33,7 @@ scripts: .venv/.scripts ## install what verify_shards, run_local and startup nee
 .PHONY: test
 test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
+	@scripts/tools.py minio || echo "test: the tests of an object store are skipped"
 	python -m pytest --ignore=tests/e2e --ignore=tests/tasks -m 'not nightly' \
 		--numprocesses $(TEST_PROCESSES) $(ARGS)
 

@@ -28,12 +28,14 @@ class Catalog:
         self._damaged: set[str] = set()
 
     def check_shared(self) -> None:
-        """Check that all ranks see what rank 0 writes. Raises Refused if one does not."""
+        """Check that all ranks see what rank 0 writes. Raises Refused if one does not, or if rank 0 may not write."""
         token = f".shared-{self._start}"
 
         def write() -> str | None:
             try:
                 self.storage.write(token, b"")
+            except (PermissionError, FileNotFoundError) as error:  # such as a bucket that does not exist
+                raise Refused(f"checkpoints: the folder {self.storage} cannot be written: {error}") from None
             except OSError as error:  # it may become writable, and what is in it can be read
                 return str(error)
             return None
