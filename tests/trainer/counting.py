@@ -64,7 +64,11 @@ class Position:
     def batches(self) -> Iterator[list[int]]:
         while self.epoch <= EPOCHS:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(N)
-            while self.position < N:
+            while True:
+                if self.checkpoints:
+                    self.checkpoints.before_batch()
+                if self.position == N:
+                    break
                 yield order[self.position : self.position + BATCH * self.world][self.rank :: self.world].tolist()
             self.epoch, self.position = self.epoch + 1, 0
 
@@ -127,21 +131,25 @@ class Loop:
         )
         self.found = Found()
 
-    def run(self, before_commit: Callable[["Loop"], None] = lambda loop: None) -> None:
-        """`before_commit` is called with the number of the commit that comes, from 1."""
+    def run(self, before_commit: Callable[["Loop"], None] = lambda loop: None, late: str = "") -> None:
+        """`before_commit` is called before each commit. What is `late` comes after it."""
         self.found.resumed = self.checkpoints.resume()
         for indices in self.account.batches():
             loss = self.model(torch.tensor(indices, dtype=torch.int64)) * self.account.world
             loss.backward()
-            for optimizer in (self.sgd, self.adam):
-                optimizer.step()
-                optimizer.zero_grad()
-            self.schedule.step()
+            steps = {"model": self.sgd.step, "adam": self.adam.step, "schedule": self.schedule.step}
+            for name, step in steps.items():
+                if name != late:
+                    step()
             self.found.commits += 1
             before_commit(self)
             self.account.commit()
+            if late in steps:
+                steps[late]()
+            self.sgd.zero_grad()
+            self.adam.zero_grad()
         self.checkpoints.close()
-        values = [*self.model.state_dict().values()]
+        values = [value for name, value in self.model.state_dict().items() if "more" not in name]
         values += [value for state in self.adam.state.values() for value in state.values()]
         whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
         self.found.count = whole[0].flatten().tolist()

@@ -390,6 +390,20 @@ def test_a_loop_that_does_not_resume_is_refused(tmp_path: Path) -> None:
     assert "call resume() before the first commit" in counting.run(1, never_resumes, tmp_path)[0].message
 
 
+def commits_too_early(folder: Path, wrapped: str, late: str) -> None:
+    Loop(folder, wrapped).run(late=late)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "late", "name"),
+    [("plain", "model", "model"), ("fsdp", "adam", "model"), ("plain", "schedule", "schedule")],
+)
+def test_a_commit_before_all_has_stepped_is_refused(wrapped: str, late: str, name: str, tmp_path: Path) -> None:
+    (found,) = counting.run(1, commits_too_early, tmp_path, wrapped, late)
+    assert found.code == 2
+    assert f"checkpoints: {name!r} has changed between commit() and the next batch" in found.message
+
+
 def makes(folder: str | Path, options: dict[str, Any]) -> None:
     Loop(folder, "plain", **options)
 

@@ -96,7 +96,7 @@ def fails(mode_file: Path, mode: str) -> Loop:
     ("mode", "saved", "cause"),
     [
         ("held", [16, 32, 48], ""),
-        ("away", [16, 48], "Could not connect to the endpoint"),
+        ("away", [16, 48], "endpoint URL"),
         ("full", [16, 48], "XMinioStorageFull"),
     ],
 )
@@ -157,6 +157,7 @@ def large(resumes: bool) -> Loop:
     return loop
 
 
+@pytest.mark.nightly
 def test_what_goes_to_the_store_in_parts_comes_back(port: int) -> None:
     assert [found.code for found in run(2, port, large, False)] == [143, 143]
     assert run(2, port, large, True)[0].count == COMPLETE

@@ -26,7 +26,7 @@ from torchtally import events
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.duration import seconds_of
 from torchtally.checkpoints.manifest import MANIFEST, Manifest
-from torchtally.checkpoints.objects import Objects
+from torchtally.checkpoints.objects import Marks, Objects
 from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.storage import Storage
 from torchtally.checkpoints.together import new_group, on_all, on_rank_0
@@ -34,6 +34,7 @@ from torchtally.errors import Refused, Stopped, Volume
 from torchtally.log import log
 
 _SYNCHRONIZE_SECONDS = 1.0
+_WATCHED = 10  # first commits of an attempt after which nothing may change before the next batch
 # Of collective calls of the writing threads, in which another rank may be writing to a slow store. A rank that is lost
 # closes its connections.
 _SLOWEST_WRITE = timedelta(days=1)
@@ -97,6 +98,7 @@ class Checkpoints:
         self._pace = self._left = 1  # commits between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
         self._resumed = self._failed = self._slow = False
+        self._commits, self._marks = 0, Marks()
         self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
 
     def resume(self) -> bool:
@@ -147,9 +149,26 @@ class Checkpoints:
         """
         if not self._resumed:
             raise Refused("checkpoints: call resume() before the first commit: it continues from a checkpoint if any")
+        self._commits += 1
+        if self._commits <= _WATCHED:
+            self._marks = self._objects.marks()
         self._left -= 1
         if self._left == 0:
             self._synchronize()
+
+    def before_batch(self) -> None:
+        """Check that the last commit came last in its step. The account calls it before it hands out a batch.
+
+        Raises:
+            Refused: An object has changed since the commit. A checkpoint would lack that.
+        """
+        if self._marks:
+            marks, self._marks = self._marks, {}
+            if name := self._objects.changed(marks):
+                raise Refused(
+                    f"checkpoints: {name!r} has changed between commit() and the next batch, and checkpoints would "
+                    "lack that: call commit() last in each step"
+                )
 
     def close(self, wait: bool = True) -> None:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torchtally.errors import Refused
 
 State = dict[str, Any]
+Marks = dict[tuple[str, int], int | bytes]
 
 
 class Objects:
@@ -69,6 +70,15 @@ class Objects:
             state = {name: each for name, each in state.items() if not isinstance(each, bytes)}
         return state
 
+    def marks(self) -> Marks:
+        """What tells later whether an object has changed. Not a call of all ranks."""
+        return {key: mark for name, each in self._objects.items() for key, mark in _marks(name, each).items()}
+
+    def changed(self, marks: Marks) -> str | None:
+        """The name of an object that has changed since then. Not a call of all ranks."""
+        now = self.marks()
+        return next((key[0] for key, mark in marks.items() if now.get(key, mark) != mark), None)
+
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
         state = self.state()
@@ -107,6 +117,16 @@ class Objects:
             return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
         whole = each.state_dict()
         return whole if _sharded(whole) else _packed(whole)
+
+
+def _marks(name: str, each: Any) -> Marks:
+    if isinstance(each, nn.Module):
+        # FSDP replaces parameters in a forward pass, which is no change.
+        return {(name, id(tensor)): tensor._version for tensor in (*each.parameters(), *each.buffers())}
+    if isinstance(each, Optimizer):
+        return {}  # it changes with its model
+    state = each.state_dict()
+    return {} if _sharded(state) else {(name, 0): _packed(state)}
 
 
 class _Other(Exception):
