@@ -34,6 +34,7 @@ scripts: .venv/.scripts ## install what verify_shards, run_local and startup nee
 .PHONY: test
 test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
+	@scripts/tools.py minio || echo "test: the tests of an object store are skipped"
 	python -m pytest --ignore=tests/e2e --ignore=tests/tasks $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test-newest-torch
@@ -67,7 +68,7 @@ bench-cluster: .venv/.bench ## compare the time to the first step, by phase, wit
 	scripts/e2e.sh -- python -m bench.cluster $(ARGS)
 
 .PHONY: image
-image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,spark, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
+image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,s3,spark, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
 	docker/image.sh build
 
 .PHONY: image-again

@@ -4,6 +4,7 @@ A sample counts when it is in the weights: `commit()` after `optimizer.step()` s
 batch counts when the loop asks for the next one. What was handed out and does not count is lost.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.utils import data
 
-from torchtally import compat_accelerate
+from torchtally import compat_accelerate, events
 from torchtally.accounting import loader, randomness, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
@@ -26,6 +27,7 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState, State
 from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
+from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.log import log
 from torchtally.pod import failure
@@ -72,6 +74,8 @@ class Account:
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
         self._randomness = 0  # the seed of the last batch
+        self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
+        self._checkpoints: Checkpoints | None = None
         self._failure: Ending | None = None  # a loop that catches it must not go on
 
     @property
@@ -89,6 +93,25 @@ class Account:
     def world(self) -> int:
         """Number of ranks that share the samples."""
         return self._attempt.members.world
+
+    @property
+    def task(self) -> str:
+        """Name of the run."""
+        return self._task
+
+    @property
+    def source(self) -> events.Source:
+        """This process, as its events name it."""
+        return self._attempt.run.source
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
+        phase = next((name for name, trains in self._trains.items() if trains), next(iter(self._trains)))
+        known = self._progress.phases[phase]
+        position = self._open[phase].position if phase in self._open else known.position
+        reached = position.consumed if position else 0
+        return known.completed + 1, reached, known.consumed + reached
 
     def __enter__(self) -> Self:
         try:
@@ -108,6 +131,8 @@ class Account:
                 self._finish()
         except Ending as sentence:
             error = sentence
+        if self._checkpoints:
+            self._checkpoints.close(wait=error is None)
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
@@ -292,6 +317,28 @@ class Account:
                 self._attempt.stepped(current.tally.phase.epoch)
                 if current.complete:
                     self._close(current)
+            if self._checkpoints:
+                self._checkpoints.after_commit()
+
+    def checkpoints(
+        self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: str | float = "5m", keep: int = 2
+    ) -> Checkpoints:
+        """Return checkpoints of the loop's objects, which `commit` saves: docs/guides/checkpoints.md shows how.
+
+        A collective call. Call `resume()` on the result before the first epoch.
+
+        Args:
+            folder: A path that all pods share, or a URL of an object store.
+            objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
+            every: Time between two checkpoints: a number of seconds, or text such as `"5m"`.
+            keep: Number of checkpoints that are kept.
+
+        Raises:
+            Refused: An argument is not valid, or the pods do not share the folder.
+        """
+        with self._final():
+            self._checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
+            return self._checkpoints
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
@@ -333,6 +380,11 @@ class Account:
                 if (before := getattr(loaded, name)) != value:
                     raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
             self._progress.load(loaded)
+            self._attempt.take_up(loaded, reported=self._checkpoints is not None)
+
+    def begin_anew(self) -> None:
+        """State that this start's weights are those of a beginning, as there is no checkpoint to load."""
+        self._attempt.anew = True
 
     def completed(self, phase: str) -> int:
         """Return the number of a phase's completed epochs, over all starts of the run."""
@@ -378,6 +430,8 @@ class Account:
         for taken in batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
+            if self._checkpoints and current.trains:
+                self._checkpoints.before_batch()
             batch = current.hand_out(loader.checked(taken, batches, current.where(current.handed + 1)))
             self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
             self.reseed()
@@ -427,7 +481,7 @@ class Account:
             "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
         }
         self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
-        self._attempt.begin(loaded)
+        self._attempt.begin()
         if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
@@ -499,7 +553,7 @@ class Account:
             for phase in list(self._open):
                 self.settle(phase)
             self._progress.measure(self._samplers)
-            last = self._progress.last_line(self._attempt.run)
+            last = self._progress.last_line(self._attempt.run, self.discarded)
             if self._attempt.prints and last:
                 emit(last)
             self._attempt.complete()
