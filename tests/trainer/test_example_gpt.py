@@ -74,10 +74,10 @@ def test_a_killed_gpt_goes_on_where_its_weights_stand(world: int, tmp_path: Path
     assert resumed.position > 0
     last = tallied(second)[-1]
     assert last["attempt"] == 1
-    assert last["phases"]["train"]["consumed"] == tallied(undisturbed)[-1]["phases"]["train"]["consumed"]
     judged = subprocess.run(
         [sys.executable, ROOT / "scripts/verify_shards.py", "-"], input=first + second, capture_output=True, text=True
     )
     assert judged.returncode == 0, judged.stdout + judged.stderr
-    if world == 2:
+    if world == 2:  # others leave out other samples at the end of an epoch, and add up in another order
+        assert last["phases"]["train"]["consumed"] == tallied(undisturbed)[-1]["phases"]["train"]["consumed"]
         assert sample(second) == sample(undisturbed)
