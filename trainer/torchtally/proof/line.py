@@ -51,7 +51,7 @@ def _start(line: Values, name: str) -> int:
 
 
 def _end(line: Values, name: str) -> int:
-    return line.integer(name, max(1, _start(line, "start")), rules.samples(line, "n"))
+    return line.integer(name, max(1, _start(line, "start")), rules.samples(line, "n") - 1)
 
 
 def _count(other: str) -> Rule:

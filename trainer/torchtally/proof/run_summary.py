@@ -155,6 +155,18 @@ class RunSummary:
         """Which attempt printed the line."""
         return self.attempt, self.began
 
+    def epochs(self, phase: str) -> int:
+        """Number of a phase's epochs, the last of which may end before its order does; 0 if it had not begun."""
+        if phase not in self.phases:
+            return 0
+        end = self.phases[phase].end
+        return self.plan[phase] if end is None else end[0] - (not end[1])
+
+    def end(self, phase: str, epoch: int) -> int | None:
+        """The position before which one of these epochs ends, if not that of its order."""
+        end = self.phases[phase].end
+        return end[1] if end and end[0] == epoch else None
+
     def dealt(self, phase: str, epoch: int) -> tuple[int, int]:
         """The position from which an epoch was shared out for the last time, and over how many ranks."""
         return _dealt(epoch, *self._shared_out(phase))
@@ -165,44 +177,37 @@ class RunSummary:
         O(len(worlds)), except for epochs in which samples of a shuffled order are repeated or left out: each has its
         own digest.
         """
+        return self.samples(phase), self._digest(phase)
+
+    def samples(self, phase: str) -> int:
+        """The first part of `expected` alone: O(len(worlds))."""
+        return sum(len(alike) * (shard.start + shard.total) for alike, shard in self._shards(phase))
+
+    def _digest(self, phase: str) -> Digest:
         stated, h, g = self.phases[phase], digest.base_of_epochs(self.run), digest.base(self.run)
-        consumed, together = 0, Digest()
-        for alike, start, world, end in self._parts(phase):
-            shard = Shard(
-                n=stated.n,
-                rank=0,
-                world=world,
-                contract=stated.contract,
-                order=stated.order,
-                seed=self.seed,
-                epoch=alike[0],
-                start=start,
-                end=end,
-            )
-            consumed += len(alike) * (start + shard.total)
+        together = Digest()
+        for alike, shard in self._shards(phase):
             if stated.order == "sequential" or shard.everything == [Progression(0, 1, stated.n)]:
                 times = digest.geometric(Progression(alike[0] - 1, 1, len(alike)), h)
                 together += digest.of_all_ranks(shard, g) * times
             else:
                 each = ((epoch, digest.of_all_ranks(replace(shard, epoch=epoch), g)) for epoch in alike)
                 together += digest.fold(each, self.run)
-        return consumed, together
+        return together
 
-    def epochs(self, phase: str) -> int:
-        """Number of a phase's epochs, the last of which may end before its order does."""
-        end = self.phases[phase].end
-        return self.plan[phase] if end is None else end[0] - (not end[1])
-
-    def _parts(self, phase: str) -> Iterator[tuple[range, int, int, int | None]]:
-        """Successive epochs that were shared out alike: from which position, over how many ranks, and to which end."""
-        epochs, end = self.epochs(phase), self.phases[phase].end
-        for alike, start, world in _legs(epochs, *self._shared_out(phase)):
-            if end and end[1] and alike[-1] == end[0]:
-                if len(alike) > 1:
-                    yield alike[:-1], start, world, None
-                yield alike[-1:], start, world, end[1]
+    def _shards(self, phase: str) -> Iterator[tuple[range, Shard]]:
+        """Successive epochs that were shared out alike, and the first one's shard of rank 0."""
+        stated, last = self.phases[phase], self.epochs(phase)
+        any_ = Shard(n=stated.n, rank=0, world=1, contract=stated.contract, order=stated.order, seed=self.seed, start=0)
+        end = self.end(phase, last)
+        for alike, start, world in _legs(last, *self._shared_out(phase)):
+            shard = replace(any_, epoch=alike[0], start=start, world=world)
+            if end is None or alike[-1] < last:
+                yield alike, shard
             else:
-                yield alike, start, world, None
+                if len(alike) > 1:
+                    yield alike[:-1], shard
+                yield alike[-1:], replace(shard, epoch=last, end=end)
 
     def _shared_out(self, phase: str) -> tuple[Sequence[World], bool]:
         """The phase's worlds, and whether it resumed in its middle where they say so."""
