@@ -194,13 +194,14 @@ class Account:
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(_seed_of(sampler, epoch))
         self._open[phase] = tally, 0
-        step = 0
+        ours, step = isinstance(batches, loader.Loader), 0
+        total, together = sampler.total, sampler.batch  # computed at each request
         for step, taken in enumerate(batches, start=1):
-            where = f"{phase} epoch {epoch}, step {step} of {steps}"
             if step > steps:
+                where = _where(phase, epoch, step, steps)
                 raise Refused(f"{where}: the loader has more batches; its batch_size must be the sampler's")
-            batch = loader.checked(taken, batches, where)
-            yield batch._replace(rows=min(sampler.batch, sampler.total - (step - 1) * sampler.batch))
+            batch = taken if ours else loader.checked(taken, batches, _where(phase, epoch, step, steps))
+            yield Batch(batch.indices, batch.data, min(together, total - (step - 1) * together))
             tally.record(batch.indices)
             self._open[phase] = tally, step
             if not self._stepped:
@@ -329,6 +330,10 @@ class Account:
         if self.rank == 0 and self._proved:
             emit(run_summary.line(list(self._proved.values()), [(1, 0, self.world)], None, 0))
             events.emit(events.Complete(model=None, output=None), self._run.source)
+
+
+def _where(phase: str, epoch: int, step: int, steps: int) -> str:
+    return f"{phase} epoch {epoch}, step {step} of {steps}"
 
 
 def _seed_of(sampler: Sampler, epoch: int) -> int:
