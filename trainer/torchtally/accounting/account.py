@@ -427,12 +427,14 @@ class Account:
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        ours = isinstance(batches, loader.Loader)
         for taken in batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             if self._checkpoints and current.trains:
                 self._checkpoints.before_batch()
-            batch = current.hand_out(loader.checked(taken, batches, current.where(current.handed + 1)))
+            known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
+            batch = current.hand_out(known)
             self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
             self.reseed()
             yield batch
