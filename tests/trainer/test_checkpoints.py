@@ -255,9 +255,10 @@ def test_a_damaged_checkpoint_is_skipped_and_deleted_once_another_is_whole(
     assert f"skipped checkpoint {damaged}: " in found.err
     assert sentence in found.err
     assert damaged.exists()
-    (found,) = checkpointed.run(1, saves_at, tmp_path, (1,), 3, 1)
+    (found,) = checkpointed.run(1, saves_at, tmp_path, (1,), 3)
     assert of(events.Resumed, found)[0]["position"] == 8
-    assert kept(tmp_path) == [12]
+    assert kept(tmp_path) == [8, 12]
+    assert not damaged.exists()
     assert checkpointed.run(1, checkpointed.whole, tmp_path, "plain")[0].count == COMPLETE
 
 

@@ -78,8 +78,8 @@ class Catalog:
         self._number += 1
         return f"{self._number:08d}-epoch-{epoch}-position-{position}-{self._start}"
 
-    def clear(self, name: str, keep: int | None) -> None:
-        """Delete what is not whole up to `name`, and of the whole ones all but the newest `keep`, if given.
+    def clear(self, name: str, keep: int) -> None:
+        """Delete what is not whole up to `name`, and of the whole ones all but the newest `keep`.
 
         Only rank 0 calls it. What cannot be deleted is tried again with the next checkpoint.
         """

@@ -244,7 +244,7 @@ class Checkpoints:
         except OSError as error:
             cause = str(error)
         if dist.get_rank() == 0:
-            self._catalog.clear(name, None if cause else self._keep)
+            self._catalog.clear(name, self._keep)
         if cause:
             return events.SaveFailed(epoch=manifest.epoch, position=manifest.position, cause=cause)
         return events.Saved(
