@@ -444,6 +444,8 @@ class Account:
                 return
             if not current.trains:
                 current.count(current.handed)
+        if self._checkpoints and current.trains:
+            self._checkpoints.before_batch()
         if current.handed < current.total:
             raise Unproven(
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
