@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import random
 import socket
 import subprocess
 import sys
@@ -52,10 +53,12 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port that nobody listens on, below those that the system gives to connections: one could take it until then."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def main() -> None:
