@@ -100,9 +100,10 @@ class _Commits(TrainerCallback):
         self._refuse(args, state, steps)
         if not state.global_step:
             return
-        if _KEY not in state.stateful_callbacks:
+        kept: Any = state.stateful_callbacks  # a dictionary, whatever its type says
+        if _KEY not in kept:
             raise Refused("the checkpoint has no state of the account: it was saved without AccountMixin")
-        self._account.load_state_dict({_KEY: state.stateful_callbacks[_KEY]})
+        self._account.load_state_dict({_KEY: kept[_KEY]})
         epochs, skipped = divmod(state.global_step, steps)
         position = (self._account.completed("train"), len(batches) - batches.epochs.left)
         if (epochs, skipped * args.gradient_accumulation_steps) != position:
@@ -128,7 +129,8 @@ class _Commits(TrainerCallback):
 
     def _keep(self, state: TrainerState) -> None:
         """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
-        state.stateful_callbacks[_KEY] = self._account.state_dict()[_KEY]
+        kept: Any = state.stateful_callbacks
+        kept[_KEY] = self._account.state_dict()[_KEY]
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, steps: int) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
