@@ -61,7 +61,7 @@ def trains(plan: Any, saved: Any = None, until: int | None = None, stop: int | N
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
     for epoch in account.epochs():
-        for batch in account.epoch("train", epoch, loader):
+        for batch in account.epoch("train", epoch, loader) if epoch <= account.plan["train"] else ():
             if commits == until:
                 return {"account": account.state_dict(), "training": training.save()}
             training.backward(*batch.data)

@@ -4,6 +4,7 @@ A sample counts when it is in the weights: `commit()` after `optimizer.step()` s
 batch counts when the loop asks for the next one. What was handed out and does not count is lost.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.utils import data
 
+from torchtally import compat_accelerate, events
 from torchtally.accounting import loader, randomness, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
@@ -25,6 +27,7 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState, State
 from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
+from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.log import log
 from torchtally.pod import failure
@@ -66,10 +69,20 @@ class Account:
         self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
         self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
         self._trains: dict[str, bool] = {}
+        self._loaders: dict[str, data.DataLoader[Any]] = {}
         self._open: dict[str, EpochInProgress] = {}
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
+        self._randomness = 0  # the seed of the last batch
+        self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
+        self._checkpoints: Checkpoints | None = None
         self._failure: Ending | None = None  # a loop that catches it must not go on
+
+    @property
+    def plan(self) -> dict[str, int]:
+        """Number of epochs of each phase, of which the last can end before its order does."""
+        self._progress.measure(self._samplers)
+        return self._progress.epochs
 
     @property
     def rank(self) -> int:
@@ -80,6 +93,25 @@ class Account:
     def world(self) -> int:
         """Number of ranks that share the samples."""
         return self._attempt.members.world
+
+    @property
+    def task(self) -> str:
+        """Name of the run."""
+        return self._task
+
+    @property
+    def source(self) -> events.Source:
+        """This process, as its events name it."""
+        return self._attempt.run.source
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
+        phase = next((name for name, trains in self._trains.items() if trains), next(iter(self._trains)))
+        known = self._progress.phases[phase]
+        position = self._open[phase].position if phase in self._open else known.position
+        reached = position.consumed if position else 0
+        return known.completed + 1, reached, known.consumed + reached
 
     def __enter__(self) -> Self:
         try:
@@ -99,6 +131,8 @@ class Account:
                 self._finish()
         except Ending as sentence:
             error = sentence
+        if self._checkpoints:
+            self._checkpoints.close(wait=error is None)
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
@@ -196,7 +230,8 @@ class Account:
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
         )
-        return loader.Loader(dataset, sampler, **options)
+        self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+        return self._loaders[phase]
 
     def epochs(self) -> Iterator[int]:
         """Yield the epochs that are left: all of the plan's, or from the one in progress on if a state is loaded.
@@ -259,6 +294,11 @@ class Account:
             Refused: No batch is left to count, or commits show that the loop fetches ahead.
         """
         with self._final():
+            if compat_accelerate.leaves_steps_out():
+                raise Refused(
+                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
+                    "call it only if accelerator.sync_gradients"
+                )
             for batch in batches:
                 current = self._open.get(batch.phase)
                 if current is None or not current.trains:
@@ -277,11 +317,37 @@ class Account:
                 self._attempt.stepped(current.tally.phase.epoch)
                 if current.complete:
                     self._close(current)
+            if self._checkpoints:
+                self._checkpoints.after_commit()
+
+    def checkpoints(
+        self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: str | float = "5m", keep: int = 2
+    ) -> Checkpoints:
+        """Return checkpoints of the loop's objects, which `commit` saves: docs/guides/checkpoints.md shows how.
+
+        A collective call. Call `resume()` on the result before the first epoch.
+
+        Args:
+            folder: A path that all pods share, or a URL of an object store.
+            objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
+            every: Time between two checkpoints: a number of seconds, or text such as `"5m"`.
+            keep: Number of checkpoints that are kept.
+
+        Raises:
+            Refused: An argument is not valid, or the pods do not share the folder.
+        """
+        with self._final():
+            self._checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
+            return self._checkpoints
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
         steps = self._samplers[phase].total_steps
-        self._driven.append(Epochs(lambda: self.epoch(phase, self.completed(phase) + 1, batches), steps))
+
+        def epoch() -> Iterator[Batch]:
+            return self.epoch(phase, self.completed(phase) + 1, batches)
+
+        self._driven.append(Epochs(self, phase, epoch, steps))
         return self._driven[-1]
 
     def state_dict(self) -> dict[str, str]:
@@ -314,6 +380,11 @@ class Account:
                 if (before := getattr(loaded, name)) != value:
                     raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
             self._progress.load(loaded)
+            self._attempt.take_up(loaded, reported=self._checkpoints is not None)
+
+    def begin_anew(self) -> None:
+        """State that this start's weights are those of a beginning, as there is no checkpoint to load."""
+        self._attempt.anew = True
 
     def completed(self, phase: str) -> int:
         """Return the number of a phase's completed epochs, over all starts of the run."""
@@ -329,6 +400,22 @@ class Account:
             self._open[phase].end()
             self._close(self._open[phase])
 
+    def left(self, phase: str) -> int:
+        """Return the number of steps of a phase's next epoch, or of what is left of the one that a state has begun."""
+        self._progress.measure(self._samplers)
+        sampler, (start, skip) = self._samplers[phase], self._place(phase)
+        end = self._progress.end(phase, self.completed(phase) + 1)
+        return replace(sampler.shard, start=start, end=end).steps(sampler.batch) - skip
+
+    def reseed(self) -> None:
+        """Seed the generators as they were when the last batch was handed out, for a library that has set its own."""
+        randomness.reseed(self._randomness)
+
+    def _place(self, phase: str) -> tuple[int, int]:
+        """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""
+        position = self._progress.phases[phase].position
+        return resume.place(position, self.world, self._samplers[phase].batch) if position else (0, 0)
+
     def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         self.settle(phase)
         if epoch >= 1 and self._progress.was_complete(phase, epoch):
@@ -340,11 +427,16 @@ class Account:
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        ours = isinstance(batches, loader.Loader)
         for taken in batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
-            batch = current.hand_out(loader.checked(taken, batches, current.where(current.handed + 1)))
-            randomness.reseed(randomness.mixed(seed, current.tally.phase.start, batch.step))
+            if self._checkpoints and current.trains:
+                self._checkpoints.before_batch()
+            known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
+            batch = current.hand_out(known)
+            self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
+            self.reseed()
             yield batch
             if self._failure:
                 raise self._failure
@@ -352,6 +444,8 @@ class Account:
                 return
             if not current.trains:
                 current.count(current.handed)
+        if self._checkpoints and current.trains:
+            self._checkpoints.before_batch()
         if current.handed < current.total:
             raise Unproven(
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
@@ -379,7 +473,7 @@ class Account:
         progress.measure(self._samplers)
         chosen, end = progress.phases[phase], progress.end(phase, epoch)
         position, loaded = chosen.position, progress.loaded
-        start, skip = resume.place(position, self.world, sampler.batch) if position else (0, 0)
+        start, skip = self._place(phase)
         sampler.choose(epoch, start, skip, end)
         facts = {
             "phase": phase,
@@ -391,7 +485,7 @@ class Account:
             "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
         }
         self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
-        self._attempt.begin(loaded)
+        self._attempt.begin()
         if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
@@ -426,6 +520,12 @@ class Account:
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
+        own = self._loaders.get(phase)
+        if own is not None and own is not batches and getattr(batches, "dataset", None) is own.dataset:
+            return (
+                f"{phase}: the DataLoader must be what account.loader returned, and not a copy: do not prepare it, and "
+                "do not skip batches of it"
+            )
         # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
         source = getattr(batches, "dataset", None)
         able = isinstance(source, loader.ByStep) or (isinstance(source, loader.StreamByStep) and len(sampler))
@@ -457,7 +557,7 @@ class Account:
             for phase in list(self._open):
                 self.settle(phase)
             self._progress.measure(self._samplers)
-            last = self._progress.last_line(self._attempt.run)
+            last = self._progress.last_line(self._attempt.run, self.discarded)
             if self._attempt.prints and last:
                 emit(last)
             self._attempt.complete()

@@ -170,7 +170,7 @@ def whole(indices: Any) -> Indices | None:
 def _sizes(part: Any) -> set[int]:
     """Leading sizes of all tensors and arrays in a batch."""
     if isinstance(part, Tensor | np.ndarray):
-        return {len(part)} if part.ndim else set()
+        return set(part.shape[:1])  # len() of a tensor takes longer
     return set().union(*map(_sizes, _parts(part)))
 
 

@@ -33,6 +33,7 @@ class EpochInProgress:
         self.tally, self.trains, self.commits = tally, trains, commits
         self._sampler, self._expected = sampler, sampler.arrays()
         self.total = sampler.total_steps  # those that were skipped included
+        self._samples, self._batch, self._phase = sampler.total, sampler.batch, tally.phase.name
         self.handed = self.counted = skip
         self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
@@ -80,9 +81,8 @@ class EpochInProgress:
                 f"{self.name}: {_MANY_PENDING} batches are handed out and not committed; a batch counts once "
                 "commit() is called after optimizer.step()"
             )
-        phase = self.tally.phase
-        left = self._sampler.total - (step - 1) * phase.batch
-        return batch._replace(rows=min(phase.batch, left), phase=phase.name, step=step, steps=self.total)
+        rows = min(self._batch, self._samples - (step - 1) * self._batch)
+        return Batch(batch.indices, batch.data, rows, self._phase, step, self.total)
 
     def count(self, upto: int) -> None:
         """Count the batches up to step `upto`."""

@@ -1,21 +1,31 @@
 """One epoch after another, for a library that drives the loop."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torchtally.accounting.collate import Batch
+
+if TYPE_CHECKING:
+    from torchtally.accounting.account import Account
 
 
 class Epochs:
     """The data of one epoch after another, for a library that drives the loop: each `iter()` is the next epoch.
 
-    Its length is the number of batches, so libraries need not fetch a batch ahead to see the end. If one does, a batch
-    counts early, and the epoch's end is right all the same. A library that stops after the last batch does not ask for
-    the next one, which would count the last. The next `iter()` or `end()` counts it.
+    Its length is the number of batches of a whole epoch, so libraries need not fetch a batch ahead to see the end. The
+    epoch in progress of a loaded state has only the batches that are left. A library that stops after the last batch
+    does not ask for the next one, which would count the last of a phase that does not train. The next `iter()` or
+    `end()` counts it.
+
+    It is `Stateful`, as the loaders of torchdata are: its state is the account's.
+
+    Attributes:
+        account: The account that counts the batches.
+        phase: Name of the phase.
     """
 
-    def __init__(self, epoch: Callable[[], Iterator[Batch]], steps: int):
-        self._epoch, self._steps = epoch, steps
+    def __init__(self, account: "Account", phase: str, epoch: Callable[[], Iterator[Batch]], steps: int):
+        self.account, self.phase, self._epoch, self._steps = account, phase, epoch, steps
         self._batches: Iterator[Batch] = iter(())
         self._all_taken = False
 
@@ -28,6 +38,19 @@ class Epochs:
 
     def __len__(self) -> int:
         return self._steps
+
+    @property
+    def left(self) -> int:
+        """Number of batches of the epoch that the next `iter()` begins."""
+        return self.account.left(self.phase)
+
+    def state_dict(self) -> dict[str, str]:
+        """Return `Account.state_dict()`."""
+        return self.account.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Call `Account.load_state_dict(state)`."""
+        self.account.load_state_dict(state)
 
     def end(self) -> None:
         """End the epoch: count the last batch if the library has taken all of them."""

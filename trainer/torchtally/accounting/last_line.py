@@ -10,7 +10,7 @@ from torchtally.proof import digest, run_summary
 from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
 
 
-def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None) -> dict[str, Any]:
+def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, discarded: int) -> dict[str, Any]:
     """Return the line, after a check that it proves all phases on its own. `stopped` says why the run ends early.
 
     Raises Unproven.
@@ -40,7 +40,7 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None) -
             for name, phase in phases.items()
         },
         model=None,
-        discarded=0,
+        discarded=discarded,
     )
     printed = RunSummary.parse(summary.printed()).printed()
     for name, phase in phases.items():

@@ -41,8 +41,9 @@ class ByStep(data.Dataset[Any]):
         return number, emptied(self.collate, self._fetched, 0)
 
     def _fetched(self, indices: list[int]) -> Any:
-        all_at_once = getattr(self.dataset, "__getitems__", None)
-        return all_at_once([*indices]) if all_at_once else [self.dataset[index] for index in indices]
+        dataset = self.dataset
+        all_at_once = getattr(dataset, "__getitems__", None)
+        return all_at_once([*indices]) if all_at_once else [dataset[index] for index in indices]
 
 
 class StreamByStep(data.IterableDataset[Any]):
@@ -115,18 +116,20 @@ class Loader(data.DataLoader[Any]):
             )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        answers = super().__iter__()
-        requests = self.sampler
-        return _batches(answers, _taken(requests.asked) if isinstance(requests, Requests) else self._steps())
+        requests, answers = self.sampler, super().__iter__
+        if not isinstance(requests, Requests):
+            return _batches(answers(), self._steps())
+        if not self.num_workers and not self.pin_memory:
+            # DataLoader's own loop would take a third of a small step, most of it for the profiler.
+            return _batches(map(self.dataset.__getitem__, requests), _taken(requests.asked))
+        return _batches(answers(), _taken(requests.asked))
 
     def _steps(self) -> Iterator[Asked]:
         return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.arrays())
 
 
 def checked(taken: Any, batches: Any, where: str) -> Batch:
-    """Return an item of `batches` as a Batch. Raises Refused and Unproven if its samples are not known."""
-    if isinstance(batches, Loader):
-        return taken  # type: ignore[no-any-return]
+    """Return an item of any other loader as a Batch. Raises Refused and Unproven if its samples are not known."""
     if isinstance(taken, Batch):
         array = whole(taken.indices)
         if array is None:

@@ -94,7 +94,7 @@ class Progress:
             self.declare(name, phase)
         self.loaded, self.extents, self.stopped = loaded, dict(loaded.extents), loaded.stopped
 
-    def last_line(self, run: Run) -> dict[str, Any] | None:
+    def last_line(self, run: Run, discarded: int) -> dict[str, Any] | None:
         """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""
         for phase, planned in self.epochs.items():
             if (made := self.completed(phase)) < planned:
@@ -104,4 +104,6 @@ class Progress:
                     self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
         begun = {name: phase for name, phase in self.phases.items() if phase.worlds}
         in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)
-        return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None) if begun else None
+        if not begun:
+            return None
+        return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None, discarded)

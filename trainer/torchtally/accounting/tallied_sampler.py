@@ -20,7 +20,7 @@ from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure
 
-_TAKEN_OVER = (
+TAKEN_OVER = (
     "collate_fn",
     "in_order",
     "multiprocessing_context",
@@ -129,7 +129,7 @@ class TalliedSampler(Sampler):
             batch_size=loader.batch_size,
             shuffle=self.order != "sequential",
             contract=self.contract,
-            **{name: getattr(loader, name) for name in _TAKEN_OVER},
+            **{name: getattr(loader, name) for name in TAKEN_OVER},
         )
 
         def epoch() -> Iterator[Batch]:
@@ -138,7 +138,7 @@ class TalliedSampler(Sampler):
                 self._check_told()
                 yield from self._account.epoch("train", self.completed + 1, tallied)
 
-        return Epochs(epoch, len(tallied))
+        return Epochs(self._account, "train", epoch, len(tallied))
 
     def _check_told(self) -> None:
         """Refuse an epoch that set_epoch has not announced: a loop that goes on elsewhere has not loaded the state."""

@@ -131,10 +131,13 @@ class Tally:
             return
         consumed = torch.cat(self._pending)
         self._pending, self._pending_count = [], 0
-        samples = (consumed >= 0) & (consumed < self.phase.n)
-        self.outside = sorted([*self.outside, *consumed[~samples].tolist()])[:NAMED]
-        self._digest += self._digest_of(consumed[samples])
         self.count += len(consumed)
+        samples = consumed
+        if len(consumed) and not 0 <= int(consumed.min()) <= int(consumed.max()) < self.phase.n:
+            inside = (consumed >= 0) & (consumed < self.phase.n)
+            self.outside = sorted([*self.outside, *consumed[~inside].tolist()])[:NAMED]
+            samples = consumed[inside]
+        self._digest += self._digest_of(samples)
         if self._kept is not None:
             self._kept.append(consumed)
 

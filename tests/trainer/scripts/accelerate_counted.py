@@ -1,0 +1,49 @@
+"""Accelerate with an account: goes on from the last checkpoint, in the middle of an epoch.
+
+accelerate_counted.py FOLDER [batches of a step] [what is left out or otherwise]
+"""
+
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from accelerate import Accelerator
+from counted import DATA, EPOCHS, SIZE, Death, Model, report
+
+from torchtally import Account
+from torchtally.integrations.accelerate import marked
+
+folder = Path(sys.argv[1])
+accumulate = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+how = sys.argv[3] if len(sys.argv) > 3 else ""
+dist.is_initialized() or dist.init_process_group("gloo")
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+with Account(task="counted", plan={"train": EPOCHS}) as account:
+    model, death = Model(), Death()
+    loader = account.loader("train", DATA, batch_size=SIZE, num_workers=1)
+    if how == "prepared":
+        loader = accelerator.prepare(loader)
+    if how != "not registered":
+        accelerator.register_for_checkpointing(account)
+    model, optimizer = accelerator.prepare(model, model.optimizer())
+    saved = sorted(folder.glob("step-*"))
+    if saved and how != "not loaded":
+        accelerator.load_state(saved[-1])
+    steps = len(saved) * 3
+    for epoch in account.epochs():
+        given = accelerator.skip_first_batches(loader, 2) if how == "skips" and saved else loader
+        batches = account.epoch("train", epoch, given)
+        for batch in batches if how == "unmarked" else marked(accelerator, batches):
+            death.comes()
+            with accelerator.accumulate(model):
+                # Accelerate and DDP divide it.
+                accelerator.backward(model(*batch.data) * accelerator.num_processes * accumulate)
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients or how == "each batch":
+                account.commit(batch)
+                steps += 1
+                if steps % 3 == 0:
+                    accelerator.save_state(folder / f"step-{steps:03}")
+    report(accelerator.unwrap_model(model), folder)
+accelerator.end_training()

@@ -1,0 +1,93 @@
+"""Lightning with an account: goes on from the last checkpoint, in the middle of an epoch.
+
+lightning_counted.py FOLDER [trainer's options as JSON] [what is left out or otherwise]
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed as dist
+from counted import DATA, EPOCHS, SIZE, Death, Model, report
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from torchtally import Account
+from torchtally.integrations.lightning import AccountCallback
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.model, self.death, self.how = Model(), Death(), how
+        self.automatic_optimization = how != "manual"
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor | None:
+        self.death.comes()
+        if self.how == "no loss" and index == 2:
+            return None
+        loss = self.model(*batch) * self.trainer.world_size
+        if self.how == "manual":
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+            ACCOUNT.commit()
+        return loss * self.trainer.accumulate_grad_batches  # by which Lightning divides it
+
+    def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any = None) -> None:
+        if self.how == "every second step" and index % 2:
+            closure()
+        else:
+            super().optimizer_step(epoch, index, optimizer, closure)
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.model.optimizer()
+
+
+class Saves(lightning.Callback):
+    """Saves in the middle of an accumulation, or between a step and its commit, as any callback can."""
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, module: Module, outputs: Any, batch: Any, at: int) -> None:
+        if at == 5 and "DIES_IN" in os.environ:
+            trainer.save_checkpoint(FOLDER / "last.ckpt")
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+FOLDER = Path(sys.argv[1])
+options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+how = sys.argv[3] if len(sys.argv) > 3 else ""
+dist.is_initialized() or dist.init_process_group("gloo")
+with Account(task="counted", plan={"train": EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})) as ACCOUNT:
+    batches = ACCOUNT.batches("train", ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1))
+    tests = None
+    if how == "validates":
+        tests = ACCOUNT.batches("test", ACCOUNT.loader("test", DATA, batch_size=20, shuffle=False, trains=False))
+    every = {"every_n_epochs": 1} if how == "epochs" else {"every_n_train_steps": 3}
+    callbacks = [ModelCheckpoint(FOLDER, save_last=True, save_weights_only=how == "weights only", **every)]
+    callbacks += [AccountCallback(ACCOUNT)] * (how != "no callback")
+    callbacks = [Saves(), *callbacks] if how == "saves" else callbacks
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    module = Module(how)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=local,
+        num_nodes=int(os.environ["WORLD_SIZE"]) // local,
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": EPOCHS, "num_sanity_val_steps": 0} | options,
+    )
+    given = ACCOUNT.loader("train", DATA, batch_size=SIZE) if how == "no batches" else batches
+    trainer.fit(module, given, tests, ckpt_path=None if how == "not loaded" else "last")
+    report(module.model, FOLDER)
+dist.destroy_process_group()

@@ -1,0 +1,88 @@
+"""Hugging Face's Trainer with an account: goes on from the last checkpoint, in the middle of an epoch.
+
+trainer_counted.py FOLDER [training arguments as JSON] [what is left out or otherwise]
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from counted import DATA, EPOCHS, SIZE, Death, Model, report
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from torchtally import Account
+from torchtally.integrations.transformers import AccountMixin
+
+
+class Counted(Model):
+    def forward(self, indices: torch.Tensor, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": super().forward(indices, inputs)}
+
+
+class Plain(Trainer):
+    death = Death()
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
+        self.death.comes()
+        # The library divides by both.
+        return model(**inputs)["loss"] * self.args.world_size * self.current_gradient_accumulation_steps
+
+
+class Accounted(AccountMixin, Plain):
+    if len(sys.argv) > 3 and sys.argv[3] == "own loader":
+
+        def get_train_dataloader(self) -> Any:
+            return Plain.get_train_dataloader(self)
+
+
+class Stops(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_epoch_stop = state.global_step == 4
+
+
+def together(samples: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    indices, inputs = zip(*samples, strict=True)
+    return {"indices": torch.tensor(indices), "inputs": torch.stack(inputs)}
+
+
+folder = Path(sys.argv[1])
+options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+how = sys.argv[3] if len(sys.argv) > 3 else ""
+dist.is_initialized() or dist.init_process_group("gloo")
+with Account(task="counted", plan={"train": EPOCHS}) as account:
+    model = Counted()
+    arguments = TrainingArguments(
+        **{
+            "output_dir": folder,
+            "use_cpu": True,
+            "num_train_epochs": EPOCHS,
+            "per_device_train_batch_size": SIZE,
+            "save_strategy": "steps",
+            "save_steps": 3,
+            "max_grad_norm": 0,
+            "report_to": [],
+            "disable_tqdm": True,
+            "dataloader_num_workers": 1,
+        }
+        | options
+    )
+    optimizer = model.optimizer()
+    last = get_last_checkpoint(folder)
+    without = how == "no mixin" or (how == "checkpoint without" and not last)
+    trainer = (Plain if without else Accounted)(
+        model=model,
+        args=arguments,
+        train_dataset=DATA,
+        data_collator=together,
+        optimizers=(optimizer, LambdaLR(optimizer, lambda _: 1)),
+        callbacks=[Stops()] * (how == "stops"),
+        **({} if without else {"account": account}),
+    )
+    trainer.train(resume_from_checkpoint=None if how == "not loaded" else last)
+    report(model, folder)
+dist.destroy_process_group()

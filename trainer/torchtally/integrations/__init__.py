@@ -1,0 +1,1 @@
+"""Adapters for libraries that drive the loop. Each imports its library, which the user has."""

@@ -1,0 +1,108 @@
+"""Lightning: its Trainer counts the batches, and its checkpoints hold the account's state."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils._pytree import tree_leaves
+
+from torchtally.accounting.account import Account
+from torchtally.accounting.epochs import Epochs
+from torchtally.errors import Refused, Unproven
+
+
+class AccountCallback(Callback):
+    """Commits after each optimizer step of `Trainer.fit`, and keeps the account's state in the checkpoints.
+
+    The `train_dataloader` is `account.batches(...)`. With manual optimization, `training_step` calls `account.commit()`
+    itself, after its optimizers have stepped.
+    """
+
+    def __init__(self, account: Account):
+        self._account = account
+        self._loaded = False
+        self._committed: int | None = None  # the Trainer's global_step by then
+        self._stepped = False  # the optimizer itself, since then
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._account.load_state_dict(checkpoint)
+            self._loaded = True
+
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.sanity_checking and any(_epochs(trainer.val_dataloaders)):
+            raise Refused("Lightning's sanity check would begin an epoch of validation: pass num_sanity_val_steps=0")
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        batches = trainer.train_dataloader
+        if not isinstance(batches, Epochs) or batches.account is not self._account:
+            raise Refused(
+                "the train_dataloader must be account.batches(...) of the callback's account, and nothing else"
+            )
+        self._refuse(trainer, batches)
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        if not progress.is_last_batch:
+            # Batches that no step has used yet are handed out again, and other ranks share out the rest otherwise.
+            again = progress.current.ready - (len(batches) - batches.left)
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(progress.current, name, getattr(progress.current, name) - again)
+        self._committed = trainer.global_step
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                optimizer.register_step_post_hook(self._step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if module.automatic_optimization and not outputs:
+            raise Unproven("a batch is not in the weights: training_step() returned no loss for it")
+        self._commit(trainer, module)
+
+    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._commit(trainer, module)  # it may be saved between a step and the end of its batch
+        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)  # the state from before that
+        checkpoint.update(self._account.state_dict())
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        for each in _epochs(trainer.val_dataloaders):
+            each.end()
+
+    def _step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _commit(self, trainer: Trainer, module: LightningModule) -> None:
+        if self._committed is None or not module.automatic_optimization or trainer.global_step <= self._committed:
+            return
+        if not self._stepped and isinstance(trainer.optimizers[0], torch.optim.Optimizer):
+            raise Unproven(
+                "batches are not in the weights: Lightning counted a step that the optimizer has not made; its "
+                "optimizer_step(), or a scaler of gradients, left it out"
+            )
+        self._committed, self._stepped = trainer.global_step, False
+        self._account.commit()
+
+    def _refuse(self, trainer: Trainer, batches: Epochs) -> None:
+        """Refuse before the first step what cannot fulfil the plan."""
+        planned = self._account.plan[batches.phase]
+        steps = planned * math.ceil(len(batches) / trainer.accumulate_grad_batches)
+        if trainer.ckpt_path and not self._loaded:
+            raise Refused(f"{trainer.ckpt_path} has no state of the account: it was saved without the AccountCallback")
+        if trainer.scaler is not None:
+            raise Refused("precision='16-mixed' leaves out steps whose gradients overflow: use 'bf16-mixed' or '32'")
+        if trainer.num_training_batches != len(batches):
+            raise Refused(
+                f"the Trainer would take {trainer.num_training_batches} of the {len(batches)} batches of an epoch: "
+                "limit_train_batches, overfit_batches and fast_dev_run must be their defaults"
+            )
+        if trainer.max_steps not in (-1, steps) or (trainer.max_epochs or -1) not in (-1, planned):
+            raise Refused(
+                f"max_steps={trainer.max_steps} and max_epochs={trainer.max_epochs} do not make the plan's {planned} "
+                f"epochs of {batches.phase}, which have {steps} steps: pass max_epochs={planned}"
+            )
+
+
+def _epochs(dataloaders: Any) -> Iterator[Epochs]:
+    return (each for each in tree_leaves(dataloaders) if isinstance(each, Epochs))

@@ -1,0 +1,144 @@
+"""Hugging Face's Trainer: its steps are commits, and its checkpoints hold the account's state."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils import data
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from torchtally.accounting.account import Account
+from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.tallied_sampler import TAKEN_OVER
+from torchtally.errors import Refused, Unproven
+
+_KEY = "torchtally"  # in trainer_state.json
+
+
+class AccountMixin:
+    """Accounts for the samples of a Trainer: `class MyTrainer(AccountMixin, Trainer)`.
+
+    The Trainer's own loader is used with the account's order, and its contract is `padded`, which is what the library
+    does with data that the ranks do not divide evenly.
+
+    Args:
+        account: Its plan has the phase "train" with as many epochs as `num_train_epochs`.
+        arguments: Those of the Trainer.
+    """
+
+    def __init__(self, *arguments: Any, account: Account, **named: Any):
+        super().__init__(*arguments, **named)
+        self._account = account
+        self._batches: _Batches | None = None
+        assert isinstance(self, Trainer)
+        self.add_callback(_Commits(account))
+
+    def get_train_dataloader(self) -> Any:
+        if self._batches is None:
+            trainer: Any = self
+            order = trainer.args.train_sampling_strategy
+            if order not in ("random", "sequential") or trainer.args.dataloader_drop_last:
+                raise Refused(
+                    "the account orders the samples and uses all of them: train_sampling_strategy must be random or "
+                    "sequential, and dataloader_drop_last False"
+                )
+            own = super().get_train_dataloader()  # type: ignore[misc]
+            loader = self._account.loader(
+                "train",
+                own.dataset,
+                batch_size=trainer.args.train_batch_size,
+                shuffle=order == "random",
+                contract="padded",
+                **{name: getattr(own, name) for name in TAKEN_OVER},
+            )
+            self._batches = _Batches(self._account.batches("train", loader))
+        return self._batches
+
+
+class _Batches(data.DataLoader[Any]):
+    """The account's batches, with a `dataset` that the library can skip through.
+
+    In the epoch in progress of a checkpoint, the Trainer reads on from the beginning of `dataset` and drops what it has
+    trained. It gets nothing in place of that.
+    """
+
+    def __init__(self, epochs: Epochs):
+        super().__init__(_Skipped(epochs), batch_size=None, collate_fn=_as_it_is)
+        self.epochs = epochs
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(self.epochs)
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+
+class _Skipped(data.IterableDataset[Any]):
+    def __init__(self, epochs: Epochs):
+        self.epochs = epochs
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from [None] * (len(self.epochs) - self.epochs.left)
+        yield from self.epochs
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class _Commits(TrainerCallback):
+    def __init__(self, account: Account):
+        self._account = account
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        batches: Any = others["train_dataloader"]
+        if not isinstance(batches, _Batches):
+            raise Refused("get_train_dataloader() must return what AccountMixin returns: list it first of the bases")
+        steps = math.ceil(len(batches) / args.gradient_accumulation_steps)
+        self._refuse(args, state, steps)
+        if not state.global_step:
+            return
+        if _KEY not in state.stateful_callbacks:
+            raise Refused("the checkpoint has no state of the account: it was saved without AccountMixin")
+        self._account.load_state_dict({_KEY: state.stateful_callbacks[_KEY]})
+        epochs, skipped = divmod(state.global_step, steps)
+        position = (self._account.completed("train"), len(batches) - batches.epochs.left)
+        if (epochs, skipped * args.gradient_accumulation_steps) != position:
+            raise Refused(
+                f"the Trainer would go on after {epochs} epochs and {skipped} steps, and the account after "
+                f"{position[0]} epochs and {position[1]} batches: the number of ranks, the batch size, and "
+                "gradient_accumulation_steps must be those of the checkpoint"
+            )
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._account.reseed()  # after a resume, the Trainer sets the generators once it has a batch
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        if getattr(others["optimizer"], "step_was_skipped", False):
+            raise Unproven("batches are not in the weights: the optimizer's step was skipped, as gradients overflowed")
+        self._account.commit()
+        self._keep(state)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._keep(state)
+
+    def _keep(self, state: TrainerState) -> None:
+        """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
+        state.stateful_callbacks[_KEY] = self._account.state_dict()[_KEY]
+
+    def _refuse(self, args: TrainingArguments, state: TrainerState, steps: int) -> None:
+        """Refuse before the first step what cannot fulfil the plan."""
+        planned = self._account.plan["train"]
+        if state.max_steps != planned * steps:
+            raise Refused(
+                f"the Trainer makes {state.max_steps} steps, and the plan's {planned} epochs of train have "
+                f"{planned * steps}: pass num_train_epochs={planned} without max_steps"
+            )
+        if args.ignore_data_skip:
+            raise Refused("ignore_data_skip must be False: the account needs no time to skip")
+        if args.fp16:
+            raise Refused("fp16 leaves out steps whose gradients overflow: use bf16")
