@@ -96,14 +96,16 @@ def test_any_other_end_breaks_the_proof(run: tuple[list[Line], list[World], Ends
         changed["phases"][phase]["end"] = list(other)
     else:
         del changed["phases"][phase]["end"]
-    assert not verdict([changed]).holds
+    if stated["contract"] != "drop_last":  # of which a whole epoch may be the same samples
+        assert not verdict([changed]).holds
     assert not verdict([*lines, changed]).holds
     ending = [each for each in lines if (each["phase"], each["epoch"]) == (phase, ends[phase][0])]
-    if other and ending and other[1] != ends[phase][1]:
+    if other and ending and max(1, ending[0]["start"]) <= other[1] != ends[phase][1]:  # else they are no lines
         for each in data.draw(st.sampled_from([*[[each] for each in ending], ending])):
             each["end"] = other[1]
         assert not verdict(lines).holds
-        assert not verdict([*lines, last]).holds
+        if ending[0]["attempt"] == last["attempt"]:  # a later one may have done it again
+            assert not verdict([*lines, last]).holds
 
 
 @settings(deadline=None, max_examples=300)
