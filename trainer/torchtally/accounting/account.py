@@ -243,8 +243,8 @@ class Account:
         with self._final():
             if compat_accelerate.leaves_steps_out():
                 raise Refused(
-                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: call "
-                    "it only if accelerator.sync_gradients"
+                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
+                    "call it only if accelerator.sync_gradients"
                 )
             for batch in batches:
                 current = self._open.get(batch.phase)
