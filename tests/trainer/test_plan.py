@@ -45,11 +45,22 @@ def test_a_plan_in_steps_makes_that_many(steps: int, n: int, each: int, world: i
         assert sorted(position for shard in every for position in shard.positions().tolist()) == list(range(end))
 
 
-@given(tokens=st.integers(1, 500), each=st.integers(1, 9), n=st.integers(1, 50))
-def test_a_plan_in_tokens_reaches_them(tokens: int, each: int, n: int) -> None:
-    epochs, end = extent(Tokens(tokens, each), Shard(n=n, rank=0, world=1), 1)
-    samples = (epochs - 1) * n + (end or n)
-    assert (samples - 1) * each < tokens <= samples * each
+@given(
+    tokens=st.integers(1, 500),
+    each=st.integers(1, 9),
+    n=st.integers(1, 50),
+    world=st.integers(1, 9),
+    contract=st.sampled_from(CONTRACTS),
+)
+def test_a_plan_in_tokens_reaches_them(tokens: int, each: int, n: int, world: int, contract: Any) -> None:
+    whole = Shard(n=n, rank=0, world=world, contract=contract)
+    if not whole.total:
+        return
+    epochs, end = extent(Tokens(tokens, each), whole, world)
+    assert end is None or 0 < end < n
+    samples = (epochs - 1) * whole.total + (end or whole.total)
+    spare = 1 if end else 1 + max(0, whole.total - n)  # an end is not among the samples that are repeated
+    assert (samples - spare) * each < tokens <= samples * each
 
 
 def trains(plan: Any, saved: Any = None, until: int | None = None, stop: int | None = None) -> Any:

@@ -53,4 +53,6 @@ def extent(planned: Planned, shard: Shard, batch: int) -> Extent:
         rest *= batch
     else:
         epochs, rest = divmod(-(-planned.count // planned.each), shard.total)
-    return (epochs + 1, rest) if rest else (epochs, None)
+    if not rest:
+        return epochs, None
+    return epochs + 1, rest if rest < shard.n else None  # where samples are repeated, an epoch has more than n
