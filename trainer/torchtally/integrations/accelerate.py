@@ -12,7 +12,7 @@ from torchtally.accounting.loader import Batch
 from torchtally.errors import Refused
 
 
-class _Place(DataLoaderStateMixin):
+class _Place(DataLoaderStateMixin):  # type: ignore[misc]
     """Where a loop is in its loader."""
 
     def __init__(self, accelerator: Accelerator):

@@ -100,15 +100,16 @@ class _Commits(TrainerCallback):
         self._refuse(args, state, steps)
         if not state.global_step:
             return
-        if _KEY not in state.stateful_callbacks:
+        kept: Any = state.stateful_callbacks
+        if _KEY not in kept:
             raise Refused("the checkpoint has no state of the account: it was saved without AccountMixin")
-        self._account.load_state_dict({_KEY: state.stateful_callbacks[_KEY]})
+        self._account.load_state_dict({_KEY: kept[_KEY]})
         epochs, skipped = divmod(state.global_step, steps)
         position = (self._account.completed("train"), len(batches) - batches.epochs.left)
         if (epochs, skipped * args.gradient_accumulation_steps) != position:
             raise Refused(
-                f"the Trainer would go on after {epochs} epochs and {skipped} steps, and the account after {position[0]} "
-                f"epochs and {position[1]} batches: the number of ranks, the batch size, and "
+                f"the Trainer would go on after {epochs} epochs and {skipped} steps, and the account after "
+                f"{position[0]} epochs and {position[1]} batches: the number of ranks, the batch size, and "
                 "gradient_accumulation_steps must be those of the checkpoint"
             )
 
@@ -128,7 +129,8 @@ class _Commits(TrainerCallback):
 
     def _keep(self, state: TrainerState) -> None:
         """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
-        state.stateful_callbacks[_KEY] = self._account.state_dict()[_KEY]
+        kept: Any = state.stateful_callbacks
+        kept[_KEY] = self._account.state_dict()[_KEY]
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, steps: int) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
