@@ -24,6 +24,7 @@ from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
+_TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
 
 
@@ -105,6 +106,11 @@ class Loader(data.DataLoader[Any]):
     """
 
     def __init__(self, dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any):
+        if taken := sorted(options.keys() & _TAKEN):
+            raise Refused(
+                f"the loader of an account sets {', '.join(taken)} itself; a library that makes loaders again must "
+                "receive account.batches(...)"
+            )
         collate = collate_fn or data.default_collate
         self._sampler_of_steps = sampler
         if isinstance(dataset, data.IterableDataset):
