@@ -67,8 +67,14 @@ class StreamByStep(data.IterableDataset[Any]):
         # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
         info = data.get_worker_info()
         if self.sampler.idle and (info is None or info.id == 0):
-            index, sample = last
+            index, sample = last if last[1] is not None else self._last_of_the_shard()
             yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
+
+    def _last_of_the_shard(self) -> tuple[int, Any]:
+        """A sample to cut an empty batch from, where all others are consumed before a resume."""
+        shard = self.sampler.shard
+        pair: tuple[int, Any] = next(iter(self.dataset.at_indices(iter(shard.indices(shard.size - 1).tolist()))))
+        return pair
 
     def _own(self) -> Iterator[list[int]]:
         info = data.get_worker_info()
