@@ -276,14 +276,12 @@ def few(saved: Saved | None, n: int, size: int, contract: Contract, stream: bool
     if saved:
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
-    commits = 0
-    for batch in account.epoch("train", 1, loader):
+    for commits, batch in enumerate(account.epoch("train", 1, loader)):
         if commits == until:
             return {"account": account.state_dict(), "training": training.save()}
         training.backward(*batch.data)
         training.step()
         account.commit()
-        commits += 1
     account.__exit__(None, None, None)
     return training.times
 
