@@ -13,8 +13,9 @@ export PATH := $(CURDIR)/.venv/bin:$(TOOLS_DIR):$(CURDIR)/.tools/uv/bin:$(PATH)
 LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
 
-# One more than there are cores, because many tests wait.
-TEST_PROCESSES ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
+# More than there are cores, because many tests wait.
+TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+TEST_OPTIONS = -m 'not nightly' --numprocesses $(TEST_PROCESSES)
 
 .PHONY: help
 help: ## list the targets
@@ -33,15 +34,14 @@ scripts: .venv/.scripts ## install what verify_shards, run_local and startup nee
 .PHONY: test
 test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
-	python -m pytest --ignore=tests/e2e --ignore=tests/tasks -m 'not nightly' \
-		--numprocesses $(TEST_PROCESSES) $(ARGS)
+	@scripts/tools.py minio || echo "test: the tests of an object store are skipped"
+	python -m pytest --ignore=tests/e2e --ignore=tests/tasks $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test-newest-torch
 test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
 	rm .venv/.dev
 	uv pip install --python .venv --upgrade torch
-	python -m pytest --ignore=tests/e2e --ignore=tests/tasks --ignore=tests/image -m 'not nightly' \
-		--numprocesses $(TEST_PROCESSES) $(ARGS)
+	python -m pytest --ignore=tests/e2e --ignore=tests/tasks --ignore=tests/image $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: faults
 faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes
@@ -68,7 +68,7 @@ bench-cluster: .venv/.bench ## compare the time to the first step, by phase, wit
 	scripts/e2e.sh -- python -m bench.cluster $(ARGS)
 
 .PHONY: image
-image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,spark, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
+image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,s3,spark, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
 	docker/image.sh build
 
 .PHONY: image-again

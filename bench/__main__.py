@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from bench import machine, model, report
-from bench.measure import sampler, simulated
+from bench.measure import loading, sampler, simulated
 from bench.measure.throughput import TOOLS, WORLDS
 from bench.results import FOLDER, Results
 from bench.sample import found_in
@@ -75,6 +75,8 @@ def programs(number: int) -> Iterator[list[str]]:
             yield ["throughput", tool, task, str(world)]
     if number % 2:
         yield ["overhead"]
+        for workers in loading.WORKERS:
+            yield ["loading", str(workers)]
         yield ["many"]
     else:
         for world in model.WORLDS:

@@ -17,7 +17,7 @@ _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 def text(results: Results) -> str:
     """The goals as a Markdown table."""
     header = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
-    parts = (_throughput, _gpu, _overhead, _sampler, _verifier, _start)
+    parts = (_throughput, _gpu, _overhead, _sampler, _loading, _verifier, _start)
     rows = [row for part in parts for row in part(results)]
     return "\n".join(markdown(header, rows, left=(0, 1)))
 
@@ -87,6 +87,20 @@ def _sampler(results: Results) -> Iterator[list[str]]:
                 "–",
                 _mark(found.median >= 50),
             ]
+
+
+def _loading(results: Results) -> Iterator[list[str]]:
+    for series in results.of("loading, of an untallied DataLoader"):
+        case, found = series.case, spread(series.values)
+        plain = results.one("loading", **case, tool="torch")
+        yield [
+            f"loading {case['fetched']}, batch {case['batch']}, {case['workers']} workers, % of an untallied one",
+            "at least 95",
+            shown(found),
+            f"{_median(plain)} samples/s" if plain else "–",
+            "–",
+            _mark(found.median >= 95),
+        ]
 
 
 def _verifier(results: Results) -> Iterator[list[str]]:

@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 BIN = Path(os.environ.get("TOOLS_DIR") or Path(__file__).parent.parent / ".tools/bin").absolute()
@@ -32,8 +32,8 @@ class Tool:
     at_least: Version = ()
     below: Version = ()  # empty: any version is supported
     ask: tuple[str, ...] = ()  # arguments that print the version
-    url: str
-    sums: dict[str, str]  # SHA-256 of the file at url, by platform
+    url: str = ""  # empty: it is released as source only
+    sums: dict[str, str] = field(default_factory=dict)  # SHA-256 of the file at url, by platform
     member: str = ""  # path of the program, if the file is an archive
     go: str = ""  # package to `go install`
     go_main: tuple[str, ...] = ()  # or: modules, then the source of the program
@@ -156,6 +156,10 @@ TOOLS = {
         },
         go="github.com/norwoodj/helm-docs/cmd/helm-docs",
     ),
+    "minio": Tool(
+        version="0.0.0-20260212201848-7aac2a2c5b7c",
+        go="github.com/minio/minio",
+    ),
 }
 
 
@@ -175,6 +179,8 @@ def is_supported(path: str, tool: Tool) -> bool:
 
 
 def download(name: str, tool: Tool) -> None:
+    if not tool.url:
+        raise Unavailable("it is released as source only")
     os_, machine = platform.system(), platform.machine().replace("aarch64", "arm64")
     arch = machine.replace("x86_64", "amd64")
     fields = {"version": tool.version, "os": os_.lower(), "Os": os_, "arch": arch, "machine": machine}

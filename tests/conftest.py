@@ -1,9 +1,9 @@
 """For all tests. Those that need a Docker engine carry `@pytest.mark.engine`: whether one answers is asked once."""
 
+import ast
 import contextlib
 import functools
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -42,20 +42,43 @@ def no_engine() -> str:
     return "" if result.returncode == 0 else "no Docker engine answers"
 
 
+# Their tests take longest, and would otherwise be the last to end.
+LONGEST = ("test_spark", "test_local_faults", "test_keras_mnist", "test_mlflow", "test_events", "test_trainjob_status")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
 class _SharedFixtures(LoadScopeScheduling):
-    """Tests whose file has a fixture for all of them run in one process, the others wherever there is room."""
+    """Tests that share a fixture of their file run in one process, the others wherever there is room.
+
+    That is what pytest-xdist's loadgroup is for, whose version 3.8 groups nothing with pytest 9.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        file, _, _ = nodeid.partition("::")
-        return file if _has_shared_fixtures(self.config.rootpath / file) else nodeid
+        file, _, name = nodeid.partition("::")
+        group = _shared_fixtures(self.config.rootpath / file).get(name.partition("[")[0])
+        return f"{file}::{group}" if group else nodeid
 
 
 @functools.cache
-def _has_shared_fixtures(file: Path) -> bool:
-    return re.search(r'scope="(module|session)"', file.read_text()) is not None
+def _shared_fixtures(file: Path) -> dict[str, str]:
+    """By test, the shared fixture of this file that it, or a fixture of its, needs."""
+    functions = {each.name: each for each in ast.parse(file.read_text()).body if isinstance(each, ast.FunctionDef)}
+
+    def needed(name: str) -> set[str]:
+        found = {
+            each for argument in functions[name].args.args if argument.arg in functions for each in needed(argument.arg)
+        }
+        shared = any("scope=" in ast.unparse(decorator) for decorator in functions[name].decorator_list)
+        return found or ({name} if shared else set())
+
+    return {name: min(found) for name in functions if (found := needed(name))}
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # it would put the largest groups first, which are not the longest
     return _SharedFixtures(config, log)
 
 

@@ -1,8 +1,9 @@
 """Starts `python …` by a fork of a process that has imported torch, in 0.1 s instead of 3.
 
-`install` makes subprocess.Popen ask such a server for every program that imports torch. The new process is as if it
-had been started from nothing: a child of the caller, with its environment, folder and files, in a session of its own
-if asked, and with the same exit codes. A test marked `cold` starts its programs from nothing.
+`install` makes subprocess.Popen ask such a server for every program that imports torch, and for the workers of
+pytest-xdist. The new process is as if it had been started from nothing: a child of the caller, with its environment,
+folder and files, in a session of its own if asked, and with the same exit codes. A test marked `cold` starts its
+programs from nothing.
 """
 
 import atexit
@@ -28,10 +29,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from execnet.gateway_io import popen_bootstrapline as WORKER  # the code of a worker of pytest-xdist
+
 IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torchtally.commands.evaluate"]
+IMPORTED += ["torch._dynamo", "torchtally.training.loop"]  # what ranks need (tests/trainer/ranks.py)
+# What test files and their programs need as well: with several workers, which collect all files, it is worth its time.
+ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "matplotlib.pyplot", "mlflow"]
+ALL += ["pytest", "scipy.stats", "testcontainers.core.container", "torchmetrics"]
 ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
 _enabled = True
+_installed = False
 _TORCH = re.compile(r"^\s*(import|from) torch|; *(import|from) torch", re.MULTILINE)
 _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl
 _from_nothing = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -50,7 +58,7 @@ class Program:
     @property
     def starts_programs(self) -> bool:
         """Whether it starts further ones that import torch."""
-        return self.name == str(SHIM) or sys.executable in self.arguments
+        return self.name in (WORKER, str(SHIM)) or sys.executable in self.arguments
 
     @classmethod
     def of(cls, command: Any, folder: str) -> "Program | None":
@@ -62,7 +70,7 @@ class Program:
         while rest and rest[0] in ("-u", "-P"):
             options.append(rest.pop(0))
         match rest:
-            case ["-c", str(code), *arguments] if _TORCH.search(code):
+            case ["-c", str(code), *arguments] if code == WORKER or _TORCH.search(code):
                 kind, name = "-c", code
             case ["-m", str(module), *arguments] if module.startswith("torchtally."):
                 kind, name = "-m", module
@@ -82,8 +90,10 @@ def _imports_torch(path: Path) -> bool:
 
 def install(channel: socket.socket | None = None) -> None:
     """Let this process start its programs by a server: by the one behind `channel`, or one that it starts itself."""
-    if sys.platform != "linux":
+    global _installed
+    if sys.platform != "linux" or _installed:
         return
+    _installed = True
     client = _Client(channel)
     parameters = inspect.signature(_from_nothing)
 
@@ -135,15 +145,18 @@ class _Client:
         asked = {"program": asdict(program), "environment": environment, "folder": folder, "session": new_session}
         text = json.dumps({**asked, "parent": self.owner}).encode()
         with self._one_at_a_time, _adopting():
-            channel = self._channel = self._channel or self._start()
+            channel = self._channel = self._channel or self._start(program.name == WORKER)
             socket.send_fds(channel, [struct.pack("I", len(text))], files)
             channel.sendall(text)
             (pid,) = struct.unpack("I", _received(channel, 4))
         return int(pid)
 
-    def _start(self) -> socket.socket:
+    def _start(self, everything: bool) -> socket.socket:
         here, there = socket.socketpair()
-        command = [sys.executable, "-P", __file__, str(there.fileno())]
+        folder = str(Path(__file__).parent)
+        code = f"import sys; sys.path.append({folder!r}); import fork_server; "
+        code += f"fork_server.main({there.fileno()}, {everything})"
+        command = [sys.executable, "-P", "-c", code]
         # It ends when this process does, which closes the channel: nobody waits for it.
         self._server = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
         there.close()
@@ -263,25 +276,22 @@ def leave(run: Callable[[], None]) -> NoReturn:
     os._exit(code or 0)
 
 
-def main() -> None:
-    for name in IMPORTED:
+def main(channel: int, everything: bool) -> None:
+    os.environ["KERAS_BACKEND"] = "torch"  # read where it is imported
+    for name in [*IMPORTED, *(ALL if everything else [])]:
         importlib.import_module(name)
     gc.freeze()  # a collection in a forked process would copy what they share
-    program = serve(socket.socket(fileno=int(sys.argv[1])))
-    if program.starts_programs:
+    program = serve(socket.socket(fileno=channel))
+    while program.starts_programs:
         here, there = socket.socketpair()
         if os.fork():
             there.close()
             install(here)
-        else:
-            here.close()
-            Path("/proc/self/comm").write_text("fork server")
-            nothing = os.open(os.devnull, os.O_RDWR)
-            for number in range(3):
-                os.dup2(nothing, number)
-            program = serve(there)
+            break
+        here.close()
+        Path("/proc/self/comm").write_text("fork server")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        program = serve(there)
     leave(lambda: run(program))
-
-
-if __name__ == "__main__":
-    main()

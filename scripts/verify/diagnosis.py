@@ -32,7 +32,7 @@ def describe(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
     groups: dict[str, list[int]] = {}
     positions = [position for position, _ in single + foreign]
     for (position, times), index in zip(single + foreign, expected.samples(line, positions), strict=True):
-        groups.setdefault(_how(line, expected.times(line, position), times), []).append(index)
+        groups.setdefault(_how(line, position, times), []).append(index)
     for how, indices in groups.items():
         yield f"{numbers('sample', indices)} {'were' if len(indices) > 1 else 'was'} {how}"
     if line.outside:
@@ -66,12 +66,13 @@ def _parts(line: TallyLine, stretches: list[Stretch]) -> tuple[list[_Part], list
 def _as_steps(line: TallyLine, part: _Part) -> str | None:
     """None where the part is no whole steps, or a single sample."""
     end = expected.size(line) - 1
+    most = end if line.end is None else sum(each.count for each in expected.parts(line)) - 1
     begin = line.start if line.rank == "all" else 0  # earlier samples belong to no step of this world
-    if not begin <= part.first < part.last <= end:
+    if not begin <= part.first < part.last <= most:
         return None
     first, last = _step(line, part.first), _step(line, part.last)
     if (part.first > begin and _step(line, part.first - 1) == first) or (
-        part.last < end and _step(line, part.last + 1) == last
+        part.last not in (end, most) and _step(line, part.last + 1) == last
     ):
         return None
     return f"{span('step', first, last)} ({_numbered(line, part)}) {_was(line, part, first < last)}"
@@ -96,20 +97,23 @@ def _numbered(line: TallyLine, part: _Part) -> str:
 
 
 def _was(line: TallyLine, part: _Part, plural: bool) -> str:
-    should = {expected.times(line, expected.position(line, number)) for number in (part.first, part.last)}
+    ends = [expected.position(line, number) for number in (part.first, part.last)]
     verb = "were" if plural else "was"
-    if len(should) == 1:
-        return f"{verb} {_how(line, should.pop(), part.times)}"
+    if len({expected.times(line, position) for position in ends}) == 1:
+        return f"{verb} {_how(line, ends[0], part.times)}"
     return f"{verb} consumed {_times(abs(part.times))} too {'often' if part.times > 0 else 'seldom'}"
 
 
-def _how(line: TallyLine, should: int, more: int) -> str:
-    """How often samples were consumed that should have been consumed `should` times."""
+def _how(line: TallyLine, position: int, more: int) -> str:
+    """How often the sample at a position was consumed, if `more` often than it should have been."""
+    should = expected.times(line, position)
     if should + more == 0:
         return "never consumed"
     if should == 0:
-        where = "the contract" if line.rank == "all" else "its shard"
-        return f"consumed{f' {_times(more)}' * (more != 1)}, though not in {where}"
+        where = "not in the contract" if line.rank == "all" else "not in its shard"
+        if line.end is not None and position >= line.end:
+            where = f"the epoch ends before position {line.end}"
+        return f"consumed{f' {_times(more)}' * (more != 1)}, though {where}"
     return f"consumed {_times(should + more)}" + f", not {_times(should)}" * (should > 1)
 
 

@@ -24,19 +24,26 @@ def size(line: TallyLine) -> int:
 
 
 def parts(line: TallyLine) -> list[Progression]:
-    """The positions of the line's shard, in the order in which they are consumed; of all ranks, the whole order."""
-    return [Progression(0, 1, line.n)] if line.rank == "all" else line.shard.progressions
+    """The positions of the line's shard, in the order in which they are consumed; of all ranks, the whole order.
+
+    Those of an epoch that ends by plan go on behind its end, for a loop may have gone on.
+    """
+    if line.rank == "all":
+        return [Progression(0, 1, line.n)]
+    shard = line.shard
+    return (shard if shard.end is None else replace(shard, end=None, contract="exact")).progressions
 
 
 def times(line: TallyLine, position: int) -> int:
     """How often the line's rank, or all of them together, should have consumed the sample at `position`."""
     if line.rank == "all":  # the positions 0, 1, 2, ..., which start again at n
         return max(0, -((position - size(line)) // line.n))
-    return int(number(line, position) is not None)
+    found = number(line, position)
+    return int(found is not None and found < size(line))
 
 
 def number(line: TallyLine, position: int) -> int | None:
-    """The number of `position` among the shard's samples, from 0; None if it is not in the shard."""
+    """The number of `position` among those of `parts`, from 0; None if it is none of them."""
     before = 0
     for part in parts(line):
         if contains(part, position):
@@ -46,7 +53,7 @@ def number(line: TallyLine, position: int) -> int | None:
 
 
 def position(line: TallyLine, number: int) -> int:
-    """The position of sample `number` of the shard in the order."""
+    """The position in the order that is this one of `parts`."""
     for part in parts(line):
         if number < part.count:
             break
@@ -63,8 +70,12 @@ def contains(part: Progression, position: int) -> bool:
 def difference(line: TallyLine) -> Digest:
     """The digest of the line minus the expected one. The sums of indices matter for all ranks together only."""
     if line.rank != "all":
-        return line.consumed_digest - _of_positions(line.run, *parts(line))
+        return line.consumed_digest - _of_positions(line.run, *line.shard.progressions)
     shard = line.shard
+    if shard.end is not None:  # then indices take their time: a garbled end is found by the positions
+        of_positions = line.consumed_digest - _of_positions(line.run, *shard.everything)
+        if any(of_positions.of_positions):
+            return of_positions
     if line.order == "sequential":  # the same for every seed and in every epoch: computed once
         shard = replace(shard, epoch=1, seed=0)
     return line.consumed_digest - _of_all_ranks(line.run, shard)
@@ -101,7 +112,7 @@ def is_right(line: TallyLine) -> bool:
     """Whether a rank's line reports no fault and its numbers and digest are the expected ones."""
     if line.rank == "all" or line.lost != 0 or line.doubled != 0:
         return False
-    size, positions = _of_rank(line.run, line.n, line.start, line.rank, line.world, line.contract)
+    size, positions = _of_rank(line.run, line.n, line.start, line.end, line.rank, line.world, line.contract)
     return line.expected == line.consumed == size and line.digest.startswith(positions)
 
 
@@ -113,9 +124,11 @@ def sum_of(lines: list[TallyLine]) -> Digest:
 
 
 @lru_cache(maxsize=1 << 14)  # a rank's positions are the same in every epoch
-def _of_rank(run: str, n: int, start: int, rank: int, world: int, contract: Contract) -> tuple[int, bytes]:
+def _of_rank(
+    run: str, n: int, start: int, end: int | None, rank: int, world: int, contract: Contract
+) -> tuple[int, bytes]:
     """A rank's number of samples, and the beginning of its packed digest."""
-    shard = Shard(n=n, rank=rank, world=world, contract=contract, start=start)
+    shard = Shard(n=n, rank=rank, world=world, contract=contract, start=start, end=end)
     words = _of_positions(run, *shard.progressions).packed
     return shard.size, words[: 8 * digest.OF_POSITIONS]
 

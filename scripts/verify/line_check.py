@@ -8,14 +8,15 @@ from operator import attrgetter
 
 from torchtally.proof.digest import OF_POSITIONS, Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
+from torchtally.proof.run_summary import RunSummary
 
 from . import digest_check, expected
 from .phrasing import counted, differing, numbers, who
 from .problem import Block, Problem
 
 
-def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Problem], list[Problem]]:
-    """The problems of the lines, and the lines that are missing."""
+def compare(lines: list[TallyLine], last: RunSummary | None) -> tuple[list[Problem], list[Problem]]:
+    """The problems of the lines, and the lines that are missing. Without `last`, there is at least one line."""
     blocks: dict[Block, dict[Rank, TallyLine]] = defaultdict(dict)
     for line in lines:
         blocks[line.block][line.rank] = line
@@ -25,7 +26,7 @@ def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Probl
     for attempt in {line.attempt_began for line in lines}:  # the next attempt may have another number of ranks
         unsettled += _disagreements([line for line in lines if line.attempt_began == attempt], "", ("world",))
     problems += unsettled
-    missing = [] if problems else list(_missing(blocks, plan))
+    missing = [] if problems else list(_missing(blocks, last.plan if last else lines[0].plan, last))
     settled = not unsettled
     comparable: set[str] = set()
     for phase in dict.fromkeys(phase for phase, _ in blocks):
@@ -47,9 +48,11 @@ def compare(lines: list[TallyLine], plan: Mapping[str, int]) -> tuple[list[Probl
             if block[0] in comparable:
                 texts += digest_check.faults(line)
         every = list(ranks.values())
-        differ = list(_disagreements(every, where, ("start", "batch", "commits")))  # in which epochs may differ
+        differ = list(_disagreements(every, where, ("start", "end", "batch", "commits")))  # in which epochs may differ
         problems += differ
         texts += _commit_faults(every)
+        if not last:
+            texts += _early_ends(every)
         if together and block[0] in comparable and not differ and len(alone) == together.world:
             texts += _sum_faults(together, alone)
         problems += [Problem(text, where, frozenset([block])) for text in texts]
@@ -74,13 +77,17 @@ def _disagreements(lines: list[TallyLine], where: str, names: Iterable[str]) -> 
             yield Problem(f"the lines disagree on {name}: {', '.join(sides)}", where, blocks)
 
 
-def _missing(blocks: dict[Block, dict[Rank, TallyLine]], plan: Mapping[str, int]) -> Iterator[Problem]:
-    for phase, count in plan.items():
+def _missing(
+    blocks: dict[Block, dict[Rank, TallyLine]], plan: Mapping[str, int], last: RunSummary | None
+) -> Iterator[Problem]:
+    for phase, planned_count in plan.items():
+        count = last.epochs(phase) if last else planned_count
+        made = "planned" if count == planned_count else "made"  # of a run that has stopped
         seen = {epoch for name, epoch in blocks if name == phase}
         if count and not seen:
-            yield Problem(f"no tally line of phase {phase} at all, {numbers('epoch', range(1, count + 1))} planned")
+            yield Problem(f"no tally line of phase {phase} at all, {numbers('epoch', range(1, count + 1))} {made}")
         elif absent := set(range(1, count + 1)) - seen:
-            yield Problem(f"no tally line of {numbers('epoch', absent)}, {count} planned", phase)
+            yield Problem(f"no tally line of {numbers('epoch', absent)}, {count} {made}", phase)
     planned: dict[Block, set[Rank]] = {
         block: {*range(next(iter(present.values())).world), "all"} for block, present in blocks.items()
     }
@@ -97,9 +104,9 @@ def _faults(line: TallyLine) -> Iterator[str]:
     name = who([line.rank])
     if line.expected != (size := expected.size(line)):
         start = f" from position {line.start} on" if line.start else ""
+        under = f"under {line.contract}" if line.end is None else f"before position {line.end}"
         yield (
-            f"{name} expected {line.expected}, but N {line.n} over world size {line.world}{start} "
-            f"under {line.contract} makes {size}"
+            f"{name} expected {line.expected}, but N {line.n} over world size {line.world}{start} {under} makes {size}"
         )
     if line.lost is None or line.doubled is None:
         yield f"{name}: too many samples are lost or doubled to count"
@@ -120,12 +127,22 @@ def _commit_faults(lines: list[TallyLine]) -> Iterator[str]:
     camps: dict[tuple[int, int, int], list[TallyLine]] = defaultdict(list)
     for line in lines:
         if line.commits is not None:
-            camps[line.commits, line.start, -(-line.shard.total // line.batch)].append(line)
+            camps[line.commits, line.start, line.shard.steps(line.batch)].append(line)
     for (commits, start, steps), camp in camps.items():
         # Those before `start` are counted, too, but how many steps they were is not known.
         if commits < min(1, start + steps) or (commits > steps and not start):
             number, since = counted(steps, "step"), f" from position {start} on" if start else ""
             yield f"{who(line.rank for line in camp)}: commits {commits}, but the epoch has {number}{since}"
+
+
+def _early_ends(lines: list[TallyLine]) -> Iterator[str]:
+    """Ends of an epoch that is not the last one: what is behind them is lost if the run went on."""
+    for end, planned in {(line.end, line.plan[line.phase]) for line in lines if line.end is not None}:
+        if lines[0].epoch < planned:
+            yield (
+                f"the epoch ends before position {end} of N {lines[0].n}, though {planned} epochs are planned: only "
+                "the run's last line, which is missing, can say that the run was stopped there"
+            )
 
 
 def _sum_faults(together: TallyLine, alone: list[TallyLine]) -> Iterator[str]:

@@ -105,12 +105,14 @@ def _differences(one: TallyLine, other: TallyLine) -> Iterator[str]:
 
 def _summary_differences(one: RunSummary, other: RunSummary) -> Iterator[str]:
     """Fields of the same run in which only one of two last lines can be right; the pod and the attempt may differ."""
-    for name in ("task", "plan", "seed", "worlds", "model", "discarded"):
+    for name in ("task", "plan", "seed", "worlds", "stopped", "model", "discarded"):
         a, b = getattr(one, name), getattr(other, name)
         if a != b:
             yield f"{name} {json.dumps(a)} and {json.dumps(b)}"
+    if one.phases.keys() != other.phases.keys():
+        yield f"phases {', '.join(one.phases)} and {', '.join(other.phases)}"
     for phase, own in one.phases.items():
-        if phase in other.phases:  # else the plans differ
+        if phase in other.phases:
             yield from _phase_differences(phase, own, other.phases[phase])
 
 

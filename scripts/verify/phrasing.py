@@ -65,10 +65,26 @@ def summary(verdict: "Verdict") -> str:
     plan = last.plan if last else verdict.lines[-1].plan
     world = last.worlds[-1][2] if last else verdict.lines[-1].world
     facts = [f"run {verdict.run}", counted(world, "rank")]
-    facts += [f"{phase} {counted(epochs, 'epoch')}" for phase, epochs in plan.items()]
+    facts += [f"{phase} {_extent(verdict, phase, planned)}" for phase, planned in plan.items()]
     if last and last.model:
         facts.append(f"model {last.model}")
-    return f"the proof holds: {', '.join(facts)}" + (_discarded(last.discarded) if last else "")
+    stopped = f"; stopped: {last.stopped}" if last and last.stopped else ""
+    return f"the proof holds: {', '.join(facts)}{stopped}" + (_discarded(last.discarded) if last else "")
+
+
+def _extent(verdict: "Verdict", phase: str, planned: int) -> str:
+    """`2 epochs`, `1 of 5 epochs`, `1 epoch and the first 640 of 4096 samples of epoch 2`."""
+    last = verdict.last
+    epochs = last.epochs(phase) if last else planned
+    if last:
+        ends = [(last.end(phase, epochs), last.phases[phase].n)] if epochs else []
+    else:
+        ends = [(line.end, line.n) for line in verdict.lines if line.block == (phase, epochs)]
+    for end, n in ends[:1]:
+        if end is not None:
+            part = f"the first {end} of {n} samples of epoch {epochs}"
+            return f"{counted(epochs - 1, 'epoch')} and {part}" if epochs > 1 else part
+    return counted(epochs, "epoch") if epochs == planned else f"{epochs} of {counted(planned, 'epoch')}"
 
 
 def summary_of_runs(verdicts: "list[Verdict]") -> str:

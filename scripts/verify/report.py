@@ -14,7 +14,8 @@ _MANY = 64  # ranks; beyond, only those whose lines report a fault are shown, as
 JSON_HELP = """\
 --json prints one object: "holds" (the exit status as a boolean), "run" and "attempt" (null when there is none to
 judge), "last_line" (whether the run's last line is there), "model" (the hash of the final weights, "sha256:...") and
-"discarded" (samples consumed by steps that no checkpoint kept), both of them from the last line and null without it,
+"discarded" (samples consumed by steps that no checkpoint kept) and "stopped" (why phases end before their plan, or
+null), which are from the last line and null without it,
 "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and, on
 "rank": "all", "ok", which is true if its phase and epoch has no problem). Of a log that holds several runs it prints
 "holds", which is true if all of them are proved, and "runs", a list of such objects."""
@@ -40,6 +41,7 @@ def _report(verdict: Verdict) -> dict[str, Any]:
         "last_line": verdict.last is not None,
         "model": verdict.last and verdict.last.model,
         "discarded": verdict.last and verdict.last.discarded,
+        "stopped": verdict.last and verdict.last.stopped,
         "problems": [str(problem) for problem in verdict.problems],
         "notes": verdict.notes,
         "tallies": lines,

@@ -12,29 +12,44 @@ from torchtally.proof.digest import unpack
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
 
-from .phrasing import differing, numbers, who
+from .phrasing import counted, differing, numbers, who
 from .problem import Problem
 
 # Lines that agree in these are compared with the last line together.
-_FACTS = attrgetter("phase", "epoch", *("task", "plan", "seed", "n", "contract", "order", "data", "start", "world"))
+_OF_RUN, _OF_PHASE, _OF_EPOCH = ("task", "plan", "seed"), ("n", "contract", "order", "data"), ("start", "world", "end")
+_FACTS = attrgetter("phase", "epoch", *_OF_RUN, *_OF_PHASE, *_OF_EPOCH)
 
 
 def faults(last: RunSummary) -> Iterator[Problem]:
     """Contradictions within the line. Without any, it proves the contracts of all phases and epochs on its own."""
     for phase, stated in last.phases.items():
-        epochs = last.plan[phase]
-        consumed, together = last.expected(phase)
-        what = f"{numbers('epoch', range(1, epochs + 1))} of N {stated.n} under {stated.contract}"
+        consumed, what = last.samples(phase), _described(last, phase)
         if stated.consumed != consumed:
             yield Problem(f"the last line reports consumed {stated.consumed}, but {what} make {consumed}", phase)
-        if names := differing(unpack(stated.digest), together):
+            if stated.end:  # garbled, perhaps: the digest takes its time then
+                continue
+        if names := differing(unpack(stated.digest), last.expected(phase)[1]):
             yield Problem(f"the last line's digest is not that of {what}: it differs in {names}", phase)
 
 
+def _described(last: RunSummary, phase: str) -> str:
+    epochs, stated = last.epochs(phase), last.phases[phase]
+    which = numbers("epoch", range(1, epochs + 1)) if epochs else "0 epochs"
+    end = f", the last one before position {stated.end[1]}," if stated.end and stated.end[1] else ""
+    return f"{which}{end} of N {stated.n} under {stated.contract}"
+
+
 def superseded(last: RunSummary, line: TallyLine) -> bool:
-    """Whether a later attempt did the line's epoch again: its samples were shared out differently at last."""
-    dealt = last.dealt(line.phase, line.epoch)
-    return line.attempt < last.attempt and (line.start, line.world) != dealt
+    """Whether a later attempt did the line's epoch again: its samples were shared out differently at last.
+
+    Or it stopped the run before the end of that epoch.
+    """
+    if line.attempt >= last.attempt or line.epoch > last.plan.get(line.phase, 0):
+        return False
+    if line.epoch > last.epochs(line.phase):
+        return True
+    dealt = (*last.dealt(line.phase, line.epoch), last.end(line.phase, line.epoch))
+    return (line.start, line.world, line.end) != dealt
 
 
 def contradictions(last: RunSummary, lines: list[TallyLine]) -> Iterator[Problem]:
@@ -50,20 +65,26 @@ def contradictions(last: RunSummary, lines: list[TallyLine]) -> Iterator[Problem
         whose = f"{who(line.rank for line in camp)} in {numbers('epoch', {line.epoch for line in camp})}"
         text = f"the last line reports {name} {stated}, but {found} is in the lines of {whose}"
         yield Problem(text, phase, frozenset(line.block for line in camp))
+    for phase in dict.fromkeys(line.phase for line in lines):
+        if late := [line for line in lines if line.phase == phase and line.epoch > last.epochs(phase)]:
+            whose = f"{who(line.rank for line in late)} in {numbers('epoch', {line.epoch for line in late})}"
+            text = f"the last line reports {counted(last.epochs(phase), 'epoch')}, but there are lines of {whose}"
+            yield Problem(text, phase, frozenset(line.block for line in late))
     for phase in last.phases:
         together = {line.epoch: line for line in lines if line.phase == phase and line.rank == "all"}
-        if together.keys() == {*range(1, last.plan[phase] + 1)}:
+        if together.keys() == {*range(1, last.epochs(phase) + 1)}:
             yield from _sum_faults(last, phase, list(together.values()))
 
 
 def _facts(last: RunSummary, line: TallyLine) -> Iterator[tuple[str, str, Any]]:
     """Phase, name and value of the last line's facts about a line's run and epoch."""
-    yield from (("", name, getattr(last, name)) for name in ("task", "plan", "seed"))
+    yield from (("", name, getattr(last, name)) for name in _OF_RUN)
     if line.phase in last.phases:
         stated = last.phases[line.phase]
-        yield from ((line.phase, name, getattr(stated, name)) for name in ("n", "contract", "order", "data"))
-        start, world = last.dealt(line.phase, line.epoch)
-        yield from ((line.phase, "start", start), (line.phase, "world", world))
+        yield from ((line.phase, name, getattr(stated, name)) for name in _OF_PHASE)
+    if line.epoch <= last.epochs(line.phase):
+        dealt = (*last.dealt(line.phase, line.epoch), last.end(line.phase, line.epoch))
+        yield from ((line.phase, name, value) for name, value in zip(_OF_EPOCH, dealt, strict=True))
 
 
 def _sum_faults(last: RunSummary, phase: str, together: list[TallyLine]) -> Iterator[Problem]:

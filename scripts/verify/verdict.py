@@ -77,7 +77,7 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     if not lines and not last:  # all that is known of the run is what is wrong with its lines
         verdict.problems += missing
         return verdict
-    found, absent = line_check.compare(lines, last.plan if last else every[0].plan)
+    found, absent = line_check.compare(lines, last)
     missing += absent
     if proven and expect_per_pod is None:  # the samples of each pod are in its own lines alone
         verdict.notes += [f"{text}; the run's last line is proof enough" for text in _at_once(missing)]
@@ -93,6 +93,7 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         verdict.problems += _expect_per_pod(verdict.lines, expect_per_pod)
     if verdict.holds and not last:
         verdict.notes.append("the run's last line is missing, so the weights that came of it are unknown")
+        verdict.notes += _ends(lines)
     return verdict
 
 
@@ -117,9 +118,18 @@ def _at_once(missing: list[Problem]) -> Iterator[str]:
         yield f"{', '.join(where)}: {text}"
 
 
+def _ends(lines: list[TallyLine]) -> Iterator[str]:
+    for phase, epoch, end in dict.fromkeys((*line.block, line.end) for line in lines if line.end is not None):
+        yield (
+            f"{phase} epoch {epoch} ends before position {end}: whether by plan, or because the program has stopped "
+            "the run, only its last line can say"
+        )
+
+
 def _expect_per_pod(lines: list[TallyLine], count: int) -> Iterator[Problem]:
     pods: dict[tuple[Block, str], int] = defaultdict(int)
     starts = {line.block: f" from position {line.start} on" for line in lines if line.start}
+    ends = {line.block: f" before position {line.end}" for line in lines if line.end is not None}
     for line in lines:
         if line.phase == "train" and line.rank != "all":
             pods[line.block, line.pod] += line.consumed
@@ -127,13 +137,14 @@ def _expect_per_pod(lines: list[TallyLine], count: int) -> Iterator[Problem]:
         yield Problem("no tally line of phase train, so --expect-per-pod has nothing to check")
     for (block, pod), consumed in pods.items():
         if consumed != count:
-            text = f"pod {pod} consumed {consumed}{starts.get(block, '')}, but --expect-per-pod is {count}"
+            where = starts.get(block, "") + ends.get(block, "")
+            text = f"pod {pod} consumed {consumed}{where}, but --expect-per-pod is {count}"
             yield Problem(text, f"{block[0]} epoch {block[1]}", frozenset([block]))
 
 
 def fulfilled(line: TallyLine) -> str:
     """The contract that the `all` row of a block without a problem proves."""
-    return table.fulfilled(expected.size(line) - line.n)
+    return table.fulfilled(expected.size(line) - line.n, line.end)
 
 
 def _sources(sources: list[str]) -> str:

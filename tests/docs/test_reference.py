@@ -49,7 +49,7 @@ def test_the_verifier_reads_the_example_of_a_line_and_finds_the_fields_of_the_ta
     fields = code(" ".join(first_cells(page("reference/line.md", "## Fields"))))
     assert sorted(fields) == sorted(["v", *tally])
     written = json.loads(example.removeprefix("TORCHTALLY "))
-    assert set(fields) - set(written) == {"commits", "lost_indices", "doubled_indices"}
+    assert set(fields) - set(written) == {"end", "commits", "lost_indices", "doubled_indices"}
     assert len(example) < 1024
 
 
@@ -61,7 +61,7 @@ def test_the_example_of_a_last_line_proves_its_run_alone() -> None:
     before, _, table = section.partition("\n| field")
     named = code(before.rpartition("Beside")[2]) + code(" ".join(first_cells(f"| field{table}")))
     written = json.loads(example.removeprefix("TORCHTALLY "))
-    assert sorted(named) == sorted(written.keys() - {"phase"})
+    assert sorted(named) == sorted({*written, "stopped"} - {"phase"})
     of_phases = next(row for row in table.splitlines() if row.startswith("| `phases`"))
     assert all(sorted(code(of_phases)[1:]) == sorted(phase) for phase in written["phases"].values())
 

@@ -32,7 +32,7 @@ from torchtally.environment import Places
 
 pytestmark = pytest.mark.timeout(600)
 
-EPOCHS = 3
+EPOCHS = 2
 MASTER, WORKER, OTHER = "demo-master-0", "demo-worker-0", "demo-worker-1"
 
 

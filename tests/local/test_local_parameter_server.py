@@ -20,7 +20,7 @@ MASTER, SERVER = "demo-master-0", "demo-worker-0"
 def document(output: Path) -> Object:
     run_policy = {"backoffLimit": 30, "cleanPodPolicy": "Running"}
     job = pytorchjob("", "", workers=3, policy="OnFailure", nprocPerNode="1", runPolicy=run_policy)
-    options = ["--epochs", "100", "--output", str(output)]
+    options = ["--epochs", "40", "--output", str(output)]
     variables = {"TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     for kind in ("Master", "Worker"):
         container(job, kind)["command"] = [sys.executable, "-m", "torchtally.cli", "run", "parameter-server", *options]
@@ -47,4 +47,4 @@ def test_a_server_that_dies_starts_again_with_all_others_from_the_beginning(tmp_
     script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), "--run", last["run"]]
     verified = subprocess.run(script, capture_output=True, text=True)
     assert verified.returncode == 0, verified.stdout
-    assert "2 ranks, train 100 epochs, test 100 epochs" in verified.stdout
+    assert "2 ranks, train 40 epochs, test 40 epochs" in verified.stdout

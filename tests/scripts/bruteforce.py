@@ -15,6 +15,7 @@ from torchtally.proof.permutation import permute
 Line = dict[str, Any]
 Consume = Callable[[str, int, int, list[int]], list[int]]  # phase, epoch, rank, shard -> what was really consumed
 World = tuple[int, int, int]  # from this epoch and position on there were so many ranks
+Ends = dict[str, tuple[int, int]]  # of a phase, the epoch and position before which it has ended
 
 RUN = "3f9c2a7b10de"
 BEGAN = 1_767_323_045_000
@@ -88,6 +89,7 @@ def run(
     worlds: list[World] | None = None,
     resumed: dict[tuple[str, int], tuple[int, int]] | None = None,
     commits: bool = False,
+    ends: Ends | None = None,
     **common: Any,
 ) -> list[Line]:
     """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch.
@@ -104,7 +106,11 @@ def run(
         for number, (since, position, ranks) in enumerate(worlds or []):
             if since <= epoch:
                 attempt, world, begins[since] = number, ranks, position
-        for phase in (each for each, epochs in plan.items() if epoch <= epochs):
+        for phase, epochs in plan.items():
+            final, cut = (ends or {}).get(phase, (epochs, None))
+            if epoch > final or (epoch == final and cut == 0):
+                continue
+            end = cut if epoch == final else None
             shuffled = phase == "train"
             begin = begins.get(epoch, 0) if shuffled else 0
             if (phase, epoch) in (resumed or {}):
@@ -114,7 +120,7 @@ def run(
             samples = order(size, seed, epoch) if shuffled else list(range(size))
             positions = {sample: position for position, sample in enumerate(samples)}
             before = samples[:begin]
-            dealt = deal(samples, world, used, begin)
+            dealt = deal(samples, world, used, begin) if end is None else deal(samples[:end], world, "exact", begin)
             # Two steps are one commit, as are all samples that earlier ranks consumed.
             made = bool(begin) + len(range(0, sum(map(len, dealt)), 2 * batch))
             committed = {"commits": made} if commits else {}
@@ -139,6 +145,7 @@ def run(
                         "n": size,
                         "start": begin,
                         "batch": batch,
+                        **({} if end is None else {"end": end}),
                         **committed,
                         "seed": seed,
                         "contract": used,
@@ -160,7 +167,13 @@ def shared_out(lines: list[Line], phase: str) -> list[World]:
     return [(*place, ranks) for place, ranks in worlds.items()]
 
 
-def last(lines: list[Line], worlds: list[World] | None = None, own: tuple[str, ...] = (), **values: Any) -> Line:
+def last(
+    lines: list[Line],
+    worlds: list[World] | None = None,
+    own: tuple[str, ...] = (),
+    ends: Ends | None = None,
+    **values: Any,
+) -> Line:
     """The last line of a run that has these lines. The phases in `own` state how they themselves were shared out."""
     every = [line for line in lines if line["rank"] == "all"]
     common = every[-1]
@@ -176,6 +189,8 @@ def last(lines: list[Line], worlds: list[World] | None = None, own: tuple[str, .
         phase["digest"] = encoded(phase.pop("words"))
     for name in own:
         phases[name]["worlds"] = [list(world) for world in shared_out(lines, name)]
+    for name in phases.keys() & (ends or {}).keys():
+        phases[name]["end"] = list((ends or {})[name])
     return {
         "v": 2,
         **{name: common[name] for name in ("run", "attempt", "began", "pod", "task")},

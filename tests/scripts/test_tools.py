@@ -92,8 +92,20 @@ def test_path_comes_before_any_installation(monkeypatch: pytest.MonkeyPatch, tmp
     assert not any(bin_folder.iterdir())
 
 
-@pytest.mark.parametrize("tool", tools.TOOLS.values(), ids=tools.TOOLS)
+RELEASED = {name: tool for name, tool in tools.TOOLS.items() if tool.url}
+
+
+@pytest.mark.parametrize("tool", RELEASED.values(), ids=RELEASED)
 def test_every_platform_has_a_checksum_of_its_own(tool: tools.Tool) -> None:
     assert tool.sums.keys() == {"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"}
     assert len(set(tool.sums.values())) == 4
     assert all(len(digest) == 64 and int(digest, 16) for digest in tool.sums.values())
+
+
+@pytest.mark.parametrize("tool", [tool for name, tool in tools.TOOLS.items() if name not in RELEASED])
+def test_what_is_released_as_source_only_is_built_from_a_fixed_version(tool: tools.Tool) -> None:
+    """Go compares the source with its checksum database."""
+    assert tool.go
+    assert not tool.sums
+    with pytest.raises(tools.Unavailable, match="source only"):
+        tools.download("tool", tool)

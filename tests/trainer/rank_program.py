@@ -1,5 +1,6 @@
 """What test_prefork.py has ranks do: main() tells what it sees, as a line of JSON, and then what its argument says."""
 
+import builtins
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import torch
 
 
 def main() -> int:
-    forked = "torchtally.pod.launch" in sys.modules
+    forked = hasattr(builtins, "agent")
     told = {"rank": os.environ["RANK"], "restart": os.environ["TORCHELASTIC_RESTART_COUNT"], "forked": forked}
     told |= {"argv": sys.argv[1:], "threads": torch.get_num_threads(), "pid": os.getpid(), "group": os.getpgrp()}
     told |= {"name": Path("/proc/self/comm").read_text().strip()}

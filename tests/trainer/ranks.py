@@ -1,73 +1,85 @@
-"""Real ranks for tests: processes over gloo, forked from a server that has torch imported already."""
+"""Real ranks for tests: processes over gloo, which the fork server starts with torch imported already."""
 
 import contextlib
-import multiprocessing
-import queue
+import pickle
+import random
 import socket
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "torch.distributed",
-        "torchmetrics",
-        "torchtally.training.loop",
-        "torchtally.distributed.handshake",
-    ]
-)
 _LIMIT = 400  # seconds, on a machine that does much else
 
 
 def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """`function(rank, world, store, *arguments)` on every rank; what each returned or raised, in order of rank."""
     port = free_port()
-    results = _context.Queue()
-    processes = [
-        _context.Process(target=_rank, args=(rank, world, port, results, function, arguments)) for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
+    what = pickle.dumps((function, arguments))
+    processes: list[subprocess.Popen[bytes]] = []
+    running: dict[Connection, int] = {}
     found: dict[int, Any] = {}
     until = time.monotonic() + _LIMIT
     try:
-        while len(found) < world:
-            assert time.monotonic() < until, f"only ranks {sorted(found)} of {world} ended within {_LIMIT} s"
-            with contextlib.suppress(queue.Empty):
-                found.update([results.get(timeout=1)])
-                continue
-            dead = [p.exitcode for rank, p in enumerate(processes) if rank not in found and p.exitcode is not None]
-            assert not any(dead), f"a rank died without a word, exit codes {dead}"
+        for rank in range(world):
+            here, there = Pipe()
+            processes.append(subprocess.Popen([sys.executable, __file__], stdin=there))
+            there.close()
+            here.send((rank, world, port, sys.path))
+            here.send_bytes(what)
+            running[here] = rank
+        while running:
+            ready = wait(list(running), until - time.monotonic())
+            assert ready, f"only ranks {sorted(found)} of {world} ended within {_LIMIT} s"
+            for each in ready:
+                assert isinstance(each, Connection)
+                rank = running.pop(each)
+                try:
+                    found[rank] = pickle.loads(each.recv_bytes())
+                except (EOFError, ConnectionError):
+                    raise AssertionError(f"rank {rank} died without a word") from None
     finally:
         for process in processes:
-            process.join(5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
             process.kill()
+            process.wait()
     return [found[rank] for rank in range(world)]
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port that nobody listens on, below those that the system gives to connections: one could take it until then."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
-def _rank(rank: int, world: int, port: int, results: Any, function: Callable[..., Any], arguments: Any) -> None:
+def main() -> None:
+    """A rank, whose stdin is a pipe to the test."""
     import torch
     import torch.distributed as dist
 
+    test = Connection(0)
+    rank, world, port, sys.path[:] = test.recv()
+    function, arguments = pickle.loads(test.recv_bytes())
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
-        results.put((rank, function(rank, world, store, *arguments)))
+        test.send_bytes(pickle.dumps(function(rank, world, store, *arguments)))
         store.set(f"done/{rank}", "")
         if rank == 0:  # the store lives in this process
             store.wait([f"done/{each}" for each in range(world)], timedelta(seconds=_LIMIT))
     except Exception as error:  # carried to the test, which decides
         error.add_note(traceback.format_exc())
-        results.put((rank, error))
+        test.send_bytes(pickle.dumps(error))
+
+
+if __name__ == "__main__":
+    main()

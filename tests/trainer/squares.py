@@ -1,6 +1,6 @@
 """Data whose samples tell their index, and the steps in which the trainer's own loop takes them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,19 +30,19 @@ class Squares(Dataset[dict[str, Any]]):
 
 class SquareStream(IterableDataset[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return self.select(iter(range(N)))
+        return self.at_indices(iter(range(N)))
 
     def __len__(self) -> int:
         return N
 
-    def select(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
+    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
         return ((index, index**2) for index in indices)
 
 
 class Lines(SquareStream):
     """Read from its beginning to its end, as the recipe has it."""
 
-    def select(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
+    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
         wanted = next(indices, None)
         for index in range(N):
             if index == wanted:
@@ -55,6 +55,16 @@ class NoStream(IterableDataset[int]):
         return iter(range(N))
 
 
+class Selecting(NoStream):
+    """Its `select` is another: that of WebDataset, which takes a predicate."""
+
+    def __len__(self) -> int:
+        return N
+
+    def select(self, predicate: Callable[[int], bool]) -> Iterator[int]:
+        return filter(predicate, self)
+
+
 class Pairs(Squares):
     def __getitem__(self, index: int) -> Any:
         return index, index**2
@@ -65,8 +75,3 @@ def expected(rank: int, world: int, phase: str, epoch: int, contract: Contract, 
     place = Run(run="", attempt=0, pod="", task="", plan={}, rank=rank, world=world, seed=7, data="")
     what = Phase(name=phase, epoch=epoch, n=N, batch=SIZE * world, contract=contract, order=order)
     return [step.tolist() for step in loop.batches(place, what)]
-
-
-def detection(samples: list[Any]) -> Any:
-    """A collate_fn as detection has it: nothing is stacked."""
-    return tuple(zip(*samples, strict=True))

@@ -1,6 +1,5 @@
 """A loop of one's own: what it takes is counted when it was used, and proved; what cannot be counted is refused."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -9,14 +8,14 @@ import ranks
 import torch
 import torch.distributed as dist
 from accounts import alone, as_rank, run
-from squares import KEPT, SIZE, N, NoStream, Pairs, Squares, detection, expected
+from squares import KEPT, SIZE, N, NoStream, Pairs, Selecting, Squares, expected
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.loader import Batch
+from torchtally.accounting.collate import Batch
 from torchtally.proof.contract import Contract
 
 
@@ -144,14 +143,6 @@ def test_the_plan_is_kept(epochs: list[int], planned: int, code: int, sentence: 
 # A collate_fn may do what it likes, but not with the count.
 
 
-def drops(samples: list[Any]) -> Any:
-    return default_collate([sample for sample in samples if sample["square"] != 16])
-
-
-def repeats(samples: list[Any]) -> Any:
-    return default_collate([*samples, *[sample for sample in samples if sample["square"] == 16]])
-
-
 def drops_and_says_so(pairs: list[tuple[int, int]]) -> Batch:
     return Batch(torch.tensor([index for index, _ in pairs if index != 4]), torch.zeros(100))
 
@@ -167,17 +158,6 @@ def collates(dataset: Any, collate: Any, workers: int) -> None:
             account.commit()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("collate", "rows"), [(drops, 6), (repeats, 8)])
-def test_a_collate_fn_that_drops_or_repeats_a_sample_is_found(collate: Any, rows: int, workers: int) -> None:
-    found = alone(collates, Squares(), collate, workers)
-    assert found["code"] == 3
-    assert "of 7 is not proved: of the 7 samples" in found["err"]
-    assert f"made a batch with parts of {rows} rows" in found["err"]
-    assert "4" in re.split("[ ,]+", found["err"].partition("7 samples ")[2])
-    assert "Traceback" not in found["err"]
-
-
 @pytest.mark.parametrize(
     ("collate", "sentence"), [(drops_and_says_so, "lacks sample 4"), (repeats_and_says_so, "has sample 4 too many")]
 )
@@ -186,11 +166,6 @@ def test_a_collate_fn_that_says_what_it_did_has_it_named(collate: Any, sentence:
     assert found["code"] == 3
     assert f"is not proved: the batch {sentence}" in found["err"]
     assert not found["lines"]
-
-
-@pytest.mark.parametrize("collate", [list, detection])
-def test_batches_without_a_row_a_sample_count_as_well(collate: Any) -> None:
-    assert alone(collates, Pairs(), collate, 0)["code"] == 0
 
 
 # DataLoaders that are not ours.
@@ -283,7 +258,8 @@ def wrong(arguments: dict[str, Any]) -> None:
         ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
         ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
         ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
-        ({"dataset": NoStream()}, "train: a NoStream needs __len__ and select(indices)"),
+        ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
+        ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:

@@ -57,20 +57,31 @@ def test_a_shard_s_words_have_a_closed_form(part: Progression) -> None:
     contract=st.sampled_from(CONTRACTS),
     order=st.sampled_from(["feistel-1", "sequential"]),
     start=st.integers(0, 79),
+    end=st.integers(1, 79) | st.none(),
 )
 def test_the_whole_contract_is_what_came_before_and_all_shards(
-    n: int, world: int, contract: Contract, order: Order, start: int
+    n: int, world: int, contract: Contract, order: Order, start: int, end: int | None
 ) -> None:
     start %= n
+    end = max(start, end % n) or None if end else None
     every = [*range(start)]
     for rank in range(world):
-        shard = Shard(n=n, rank=rank, world=world, contract=contract, order=order, seed=5, epoch=2, start=start)
+        shard = Shard(
+            n=n, rank=rank, world=world, contract=contract, order=order, seed=5, epoch=2, start=start, end=end
+        )
         own = shard.positions().tolist()
         assert [position for part in shard.progressions for position in listed(part)] == own
         every += own
     assert sorted(position for part in shard.everything for position in listed(part)) == sorted(every)
     indices = shard.samples_at(array(every))
     assert digest.of_all_ranks(shard, G).words == brute(every, indices.tolist())
+
+
+@pytest.mark.parametrize("end", [1, 30_000, 1 << 15, 99_999, 50_000, 70_000])
+def test_an_epoch_may_end_after_any_number_of_samples(end: int) -> None:
+    shard = Shard(n=100_000, rank=0, world=4, order="feistel-1", seed=5, end=end)
+    positions = np.arange(end)
+    assert digest.of_all_ranks(shard, G) == digest.of_samples(positions, shard.samples_at(positions), G)
 
 
 @given(st.lists(numbers, max_size=9), st.lists(numbers, max_size=9), st.integers(-3, 3))

@@ -216,7 +216,7 @@ def test_a_run_that_is_stopped_and_resumed(
 ) -> None:
     output = tmp_path / "output"
     command = ["run", "fashion-mnist", "--epochs", "3", "--batch-size", "250", "--save-seconds", "0.01"]
-    command += ["--output", str(output)]
+    command += ["--hidden", "64", "--output", str(output)]
 
     pods = two.all(command)
     master, worker = (Heard(pod, validator) for pod in pods)

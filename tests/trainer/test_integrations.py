@@ -116,7 +116,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
     ("name", "arguments", "code", "sentence"),
     [
         (LIGHTNING, ["{}", "no callback"], 3, COMMIT),
-        (LIGHTNING, ["{}", "no batches"], 2, "the train_dataloader must be account.batches(...)"),
+        (LIGHTNING, ["{}", "no batches"], 2, "a library that makes loaders again must receive account.batches(...)"),
         (LIGHTNING, ["{}", "no loss"], 3, "training_step() returned no loss"),
         (LIGHTNING, ["{}", "every second step"], 3, "Lightning counted a step that the optimizer has not made"),
         (

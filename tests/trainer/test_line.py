@@ -62,6 +62,10 @@ SUMMARY = RunSummary(
         replace(LINE, rank="all", lost=3, doubled=1, lost_indices=(1, 2, 59), doubled_indices=(-1,)),
         replace(LINE, lost=None, doubled=None),
         replace(LINE, began=1767323045000, commits=4),
+        replace(LINE, end=59),
+        replace(LINE, start=31, end=31),
+        replace(SUMMARY, stopped="patience", phases={"train": replace(SUMMARY.phases["train"], end=(2, 59))}),
+        replace(SUMMARY, stopped="the plan is in steps"),
         SUMMARY,
         replace(
             SUMMARY,
@@ -86,8 +90,9 @@ def test_indices_are_in_a_line_only_where_something_is_wrong() -> None:
 
 
 def test_what_is_optional_is_in_a_line_only_where_it_is_known() -> None:
-    assert "commits" not in LINE.printed()
-    assert "worlds" not in SUMMARY.printed()["phases"]["train"]
+    assert not LINE.printed().keys() & {"commits", "end"}
+    assert not SUMMARY.printed()["phases"]["train"].keys() & {"worlds", "end"}
+    assert "stopped" not in SUMMARY.printed()
 
 
 def test_a_line_of_an_earlier_release_has_no_begin() -> None:
@@ -117,6 +122,14 @@ def test_the_worlds_of_a_phase_are_checked_as_those_of_the_run(worlds: object, a
     ) as raised:
         RunSummary.parse(values)
     assert allowed in str(raised.value)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (31, 30), (0, 60), (0, None)])
+def test_an_epoch_ends_between_its_start_and_the_end_of_its_order(start: int, end: object) -> None:
+    with pytest.raises(
+        ValueError, match=f'"end" is {json.dumps(end)}, allowed is an integer from {max(1, start)} to 59'
+    ):
+        TallyLine.parse(LINE.printed() | {"start": start, "end": end})
 
 
 def test_a_field_with_a_default_may_be_missing_and_is_checked_where_it_is_there() -> None:

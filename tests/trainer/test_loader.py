@@ -1,6 +1,7 @@
 """What a loop of one's own takes from a loader: in steps and in an order that are those of the trainer's own loop."""
 
 import itertools
+import random
 from collections import namedtuple
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 import ranks
 import torch
 from accounts import as_rank, run
-from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, detection, expected
+from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, expected
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from torchtally.accounting import loader
 from torchtally.accounting.account import Account
+from torchtally.accounting.collate import Batch, each_row
+from torchtally.accounting.loader import Loader
 from torchtally.accounting.sampler import Sampler
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.shards import Shard
@@ -25,7 +27,7 @@ def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> 
     taken = {}
     with Account(task="t", plan=dict.fromkeys(contracts, 2), seed=7) as account:
         for contract in contracts:
-            source = account.loader(contract, dataset, batch_size=SIZE, contract=contract, **options)
+            source = account.loader(contract, dataset, batch_size=SIZE, contract=contract, trains=False, **options)
             for epoch in (1, 2):
                 steps = list(account.epoch(contract, epoch, source))
                 assert isinstance(dataset, IterableDataset) or len(steps) == len(source)
@@ -65,18 +67,20 @@ def test_what_workers_need_can_be_handed_to_new_processes() -> None:
     """As the start methods spawn and forkserver do it; an epoch that is set later reaches them."""
     for dataset in (Squares(), SquareStream()):
         sampler = Sampler(N, batch_size=SIZE, rank=0, world=1)
-        source = loader.loader(dataset, sampler)
+        source = Loader(dataset, sampler)
         twin = ForkingPickler.loads(ForkingPickler.dumps(source.dataset))
         if isinstance(dataset, IterableDataset):
             sampler.set_epoch(5)
-            assert [indices.tolist() for indices, _ in twin] == list(sampler.steps())
+            squares = [[index**2 for index in step] for step in sampler.steps()]
+            assert [data.tolist() for _, data in twin] == squares
         else:
-            assert twin[[3, 1]][0].tolist() == [3, 1]
+            number, data = twin[7, [3, 1]]
+            assert (number, data["square"].tolist()) == (7, [9, 1])
 
 
 def in_order(options: dict[str, Any]) -> list[list[int]]:
     with Account(task="t", plan={"test": 2}) as account:
-        source = account.loader("test", Lines(), batch_size=SIZE, shuffle=False, **options)
+        source = account.loader("test", Lines(), batch_size=SIZE, shuffle=False, trains=False, **options)
         return [batch.indices.tolist() for epoch in (1, 2) for batch in account.epoch("test", epoch, source)]
 
 
@@ -91,9 +95,19 @@ def test_a_file_that_is_read_from_its_beginning_to_its_end(options: dict[str, An
 Point = namedtuple("Point", "x y")
 
 
-def packed(samples: list[Any]) -> dict[str, Any]:
+def packed(samples: Any) -> Batch:
     lengths = torch.tensor([len(sample) for sample in samples])
-    return {"tokens": torch.cat(samples), "ends": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])}
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Batch(samples.indices, {"tokens": torch.cat([*samples]), "ends": ends})  # type: ignore[arg-type]
+
+
+def detection(samples: Any) -> Batch:
+    """As detection has it: nothing is stacked."""
+    return Batch(samples.indices, tuple(zip(*samples, strict=True)))  # type: ignore[arg-type]
+
+
+def listed(samples: Any) -> Batch:
+    return Batch(samples.indices, list(samples))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -105,20 +119,20 @@ def packed(samples: list[Any]) -> dict[str, Any]:
         ({"a": {"b": [torch.zeros(1)]}, "c": "text"}, default_collate, {"a": {"b": [torch.empty(0, 1)]}, "c": []}),
         (Point(torch.zeros(2), 3), default_collate, Point(torch.empty(0, 2), torch.empty(0, dtype=torch.int64))),
         ((torch.zeros(3, 8, 8), {"boxes": torch.zeros(2, 4)}), detection, ((), ())),
-        (torch.zeros(2, 2), list, []),
+        (torch.zeros(2, 2), listed, []),
         (torch.arange(4), packed, {"tokens": torch.empty(0, dtype=torch.int64), "ends": torch.tensor([0])}),
-        (np.zeros(2), lambda samples: np.stack(samples), np.empty((0, 2))),
-        (1, lambda samples: {"x": torch.tensor(samples), "k": torch.tensor(3)}, {"x": [], "k": torch.tensor(3)}),
+        (np.zeros(2), each_row(np.stack), np.empty((0, 2))),
+        (1, each_row(lambda each: {"x": torch.tensor(each), "k": torch.tensor(3)}), {"x": [], "k": torch.tensor(3)}),
     ],
 )
 def test_the_batch_of_a_rank_that_has_nothing_left(sample: Any, collate: Any, empty: Any) -> None:
     sampler = Sampler(3, batch_size=1, rank=1, world=2)
     assert sampler.idle
-    first, last = loader.loader([sample] * 3, sampler, collate)
-    for indices, _ in (first, last):
-        assert indices.dtype == torch.int64
-    assert (len(first[0]), len(last[0])) == (1, 0)
-    same(last[1], empty)
+    first, last = Loader([sample] * 3, sampler, collate)
+    for batch in (first, last):
+        assert batch.indices.dtype == torch.int64
+    assert (len(first.indices), len(last.indices)) == (1, 0)
+    same(last.data, empty)
 
 
 def same(found: Any, wanted: Any) -> None:
@@ -138,8 +152,8 @@ def same(found: Any, wanted: Any) -> None:
 
 def test_the_last_step_of_a_stream_is_made_by_a_worker_that_has_seen_a_sample() -> None:
     sampler = Sampler(3, batch_size=1, shuffle=False, rank=1, world=2)
-    taken = list(loader.loader(SquareStream(), sampler, num_workers=2))
-    assert [(indices.tolist(), data.tolist()) for indices, data in taken] == [([1], [1]), ([], [])]
+    taken = list(Loader(SquareStream(), sampler, num_workers=2))
+    assert [(batch.indices.tolist(), batch.data.tolist()) for batch in taken] == [([1], [1]), ([], [])]
 
 
 class Opaque:
@@ -147,21 +161,25 @@ class Opaque:
         self.samples = samples
 
 
+def named_opaque(samples: Any) -> Batch:
+    return Batch(samples.indices, Opaque(samples))  # type: ignore[arg-type]
+
+
 def opaque() -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        source = account.loader("train", Squares(5), batch_size=2, collate_fn=Opaque)
+        source = account.loader("train", Squares(5), batch_size=2, collate_fn=named_opaque)
         for _ in account.epoch("train", 1, source):
-            pass
+            account.commit()
 
 
 def test_a_batch_that_cannot_be_emptied_is_never_used_for_an_empty_one() -> None:
     found = ranks.run(2, as_rank, opaque)
     assert found[1]["code"] == 2
-    assert "step 2 of 2: this rank has no sample left" in found[1]["err"]
-    assert "the Opaque of the collate_fn cannot be cut" in found[1]["err"]
+    assert "this rank has no sample left in the last step" in found[1]["err"]
+    assert "the Opaque of the collate_fn named_opaque cannot be cut" in found[1]["err"]
 
 
-# What a loader's workers do to the random numbers.
+# Random numbers follow from the seed and the step, whichever process draws them.
 
 
 class Noise(Squares):
@@ -169,25 +187,23 @@ class Noise(Squares):
         return torch.rand(1).item()
 
 
-def noise(workers: int) -> tuple[bool, list[Any]]:
-    torch.manual_seed(1)
-    before, taken = torch.get_rng_state(), []
+def noise(workers: int) -> list[Any]:
+    """What the dataset draws, and what the loop draws, in two epochs."""
+    drawn = []
     with Account(task="t", plan={"train": 2}, seed=5) as account:
-        source = account.loader("train", Noise() if workers else Squares(), batch_size=4, num_workers=workers)
+        source = account.loader("train", Noise(), batch_size=4, num_workers=workers, trains=False)
         for epoch in (1, 2):
-            steps = [batch.data for batch in account.epoch("train", epoch, source)]
-            taken.append(steps[0].tolist() if workers else None)
-    return bool((torch.get_rng_state() == before).all()), taken
+            for batch in account.epoch("train", epoch, source):
+                drawn += [batch.data.tolist(), [torch.rand(1).item(), random.random(), np.random.random()]]
+                torch.rand(batch.step)  # as a loop that draws more in some steps
+    return drawn
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loading_draws_nothing_from_the_trainings_random_numbers(workers: int) -> None:
-    found, again = [[each["result"] for each in run(2, noise, workers)] for _ in range(2)]
-    assert found == again
-    assert all(untouched for untouched, _ in found)
-    if workers:  # their own are others in each epoch and on each rank
-        drawn = [str(batch) for _, epochs in found for batch in epochs]
-        assert len(set(drawn)) == 4
+def test_random_numbers_do_not_depend_on_the_number_of_workers() -> None:
+    found = [[each["result"] for each in run(2, noise, workers)] for workers in (0, 1, 3)]
+    assert found[0] == found[1] == found[2]
+    drawn = [number for rank in found[0] for numbers in rank for number in numbers]
+    assert len(set(drawn)) == len(drawn)  # others in each epoch, step and on each rank
 
 
 # The order alone.

@@ -37,7 +37,7 @@ def holds(found: list[dict[str, Any]], name: str | None = None) -> bool:
     log = Log()
     for rank, each in enumerate(found):
         log.read(f"rank-{rank}.log", io.StringIO(each["out"]))
-    return judge(log, name).holds
+    return all(verdict.holds for verdict in judge(log, name))
 
 
 def trains(drive: Callable[[Account, Iterator[Batch], Counting], None], epochs: int = 1) -> list[int]:

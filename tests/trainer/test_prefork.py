@@ -18,15 +18,13 @@ import torch
 from torchtally.errors import Refused
 from torchtally.pod import prefork
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone"),
-    pytest.mark.cold,  # what is asked is how the pod itself comes by its ranks
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
-# As the entry point does with a module of its own.
+# As the entry point does with a module of its own. What is forked from it has its `agent`.
 ENTRY = """
-import os, sys
+import builtins, os, sys
 from torchtally.pod import launch
+builtins.agent = True
 {}
 command = [sys.executable, "-u", "-m", "rank_program", *sys.argv[1:]]
 os._exit(launch.launch(command, os.environ, lambda _: False, "rank_program"))
@@ -66,6 +64,7 @@ def told(pod: launched.Pod) -> dict[str, dict[str, Any]]:
     return {each["rank"]: each for each in found}
 
 
+@pytest.mark.cold
 def test_ranks_are_forked_and_named(pod: Any) -> None:
     started = pod("pause", "$HOME $$")
     ranks = told(started)
@@ -81,6 +80,7 @@ def test_ranks_are_forked_and_named(pod: Any) -> None:
     launched.until("they are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
+@pytest.mark.cold  # OpenMP reads the environment where torch is imported
 def test_the_cpus_are_divided_between_them(pod: Any) -> None:
     started = pod("end")
     assert [each["threads"] for each in told(started).values()] == [max(1, loky.cpu_count() // 2)] * 2
@@ -136,6 +136,7 @@ def test_without_a_way_to_fork_they_are_ordinary_processes(pod: Any) -> None:
     assert started.wait() == 0
 
 
+@pytest.mark.cold
 def test_what_is_forked_from_asks_no_gpu() -> None:
     """A process that has asked CUDA for GPUs may not be forked."""
     script = """

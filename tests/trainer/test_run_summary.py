@@ -53,6 +53,7 @@ def summary(
     seed: int = 0,
     worlds: list[World],
     own: list[World] | None = None,
+    end: tuple[int, int] | None = None,
 ) -> RunSummary:
     stated = PhaseSummary(
         n=n,
@@ -62,6 +63,7 @@ def summary(
         consumed=0,
         digest=Digest().packed,
         worlds=own and tuple(own),
+        end=end,
     )
     return RunSummary(
         run=RUN,
@@ -92,21 +94,41 @@ contracts = st.sampled_from(CONTRACTS)
 
 
 @settings(max_examples=300, deadline=None)
-@given(courses(), phases, contracts, orders, st.integers(0, 9), st.booleans())
+@given(courses(), phases, contracts, orders, st.integers(0, 9), st.booleans(), st.data())
 def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
-    train_state: tuple[int, int, list[World]], phase: str, contract: Contract, order: Order, seed: int, own: bool
+    train_state: tuple[int, int, list[World]],
+    phase: str,
+    contract: Contract,
+    order: Order,
+    seed: int,
+    own: bool,
+    data: st.DataObject,
 ) -> None:
     n, epochs, worlds = train_state
+    end = data.draw(st.none() | st.tuples(st.integers(1, epochs), st.integers(0, n - 1)))
     consumed, together = 0, [0] * digest.WORDS
-    for epoch in range(1, epochs + 1):
+    for epoch in range(1, epochs + 1 if end is None else end[0] + 1):
         positions = seen(phase == "train" or own, epoch, n, contract, worlds)
+        if end and epoch == end[0]:
+            positions = [*range(end[1])]
         consumed += len(positions)
         words = of(positions, n, order, seed, epoch).words
         together = [(sum_ + word * H**epoch) % P for sum_, word in zip(together, words, strict=True)]
-    facts = {"n": n, "contract": contract, "order": order, "seed": seed, "worlds": worlds}
+    facts = {"n": n, "contract": contract, "order": order, "seed": seed, "worlds": worlds, "end": end}
     if own:
         facts |= {"worlds": [(1, 0, 8)], "own": worlds}
     assert expected(phase, epochs, **facts) == (consumed, Digest(tuple(together)))
+
+
+@pytest.mark.parametrize(
+    ("end", "epochs", "ends"),
+    [(None, 4, [None] * 4), ((4, 9), 4, [None, None, None, 9]), ((3, 1), 3, [None, None, 1]), ((3, 0), 2, [None] * 2)],
+)
+def test_which_epochs_a_phase_has_and_where_they_end(end: Any, epochs: int, ends: list[int | None]) -> None:
+    of_phase = summary("train", 4, worlds=[(1, 0, 4)], end=end)
+    assert of_phase.epochs("train") == epochs
+    assert [of_phase.end("train", epoch) for epoch in range(1, epochs + 1)] == ends
+    assert of_phase.epochs("test") == 0  # it had not begun
 
 
 def test_a_million_epochs_of_a_billion_samples() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchtally.proof import permutation
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.shards import Shard
+from torchtally.proof.shards import Progression, Shard
 
 small = st.integers(1, 400)
 worlds = st.integers(1, 17)
@@ -50,6 +50,29 @@ def test_sizes_are_what_is_handed_out(n: int, world: int, contract: Contract) ->
     assert sizes == [shard.size for shard in shards]
     assert {sum(sizes)} == {shard.total for shard in shards}
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(n=st.integers(2, 400), world=worlds, contract=st.sampled_from(CONTRACTS), batch=worlds, data=st.data())
+def test_before_an_end_each_position_is_handed_out_once(
+    n: int, world: int, contract: Contract, batch: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, n - 1))
+    end = data.draw(st.integers(max(1, start), n - 1))
+    shards = [
+        Shard(n=n, rank=rank, world=world, contract=contract, start=start, end=end, order="feistel-1", epoch=3)
+        for rank in range(world)
+    ]
+    positions = [shard.positions().tolist() for shard in shards]
+    assert sorted(position for own in positions for position in own) == [*range(start, end)]
+    assert [shard.size for shard in shards] == [len(own) for own in positions]
+    listed = [[p.first + p.stride * j for p in shard.progressions for j in range(p.count)] for shard in shards]
+    assert listed == positions
+    order = permutation.permute(np.arange(n), n, 0, 3)
+    assert all(np.array_equal(shard.indices(), order[own]) for shard, own in zip(shards, positions, strict=True))
+    for shard in shards:
+        assert shard.total == end - start
+        assert shard.steps(batch) == len(range(start, end, batch))
+        assert shard.everything == [Progression(0, 1, end)]
 
 
 @given(n=small, world=worlds, contract=st.sampled_from(CONTRACTS), size=st.integers(1, 50), seed=seeds)

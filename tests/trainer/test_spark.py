@@ -37,9 +37,8 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SMALL = ["fashion-mnist", "--batch-size", "1000", "--hidden", "16"]
 
 
-@pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
-    """Nothing of a job, nor of a Spark, in it."""
+def clean() -> dict[str, str]:
+    """An environment with nothing of a job, nor of a Spark, in it."""
     other = ("PET_", "MASTER_", "TORCH", "SPARK_", "PYSPARK_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(other)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -47,11 +46,16 @@ def environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="session")
-def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[sparkcluster.Cluster]:
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return clean()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sparkcluster.Cluster]:
     folder = tmp_path_factory.mktemp("spark")
     (folder / "tmp").mkdir()
-    started = sparkcluster.Cluster(folder, 2, environment | {"TMPDIR": str(folder / "tmp")})
+    started = sparkcluster.Cluster(folder, 2, clean() | {"TMPDIR": str(folder / "tmp")})
     yield started
     started.stop()
 
@@ -139,7 +143,7 @@ def assert_one_sentence(ended: subprocess.CompletedProcess[str], code: int, *par
         assert part in sentence
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.cold), 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=[pytest.mark.cold, pytest.mark.nightly]), 2])
 def test_on_this_machine(environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, processes: int) -> None:
     arguments = ["--processes", str(processes), *SMALL, "--epochs", "1", "--data", str(fashion_mnist)]
     if processes == 2:
@@ -158,22 +162,19 @@ def test_on_this_machine(environment: dict[str, str], fashion_mnist: Path, tmp_p
             (proof,) = record.execute("SELECT value FROM tags WHERE key = 'torchtally.proof'").fetchone()
         assert proof == "every sample as the contract says"
 
-    if processes == 1:
-        again = spark(environment | {"PATH": ""}, tmp_path, None, *arguments)  # complete, so without Java
-        assert again.returncode == 0, again.stderr
-        assert last_line(again.stdout) == last_line(ended.stdout)
+    again = spark(environment | {"PATH": ""}, tmp_path, None, *arguments)  # complete, so without Java
+    assert again.returncode == 0, again.stderr
+    assert last_line(again.stdout) == last_line(ended.stdout)
 
 
 @pytest.mark.timeout(1200)
 def test_each_executor_consumes_its_half_and_the_outputs_come_back(
-    environment: dict[str, str], mnist: Path, tmp_path: Path, cluster: sparkcluster.Cluster
+    environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, cluster: sparkcluster.Cluster
 ) -> None:
     # A path that leads each process into its own folder: the executors do not see the driver's.
     output = ["--output", "/proc/self/cwd/output"]
-    quick = ["--epochs", "1", "--batch-size", "500", "--lr", "0.05"]
-    ended = spark(
-        environment, tmp_path, cluster, "--processes", "2", "mnist-cnn", *quick, "--data", str(mnist), *output
-    )
+    arguments = ["--processes", "2", *SMALL, "--epochs", "1", "--data", str(fashion_mnist), *output]
+    ended = spark(environment, tmp_path, cluster, *arguments)
     assert ended.returncode == 0, ended.stderr
     run = last_line(ended.stdout)
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
+from torchtally.accounting.collate import each_row
 from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.tallied_sampler import TalliedSampler
 
@@ -20,8 +21,8 @@ N, SIZE, EPOCHS = 49, 8, 2
 DATA = [(torch.tensor([float(index)]), index) for index in range(N)]
 
 
-def tripled(samples: list[tuple[torch.Tensor, int]]) -> list[int]:
-    return [3 * index for _, index in samples]
+def tripled(samples: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
+    return torch.tensor([3 * index for _, index in samples])
 
 
 def plain(epochs: Epochs) -> Iterator[Any]:
@@ -47,7 +48,7 @@ def hasty(epochs: Epochs) -> Iterator[Any]:
 def trains(drive: Callable[[Epochs], Iterator[Any]], drop_last: bool, options: dict[str, Any]) -> list[list[int]]:
     """The samples that this rank has seen in each epoch."""
     sampler = TalliedSampler(DATA, epochs=EPOCHS, drop_last=drop_last)
-    loader = DataLoader(DATA, batch_size=SIZE, sampler=sampler, collate_fn=tripled, **options)
+    loader = DataLoader(DATA, batch_size=SIZE, sampler=sampler, collate_fn=each_row(tripled), **options)
     seen = []
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
@@ -56,7 +57,7 @@ def trains(drive: Callable[[Epochs], Iterator[Any]], drop_last: bool, options: d
             batches.append(batch)
             sampler.commit()
         assert all(len(batch) <= SIZE for batch in batches)
-        seen.append([number // 3 for batch in batches for number in batch])
+        seen.append([number // 3 for batch in batches for number in batch.tolist()])
     sampler.done()
     return seen
 

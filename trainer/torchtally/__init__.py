@@ -5,19 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchtally.accounting.account import Account as Account
+    from torchtally.accounting.collate import Batch as Batch
+    from torchtally.accounting.collate import each_row as each_row
     from torchtally.accounting.evaluation import evaluate as evaluate
     from torchtally.accounting.evaluation import gather_predictions as gather_predictions
-    from torchtally.accounting.loader import Batch as Batch
+    from torchtally.accounting.plan import Steps as Steps
+    from torchtally.accounting.plan import Tokens as Tokens
     from torchtally.accounting.tallied_sampler import TalliedSampler as TalliedSampler
 
 _EXPORTS = {
     "Account": "torchtally.accounting.account",
-    "Batch": "torchtally.accounting.loader",
+    "Batch": "torchtally.accounting.collate",
+    "Steps": "torchtally.accounting.plan",
     "TalliedSampler": "torchtally.accounting.tallied_sampler",
+    "Tokens": "torchtally.accounting.plan",
+    "each_row": "torchtally.accounting.collate",
     "evaluate": "torchtally.accounting.evaluation",
     "gather_predictions": "torchtally.accounting.evaluation",
 }
-__all__ = ["Account", "Batch", "TalliedSampler", "evaluate", "gather_predictions"]
+__all__ = ["Account", "Batch", "Steps", "TalliedSampler", "Tokens", "each_row", "evaluate", "gather_predictions"]
 
 
 def __getattr__(name: str) -> Any:

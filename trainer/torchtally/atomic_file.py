@@ -22,9 +22,14 @@ def replace(path: Path, contents: bytes | Callable[[IO[bytes]], object]) -> Path
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
     return path
+
+
+def sync(folder: Path) -> None:
+    """Write the names in `folder` to the disk."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

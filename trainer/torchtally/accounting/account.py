@@ -4,6 +4,7 @@ A sample counts when it is in the weights: `commit()` after `optimizer.step()` s
 batch counts when the loop asks for the next one. What was handed out and does not count is lost.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,16 +16,18 @@ import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.utils import data
 
-from torchtally import compat_accelerate
+from torchtally import compat_accelerate, events
 from torchtally.accounting import loader, randomness, resume
 from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
-from torchtally.accounting.last_line import last_line
-from torchtally.accounting.loader import Batch
-from torchtally.accounting.sampler import Sampler, Steps
+from torchtally.accounting.plan import Planned
+from torchtally.accounting.progress import Progress
+from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState, State
 from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
+from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.log import log
 from torchtally.pod import failure
@@ -46,7 +49,8 @@ class Account:
 
     Args:
         task: Name of the run in its logs and proofs.
-        plan: Number of epochs of each phase, such as `{"train": 10, "test": 10}`.
+        plan: Number of epochs of each phase, such as `{"train": 10, "test": 10}`. `Steps(100_000)` or
+            `Tokens(10**9, each=1024)` in place of a number ends the last epoch where these are reached.
         seed: Seed of the order of samples, from 0.
         group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
             the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.
@@ -57,27 +61,28 @@ class Account:
         self,
         *,
         task: str,
-        plan: Mapping[str, int],
+        plan: Mapping[str, Planned],
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         anew: bool = False,
     ):
-        self._task, self._plan, self._seed, self._group, self._anew = task, dict(plan), seed, group, anew
+        self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
         self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
         self._trains: dict[str, bool] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
         self._open: dict[str, EpochInProgress] = {}
-        self._phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
-        self._loaded: State | None = None
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
         self._randomness = 0  # the seed of the last batch
+        self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
+        self._checkpoints: Checkpoints | None = None
         self._failure: Ending | None = None  # a loop that catches it must not go on
 
     @property
     def plan(self) -> dict[str, int]:
-        """Number of epochs of each phase."""
-        return dict(self._plan)
+        """Number of epochs of each phase, of which the last can end before its order does."""
+        self._progress.measure(self._samplers)
+        return self._progress.epochs
 
     @property
     def rank(self) -> int:
@@ -89,10 +94,30 @@ class Account:
         """Number of ranks that share the samples."""
         return self._attempt.members.world
 
+    @property
+    def task(self) -> str:
+        """Name of the run."""
+        return self._task
+
+    @property
+    def source(self) -> events.Source:
+        """This process, as its events name it."""
+        return self._attempt.run.source
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
+        phase = next((name for name, trains in self._trains.items() if trains), next(iter(self._trains)))
+        known = self._progress.phases[phase]
+        position = self._open[phase].position if phase in self._open else known.position
+        reached = position.consumed if position else 0
+        return known.completed + 1, reached, known.consumed + reached
+
     def __enter__(self) -> Self:
         try:
+            self._progress = Progress(self._plan)
             self._attempt = Attempt(
-                task=self._task, plan=self._plan, seed=self._seed, group=self._group, anew=self._anew
+                task=self._task, plan=self._progress.given, seed=self._seed, group=self._group, anew=self._anew
             )
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
@@ -106,6 +131,8 @@ class Account:
                 self._finish()
         except Ending as sentence:
             error = sentence
+        if self._checkpoints:
+            self._checkpoints.close(wait=error is None)
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
@@ -156,9 +183,8 @@ class Account:
             world=self.world,
         )
         known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
-        self._unchanged(phase, known.identity)
+        self._progress.declare(phase, known)
         self._samplers[phase], self._trains[phase] = sampler, trains
-        self._phases.setdefault(phase, known)
         return sampler
 
     def loader(
@@ -178,7 +204,7 @@ class Account:
 
         Args:
             phase: A phase of the plan.
-            dataset: A map-style dataset, or an IterableDataset with `__len__` and `select(indices)`. If it has an
+            dataset: A map-style dataset, or an IterableDataset with `__len__` and `at_indices(indices)`. If it has an
                 attribute `fingerprint`, a text, that must be the same on all ranks. Otherwise, only the lengths are
                 compared.
             batch_size: Samples of this rank in a step.
@@ -191,9 +217,9 @@ class Account:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
         stream = isinstance(dataset, data.IterableDataset)
-        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "select")):
+        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "at_indices")):
             raise Refused(
-                f"{phase}: a {type(dataset).__name__} needs __len__{' and select(indices)' if stream else ''}"
+                f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
             )
         sampler = self.sampler(
             phase,
@@ -204,13 +230,41 @@ class Account:
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
         )
-        self._loaders[phase] = loader.loader(dataset, sampler, **options)
+        self._loaders[phase] = loader.Loader(dataset, sampler, **options)
         return self._loaders[phase]
 
-    def epochs(self) -> range:
-        """The epochs that are left: all of the plan's, or from the one in progress on if a state is loaded."""
-        left = [self.completed(phase) for phase, planned in self._plan.items() if self.completed(phase) < planned]
-        return range(min(left) + 1, max(self._plan.values()) + 1) if left else range(0)
+    def epochs(self) -> Iterator[int]:
+        """Yield the epochs that are left: all of the plan's, or from the one in progress on if a state is loaded.
+
+        A plan in steps or tokens needs the phase's loader or sampler before.
+        """
+        progress = self._progress
+        with self._final():
+            progress.measure(self._samplers)
+        last = max(progress.epochs.values())
+        longest = [phase for phase, planned in progress.epochs.items() if planned == last]  # others skip epochs
+        for epoch in range(1, last + 1):
+            if progress.stopped is None and any(progress.completed(phase) < epoch for phase in longest):
+                yield epoch
+
+    def stop(self, reason: str) -> None:
+        """End the run here, on purpose: call it on all ranks after the same commit. A collective call.
+
+        What is committed is proved, and the last line states the reason. Epochs that do not train can still be made.
+
+        Args:
+            reason: Why the run ends before its plan, such as `patience`.
+        """
+        with self._final():
+            problem = tally_line.text_problem("reason", reason) or self._progress.unopened(self._open)
+            self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, problem)
+            self._progress.stopped = reason
+            for current in list(self._open.values()):
+                current.stop()
+                if current.trains and current.position.consumed:
+                    self._close(current)
+                else:
+                    del self._open[current.tally.phase.name]
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
@@ -264,10 +318,32 @@ class Account:
                 self._attempt.stepped(current.tally.phase.epoch)
                 if current.complete:
                     self._close(current)
+            if self._checkpoints:
+                self._checkpoints.after_commit()
+
+    def checkpoints(
+        self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: str | float = "5m", keep: int = 2
+    ) -> Checkpoints:
+        """Return checkpoints of the loop's objects, which `commit` saves: docs/guides/checkpoints.md shows how.
+
+        A collective call. Call `resume()` on the result before the first epoch.
+
+        Args:
+            folder: A path that all pods share, or a URL of an object store.
+            objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
+            every: Time between two checkpoints: a number of seconds, or text such as `"5m"`.
+            keep: Number of checkpoints that are kept.
+
+        Raises:
+            Refused: An argument is not valid, or the pods do not share the folder.
+        """
+        with self._final():
+            self._checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
+            return self._checkpoints
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
-        steps = len(Steps(self._samplers[phase]))
+        steps = self._samplers[phase].total_steps
 
         def epoch() -> Iterator[Batch]:
             return self.epoch(phase, self.completed(phase) + 1, batches)
@@ -281,17 +357,9 @@ class Account:
         Batches that are not committed are not in it, so a resume hands them out again.
         """
         with self._final():
+            self._progress.measure(self._samplers)
             positions = {name: each.position for name, each in self._open.items() if each.trains}
-            phases = {
-                name: replace(phase, position=positions.get(name, phase.position))
-                for name, phase in self._phases.items()
-                if phase.worlds
-            }
-            run = self._attempt.run
-            state = State(
-                run=run.run, attempt=run.attempt, task=run.task, seed=run.seed, plan=self._plan, phases=phases
-            )
-            return {_KEY: state.to_text()}
+            return {_KEY: self._progress.state(self._attempt.run, positions).to_text()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
@@ -302,6 +370,8 @@ class Account:
         with self._final():
             if self._attempt.begun:
                 raise Refused("load_state_dict() must be called before the first epoch of this start")
+            if self._progress.loaded:
+                raise Refused("load_state_dict() was called before in this start: an account takes one state")
             if _KEY not in state:
                 found = ", ".join(map(str, state)) or "no entry"
                 raise Refused(f"the state of an account must have the entry {_KEY!r}, and it has {found}")
@@ -309,22 +379,36 @@ class Account:
                 loaded = State.from_text(state[_KEY])
             except ValueError as error:
                 raise Refused(f"the state of the account cannot be loaded: {error}") from None
-            for name, value in (("task", self._task), ("seed", self._seed), ("plan", self._plan)):
+            for name, value in (("task", self._task), ("seed", self._seed)):
                 if (before := getattr(loaded, name)) != value:
                     raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
-            self._loaded = loaded
-            for name in loaded.phases.keys() & self._phases.keys():
-                self._unchanged(name, self._phases[name].identity)
-            self._phases |= loaded.phases
+            self._progress.load(loaded)
+            self._attempt.take_up(loaded, reported=self._checkpoints is not None)
+
+    def begin_anew(self) -> None:
+        """State that this start's weights are those of a beginning, as there is no checkpoint to load."""
+        self._attempt.anew = True
 
     def completed(self, phase: str) -> int:
         """Return the number of a phase's completed epochs, over all starts of the run."""
-        return self._phases[phase].completed if phase in self._phases else 0
+        return self._progress.completed(phase)
+
+    def settle(self, phase: str) -> None:
+        """Prove an epoch that the loop left before its end, so that its line names the lost samples.
+
+        Raises:
+            Unproven: Samples were lost. All ranks raise it.
+        """
+        if phase in self._open:
+            self._open[phase].end()
+            self._close(self._open[phase])
 
     def left(self, phase: str) -> int:
         """Return the number of steps of a phase's next epoch, or of what is left of the one that a state has begun."""
+        self._progress.measure(self._samplers)
         sampler, (start, skip) = self._samplers[phase], self._place(phase)
-        return replace(sampler.shard, start=start).steps(sampler.batch) - skip
+        end = self._progress.end(phase, self.completed(phase) + 1)
+        return replace(sampler.shard, start=start, end=end).steps(sampler.batch) - skip
 
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out, for a library that has set its own."""
@@ -332,29 +416,39 @@ class Account:
 
     def _place(self, phase: str) -> tuple[int, int]:
         """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""
-        position = self._phases[phase].position
+        position = self._progress.phases[phase].position
         return resume.place(position, self.world, self._samplers[phase].batch) if position else (0, 0)
 
     def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        self._settle(phase)
-        if self._loaded and phase in self._loaded.phases and 1 <= epoch <= self._loaded.phases[phase].completed:
+        self.settle(phase)
+        if epoch >= 1 and self._progress.was_complete(phase, epoch):
+            return
+        if self._progress.stopped is not None and self._trains.get(phase):
             return
         current = self._begin(phase, epoch, batches)
         seed = randomness.mixed(self._seed, randomness.number_of(phase), epoch, self.rank)
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        ours = isinstance(batches, loader.Loader)
         for taken in batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
-            batch = current.hand_out(loader.checked(taken, current.where(current.handed + 1)))
+            if self._checkpoints and current.trains:
+                self._checkpoints.before_batch()
+            known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
+            batch = current.hand_out(known)
             self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
             self.reseed()
             yield batch
             if self._failure:
                 raise self._failure
+            if current.stopped:
+                return
             if not current.trains:
                 current.count(current.handed)
+        if self._checkpoints and current.trains:
+            self._checkpoints.before_batch()
         if current.handed < current.total:
             raise Unproven(
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
@@ -374,24 +468,16 @@ class Account:
             self._failure = ending
             raise
 
-    def _unchanged(self, phase: str, now: Mapping[str, Any]) -> None:
-        """Refuse data or an order that is not the run's."""
-        if self._loaded and phase in self._loaded.phases:
-            known: PhaseState | None = self._loaded.phases[phase]
-        else:
-            known = self._phases.get(phase)
-        for name, before in known.identity.items() if known else ():
-            if now[name] != before:
-                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now[name]}")
-
     def _begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> EpochInProgress:
         """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it."""
-        if phase not in self._phases:
+        if phase not in self._samplers:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
-        sampler, chosen = self._samplers[phase], self._phases[phase]
-        position = chosen.position
+        progress, sampler = self._progress, self._samplers[phase]
+        progress.measure(self._samplers)
+        chosen, end = progress.phases[phase], progress.end(phase, epoch)
+        position, loaded = chosen.position, progress.loaded
         start, skip = self._place(phase)
-        sampler.go_on(epoch, start, skip)
+        sampler.choose(epoch, start, skip, end)
         facts = {
             "phase": phase,
             "epoch": epoch,
@@ -399,14 +485,14 @@ class Account:
             f"batch size of {phase}": sampler.batch_size,
             f"position of {phase}": start + skip * sampler.batch,
             "number of ranks that share the samples": self.world,
-            "loaded state": self._loaded and (self._loaded.run, self._loaded.attempt, *self._loaded.reached),
+            "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
         }
-        self._attempt.agree(facts, self._attempt.problem(self._loaded) or self._problem(phase, epoch, batches))
-        self._attempt.begin(self._loaded)
+        self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
+        self._attempt.begin()
         if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
-            replace(self._attempt.run, data=chosen.data),
+            replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
             Phase(
                 name=phase,
                 epoch=epoch,
@@ -415,24 +501,25 @@ class Account:
                 contract=sampler.contract,
                 order=sampler.order,
                 start=start,
+                end=end,
             ),
         )
         if start or skip:
             resume.restore(tally, skip)
-        self._phases[phase] = chosen.shared_out(start, self.world)
+        progress.phases[phase] = chosen.shared_out(start, self.world)
         commits = position.commits if position else 0
         self._open[phase] = EpochInProgress(tally, sampler, trains=self._trains[phase], skip=skip, commits=commits)
         return self._open[phase]
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
-        sampler, planned, completed = self._samplers[phase], self._plan[phase], self.completed(phase)
+        sampler, planned, completed = self._samplers[phase], self._progress.epochs[phase], self.completed(phase)
         if not 1 <= epoch <= planned:
             return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
         if epoch <= completed:
             return f"{phase} epoch {epoch} was made before"
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
-        if not sampler.total:
+        if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
@@ -459,28 +546,21 @@ class Account:
         del self._open[name]
         tally.commits = current.commits if current.trains else None
         proof = prove(tally, members.everyone, leads=members.leads)
-        self._phases[name] = self._phases[name].after(proof.lines[-1])
+        self._progress.close(proof.lines[-1])
         self._proved += 1
         try:
             enforce(proof, "enforce", self._proved == 1)
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
 
-    def _settle(self, phase: str) -> None:
-        """Prove an epoch that the loop left, so that the line names the lost samples."""
-        if phase in self._open:
-            self._open[phase].end()
-            self._close(self._open[phase])
-
     def _finish(self) -> None:
         with self._final():
             for each in self._driven:
                 each.end()
             for phase in list(self._open):
-                self._settle(phase)
-            for phase, planned in self._plan.items():
-                if (made := self.completed(phase)) < planned:
-                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
-            if self._attempt.prints and self._phases:
-                emit(last_line(self._attempt.run, self._phases))
+                self.settle(phase)
+            self._progress.measure(self._samplers)
+            last = self._progress.last_line(self._attempt.run, self.discarded)
+            if self._attempt.prints and last:
+                emit(last)
             self._attempt.complete()

@@ -30,7 +30,7 @@ class Attempt:
 
     Args:
         task: Name of the run.
-        plan: Number of epochs of each phase.
+        plan: The plan of each phase, as JSON has it.
         seed: Seed of the order of samples.
         group: The ranks that share the samples.
         anew: Whether a restart that loads no state begins anew.
@@ -40,16 +40,16 @@ class Attempt:
     """
 
     def __init__(
-        self, *, task: str, plan: Mapping[str, int], seed: int, group: dist.ProcessGroup | None, anew: bool
+        self, *, task: str, plan: Mapping[str, Any], seed: int, group: dist.ProcessGroup | None, anew: bool
     ) -> None:
         if not dist.is_initialized():
             raise Refused("call torch.distributed.init_process_group before you make an Account")
-        self._process, self._anew, problem = Process.from_env(os.environ), anew, None
+        self._process, self.anew, problem = Process.from_env(os.environ), anew, None
         process, number = self._process, next(_accounts)
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
         else:
-            problem = tally_line.problem({"task": task, "plan": dict(plan), "seed": seed})
+            problem = tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
         self._path = restart.path_of(number)
         own = process.run if number == 1 else f"{process.run}.{number}"
         record = restart.read(self._path, task)
@@ -62,13 +62,14 @@ class Attempt:
         agreed = self.agree(facts | of_rank_0, problem)
         self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
         self.members = Membership.of(group)
-        self.begun = self._stepped = False
+        self.begun = self._stepped = self._reported = False
+        self._loaded: State | None = None
         self.run = Run(
             run=self._known[0] if self._known else agreed["_run"],
             attempt=max(process.attempt, self._known[1] + 1 if self._known else 0),
             pod=process.pod,
             task=task,
-            plan=dict(plan),
+            plan={},  # in epochs, once the batches are known
             rank=self.members.rank,
             world=self.members.world,
             seed=seed,
@@ -89,7 +90,7 @@ class Attempt:
 
     def problem(self, loaded: State | None) -> str | None:
         """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""
-        if self.begun or loaded or self._anew or not (self._known or self._process.attempt):
+        if self.begun or loaded or self.anew or not (self._known or self._process.attempt):
             return None
         file = f", or delete {self._path}" if self._known and self._path else ""
         return (
@@ -98,18 +99,22 @@ class Attempt:
             f"anew, too, pass anew=True{file}"
         )
 
-    def begin(self, loaded: State | None) -> None:
-        """Take the run of the loaded state, record it, and report the beginning."""
+    def take_up(self, loaded: State, *, reported: bool) -> None:
+        """Go on with the run of a loaded state, unless that is `reported` already."""
+        reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
+        attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
+        self.run = replace(self.run, run=loaded.run, attempt=attempt)
+        self._loaded, self._reported = loaded, reported
+
+    def begin(self) -> None:
+        """Record the run, and report the beginning."""
         if self.begun:
             return
         self.begun = True
-        if loaded:
-            reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
-            attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
-            self.run = replace(self.run, run=loaded.run, attempt=attempt)
         if self.prints:
             self._write(complete=False)
-            events.emit(self._beginning(loaded), self.run.source)
+            if not self._reported:
+                events.emit(self._beginning(), self.run.source)
 
     def stepped(self, epoch: int) -> None:
         """Report the first step."""
@@ -123,10 +128,10 @@ class Attempt:
             events.emit(events.Complete(model=None, output=None), self.run.source)
             self._write(complete=True)
 
-    def _beginning(self, loaded: State | None) -> events.Event:
-        if not loaded:
+    def _beginning(self) -> events.Event:
+        if not self._loaded:
             return events.Begun(task=self.run.task, world=self.run.world)
-        epoch, consumed = loaded.reached
+        epoch, consumed = self._loaded.reached
         return events.Resumed(
             task=self.run.task, world=self.run.world, checkpoint=None, epoch=epoch, position=consumed, discarded=0
         )

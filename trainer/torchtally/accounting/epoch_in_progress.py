@@ -2,14 +2,16 @@
 
 from collections import Counter, deque
 
+import numpy as np
 from torch import Tensor
 
-from torchtally.accounting.loader import Batch
-from torchtally.accounting.sampler import Sampler, Steps
+from torchtally.accounting.collate import Batch
+from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import Position
 from torchtally.accounting.tally import Tally
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
+from torchtally.proof.permutation import Indices
 
 _MANY_PENDING = 256  # batches without a commit: more than gradients are accumulated over
 
@@ -29,12 +31,14 @@ class EpochInProgress:
 
     def __init__(self, tally: Tally, sampler: Sampler, *, trains: bool, skip: int, commits: int):
         self.tally, self.trains, self.commits = tally, trains, commits
-        self._sampler, self._expected = sampler, sampler.steps()
-        self.total = len(Steps(sampler))  # steps, those that were skipped included
+        self._sampler, self._expected = sampler, sampler.arrays()
+        self.total = sampler.total_steps  # those that were skipped included
+        self._samples, self._batch, self._phase = sampler.total, sampler.batch, tally.phase.name
         self.handed = self.counted = skip
         self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
         self.explicit = False  # whether commits name their batches
+        self.stopped = False  # by the program, before the last step
         phase = tally.phase
         self.name = f"{phase.name} epoch {phase.epoch}"
 
@@ -63,8 +67,8 @@ class EpochInProgress:
     def hand_out(self, batch: Batch) -> Batch:
         """Return the batch as the loop receives it. Raises Unproven unless its samples are those of the step."""
         step = self.handed + 1
-        taken, expected = batch.indices.tolist(), next(self._expected)
-        if taken != expected and sorted(taken) != sorted(expected):
+        taken, expected = batch.indices.numpy(), next(self._expected)
+        if not np.array_equal(taken, expected) and not np.array_equal(np.sort(taken), np.sort(expected)):
             lacks, foreign = _less(expected, taken), _less(taken, expected)
             parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
             size = self._sampler.batch_size
@@ -77,9 +81,8 @@ class EpochInProgress:
                 f"{self.name}: {_MANY_PENDING} batches are handed out and not committed; a batch counts once "
                 "commit() is called after optimizer.step()"
             )
-        phase = self.tally.phase
-        left = self._sampler.total - (step - 1) * phase.batch
-        return batch._replace(rows=min(phase.batch, left), phase=phase.name, step=step, steps=self.total)
+        rows = min(self._batch, self._samples - (step - 1) * self._batch)
+        return Batch(batch.indices, batch.data, rows, self._phase, step, self.total)
 
     def count(self, upto: int) -> None:
         """Count the batches up to step `upto`."""
@@ -112,6 +115,12 @@ class EpochInProgress:
         self.commits += 1
         self.count(step)
 
+    def stop(self) -> None:
+        """End the epoch after the samples that count."""
+        self.stopped = True
+        self.total = self.counted
+        self.tally.end_at(min(self.position.consumed, self.tally.phase.n))
+
     def end(self) -> None:
         """Count the last batch of a phase that does not train, if the loop has taken all of them."""
         if not self.trains and self.handed == self.total:
@@ -128,9 +137,9 @@ class EpochInProgress:
         return f": the loop left the epoch in step {self.handed} of {self.total}"
 
 
-def _less(one: list[int], other: list[int]) -> list[int]:
+def _less(one: Indices, other: Indices) -> list[int]:
     """What `one` has more often than `other`."""
-    return sorted((Counter(one) - Counter(other)).elements())
+    return sorted((Counter(one.tolist()) - Counter(other.tolist())).elements())
 
 
 def _shown(indices: list[int]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchtally.accounting.loader import Batch
+from torchtally.accounting.collate import Batch
 
 if TYPE_CHECKING:
     from torchtally.accounting.account import Account

@@ -10,8 +10,11 @@ from torchtally.proof import digest, run_summary
 from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
 
 
-def last_line(run: Run, phases: Mapping[str, PhaseState]) -> dict[str, Any]:
-    """Return the line, after a check that it proves all phases on its own. Raises Unproven."""
+def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, discarded: int) -> dict[str, Any]:
+    """Return the line, after a check that it proves all phases on its own. `stopped` says why the run ends early.
+
+    Raises Unproven.
+    """
     worlds = _of_run(phases)
     summary = RunSummary(
         run=run.run,
@@ -22,6 +25,7 @@ def last_line(run: Run, phases: Mapping[str, PhaseState]) -> dict[str, Any]:
         plan=run.plan,
         seed=run.seed,
         worlds=worlds,
+        stopped=stopped,
         phases={
             name: PhaseSummary(
                 n=phase.n,
@@ -30,12 +34,13 @@ def last_line(run: Run, phases: Mapping[str, PhaseState]) -> dict[str, Any]:
                 data=phase.data,
                 consumed=phase.consumed,
                 digest=phase.digest,
+                end=phase.end,
                 worlds=None if _as_the_run(name, phase, worlds) else phase.worlds,
             )
             for name, phase in phases.items()
         },
         model=None,
-        discarded=0,
+        discarded=discarded,
     )
     printed = RunSummary.parse(summary.printed()).printed()
     for name, phase in phases.items():

@@ -1,81 +1,80 @@
 """Loaders that carry each sample of any dataset to the loop with its index, through any number of workers."""
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import data
 
 from torchtally.accounting import randomness
-from torchtally.accounting.sampler import Sampler, Steps
-from torchtally.errors import Refused, Unproven
+from torchtally.accounting.collate import (
+    Batch,
+    Collate,
+    collated,
+    emptied,
+    is_known,
+    untold,
+    whole,
+    wrong_sizes,
+)
+from torchtally.accounting.sampler import Sampler
+from torchtally.errors import Ending, Refused, Unproven
+from torchtally.proof.permutation import Indices
 
-Collate = Callable[[list[Any]], Any]
-
-
-class Batch(NamedTuple):
-    """The samples that one rank consumes in one step.
-
-    Attributes:
-        indices: Indices of the samples, int64 (samples,), on the CPU.
-        data: The samples as the `collate_fn` returned them.
-        rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch, which sets the
-            following, too.
-        phase: Name of the phase.
-        step: Number of the step in its epoch, from 1, or from the position on where other ranks have resumed.
-        steps: Number of the last step.
-    """
-
-    indices: Tensor
-    data: Any
-    rows: int = 0
-    phase: str = ""
-    step: int = 0
-    steps: int = 0
+_TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
+Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
 
 
 class ByStep(data.Dataset[Any]):
-    """A dataset whose items are the batches of steps: (indices, data), or the Batch that `collate` returned."""
+    """A dataset whose items are the batches of steps, each with the mark of its request."""
 
     def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
         self.dataset, self.sampler, self.collate = dataset, sampler, collate
 
-    def __getitem__(self, indices: list[int]) -> Any:
+    def __getitem__(self, request: tuple[int, list[int]]) -> tuple[int, Any]:
+        number, indices = request
         _reseed(self.sampler, indices)
-        if not indices:
-            return _nothing(self.collate, self._samples([0])[0])
-        return _together(self.collate, indices, self._samples(indices))
+        if indices:
+            return number, collated(self.collate, self._fetched(indices), indices, indices)
+        return number, emptied(self.collate, self._fetched, 0)
 
-    def _samples(self, indices: list[int]) -> list[Any]:
-        all_at_once = getattr(self.dataset, "__getitems__", None)
-        return list(all_at_once(indices)) if all_at_once else [self.dataset[index] for index in indices]
+    def _fetched(self, indices: list[int]) -> Any:
+        dataset = self.dataset
+        all_at_once = getattr(dataset, "__getitems__", None)
+        return all_at_once([*indices]) if all_at_once else [dataset[index] for index in indices]
 
 
 class StreamByStep(data.IterableDataset[Any]):
-    """The same for an IterableDataset that has `select`: worker k of W reads the steps k, k + W, k + 2W, ..."""
+    """The same for an IterableDataset that has `at_indices`: worker k of W reads the steps k, k + W, k + 2W, ..."""
 
     def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
         self.dataset, self.sampler, self.collate = dataset, sampler, collate
 
-    def __iter__(self) -> Iterator[Any]:
-        samples = iter(self.dataset.select(index for step in self._own() for index in step))
-        sample = None
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
+        last: tuple[int, Any] = 0, None
         for step in self._own():
             _reseed(self.sampler, step)
             pairs = list(islice(samples, len(step)))
             if not pairs:
                 return  # the stream ended early, which `Account.epoch` detects
-            indices, values = zip(*pairs, strict=True)
-            sample = values[-1]
-            yield _together(self.collate, list(indices), list(values))
+            last = pairs[-1]
+            indices, values = ([*each] for each in zip(*pairs, strict=True))
+            yield _mark(step), collated(self.collate, values, indices, step)
         # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
         info = data.get_worker_info()
         if self.sampler.idle and (info is None or info.id == 0):
-            yield _nothing(self.collate, sample)
+            index, sample = last if last[1] is not None else self._last_of_the_shard()
+            yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
+
+    def _last_of_the_shard(self) -> tuple[int, Any]:
+        """A sample to cut an empty batch from, where all others are consumed before a resume."""
+        shard = self.sampler.shard
+        pair: tuple[int, Any] = next(iter(self.dataset.at_indices(iter(shard.indices(shard.size - 1).tolist()))))
+        return pair
 
     def _own(self) -> Iterator[list[int]]:
         info = data.get_worker_info()
@@ -83,87 +82,112 @@ class StreamByStep(data.IterableDataset[Any]):
         return filter(None, islice(self.sampler.steps(), first, None, stride))
 
 
-def loader(dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any) -> data.DataLoader[Any]:
-    """A DataLoader of `sampler`'s steps, whose batches are (indices, data); `options` are DataLoader's."""
-    collate = collate_fn or data.default_collate
-    if isinstance(dataset, data.IterableDataset):
-        stream = StreamByStep(dataset, sampler, collate)
-        return data.DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **options)
-    steps = ByStep(dataset, sampler, collate)
-    return data.DataLoader(steps, batch_size=None, sampler=Steps(sampler), collate_fn=_as_it_is, **options)
+class Requests(data.Sampler[tuple[int, list[int]]]):
+    """What DataLoader's workers are asked for: numbered index lists of steps. `asked` has those not yet answered."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler = sampler
+        self.asked: deque[Asked] = deque()
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        self.asked = deque()
+        return self._made(self.asked)
+
+    def _made(self, asked: deque[Asked]) -> Iterator[tuple[int, list[int]]]:
+        for number, step in enumerate(self.sampler.arrays()):
+            asked.append((number, step))
+            yield number, step.tolist()
+
+    def __len__(self) -> int:
+        return self.sampler.total_steps
 
 
-def checked(taken: Any, where: str) -> Batch:
-    """Return a loader's item as a Batch. Raises Refused and Unproven if its rows cannot be those of its indices."""
-    indices = taken[0] if isinstance(taken, list | tuple) and len(taken) > 1 else None
-    if isinstance(indices, list):
-        indices = torch.tensor(indices, dtype=torch.int64)
+class Loader(data.DataLoader[Any]):
+    """A DataLoader of a sampler's steps, whose items are a Batch each.
+
+    The indices do not travel through the workers, which would need shared memory for each batch. This process knows
+    which it asked for, and each answer carries the mark of its request: for a map-style dataset the request's number,
+    for a stream, which is asked for nothing, the hash of the indices of its step. Only samples that are others than
+    those of the step, by the word of the collate_fn or of the stream, come with their indices.
+    """
+
+    def __init__(self, dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any):
+        if taken := sorted(options.keys() & _TAKEN):
+            raise Refused(
+                f"the loader of an account sets {', '.join(taken)} itself; a library that makes loaders again must "
+                "receive account.batches(...)"
+            )
+        collate = collate_fn or data.default_collate
+        self._sampler_of_steps = sampler
+        if isinstance(dataset, data.IterableDataset):
+            super().__init__(StreamByStep(dataset, sampler, collate), batch_size=None, collate_fn=_as_it_is, **options)
+        else:
+            steps = Requests(sampler)
+            super().__init__(
+                ByStep(dataset, sampler, collate), batch_size=None, sampler=steps, collate_fn=_as_it_is, **options
+            )
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        requests, answers = self.sampler, super().__iter__
+        if not isinstance(requests, Requests):
+            return _batches(answers(), self._steps())
+        if not self.num_workers and not self.pin_memory:
+            # DataLoader's own loop would take a third of a small step, most of it for the profiler.
+            return _batches(map(self.dataset.__getitem__, requests), _taken(requests.asked))
+        return _batches(answers(), _taken(requests.asked))
+
+    def _steps(self) -> Iterator[Asked]:
+        return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.arrays())
+
+
+def checked(taken: Any, batches: Any, where: str) -> Batch:
+    """Return an item of any other loader as a Batch. Raises Refused and Unproven if its samples are not known."""
+    if isinstance(taken, Batch):
+        array = whole(taken.indices)
+        if array is None:
+            raise Refused(f"{where}: the indices of a Batch must be a list of integers")
+        return taken._replace(indices=torch.from_numpy(array))
+    # Without a batch_sampler, the batches are made by the dataset, or by what drives the loader.
+    own = isinstance(batches, data.DataLoader)
+    if not own or batches.batch_sampler is None:
+        kind = f"{type(batches).__name__}{' without batch_size' if own else ''}"
+        raise Refused(f"{where}: the batches of a {kind} must be torchtally.Batch(indices, data)")
+    if not is_known(batches.collate_fn):
+        raise Refused(f"{where}: {untold(batches.collate_fn, taken)}")
+    indices = taken[0] if isinstance(taken, list | tuple) and len(taken) == 2 else None
     if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.ndim != 1:
         raise Refused(f"{where}: the loader's batches must be pairs of indices and data, as account.loader makes them")
     batch = Batch(indices, taken[1])
-    found = _sizes(batch.data)
-    if not len(indices) and 0 not in found:
-        raise Refused(
-            f"{where}: this rank has no sample left, and the {type(batch.data).__name__} of the collate_fn cannot be "
-            "cut to 0 rows: use contract padded or drop_last"
-        )
-    # A collate_fn that returns a Batch names its samples.
-    if found and len(indices) not in found and not isinstance(taken, Batch):
-        raise Unproven(
-            f"{where} is not proved: of the {len(indices)} samples {_few(indices)} the collate_fn made a batch with "
-            f"parts of {', '.join(map(str, sorted(found)))} rows. One that leaves out, repeats or packs samples must "
-            "return Batch(indices, data) itself"
-        )
+    if problem := wrong_sizes(batches.collate_fn, batch.data, indices.tolist()):
+        raise type(problem)(f"{where}: {problem}")
     return batch
 
 
-def _few(indices: Tensor) -> str:
-    shown = ", ".join(map(str, indices[:8].tolist()))
-    return shown if len(indices) <= 8 else f"{shown}, …"
+def _batches(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Batch]:
+    for mark, made in answers:
+        asked = next(requests, None)
+        if asked is None or mark != asked[0]:
+            raise Unproven("the loader's batches came in another order than that of its steps")
+        if isinstance(made, Ending):
+            raise made
+        if isinstance(made, Batch):
+            yield made._replace(indices=torch.from_numpy(made.indices))
+        else:
+            yield Batch(torch.from_numpy(asked[1]), made)
 
 
-def _sizes(part: Any) -> set[int]:
-    """Leading sizes of all tensors and lengths of all sequences in a batch; one of them is its number of samples."""
-    if isinstance(part, Tensor | np.ndarray):
-        return {len(part)} if part.ndim else set()
-    if isinstance(part, Mapping):
-        return set().union(*map(_sizes, part.values()))
-    if isinstance(part, list | tuple):
-        return {len(part)}.union(*map(_sizes, part))
-    return set()
-
-
-def _together(collate: Collate, indices: list[int], samples: list[Any]) -> Any:
-    made = collate(samples)
-    # A collate_fn that received the indices with the samples names them.
-    return made if isinstance(made, Batch) else (torch.tensor(indices, dtype=torch.int64), made)
-
-
-def _nothing(collate: Collate, sample: Any) -> Any:
-    """The batch of a rank without samples in the last step: a batch of samples like `sample`, cut to 0 rows."""
-    none = _extrapolated(collate([sample]), collate([sample, sample]))
-    return none if isinstance(none, Batch) else (torch.empty(0, dtype=torch.int64), none)
-
-
-def _extrapolated(one: Any, two: Any) -> Any:
-    """The batch of 0 samples, from the batches of 1 and 2: each part is cut by as much as it grew."""
-    if isinstance(one, Tensor | np.ndarray):
-        return one[: max(0, 2 * len(one) - len(two))] if one.ndim else one
-    if isinstance(one, MutableMapping):
-        none = copy.copy(one)
-        none.update({key: _extrapolated(one[key], two[key]) for key in one})
-        return none
-    if isinstance(one, list | tuple):
-        if len(one) != len(two):
-            return one[: max(0, 2 * len(one) - len(two))]
-        parts: Iterable[Any] = map(_extrapolated, one, two)
-        return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
-    return one
+def _taken(asked: deque[Asked]) -> Iterator[Asked]:
+    while asked:
+        yield asked.popleft()
 
 
 def _reseed(sampler: Sampler, indices: list[int]) -> None:
     """Let what a dataset draws follow from seed, epoch and step, whichever process fetches it."""
     randomness.reseed(randomness.mixed(sampler.seed, sampler.shard.epoch, *indices[:1]))
+
+
+def _mark(step: list[int]) -> int:
+    return hash(tuple(step))
 
 
 def _as_it_is(batch: Any) -> Any:

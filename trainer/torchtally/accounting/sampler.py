@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils import data
 
 from torchtally.proof.contract import Contract
-from torchtally.proof.permutation import Order
+from torchtally.proof.permutation import Indices, Order
 from torchtally.proof.shards import Shard
 
 _CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
+
+_WHOLE = -1  # the end of an epoch that has none of its own
 
 
 class Sampler(data.Sampler[int]):
@@ -45,13 +48,13 @@ class Sampler(data.Sampler[int]):
         self.order: Order = "feistel-1" if shuffle else "sequential"
         self.rank = dist.get_rank() if rank is None else rank
         self.world = dist.get_world_size() if world is None else world
-        # Epoch, start and steps to skip: shared with workers that outlive an epoch.
-        self._place = torch.zeros(3, dtype=torch.int64).share_memory_()
+        # Epoch, start, steps to skip, and end: shared with workers that outlive an epoch.
+        self._place = torch.tensor([0, 0, 0, _WHOLE]).share_memory_()
 
     @property
     def shard(self) -> Shard:
         """What this rank consumes in the epoch that `set_epoch` chose."""
-        epoch, start, _ = self._place.tolist()
+        epoch, start, _, end = self._place.tolist()
         return Shard(
             n=self.n,
             rank=self.rank,
@@ -61,6 +64,7 @@ class Sampler(data.Sampler[int]):
             seed=self.seed,
             epoch=epoch,
             start=start,
+            end=None if end == _WHOLE else end,
         )
 
     @property
@@ -74,28 +78,37 @@ class Sampler(data.Sampler[int]):
         return self.shard.total
 
     @property
+    def total_steps(self) -> int:
+        """Steps of an epoch, or of what is left of it from `start` on, those that are skipped included."""
+        return self.shard.steps(self.batch)
+
+    @property
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
-        return len(Steps(self)) * self.batch_size - len(self) >= self.batch_size
+        return self.total_steps * self.batch_size - len(self) >= self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, from its beginning."""
-        self.go_on(epoch, 0, 0)
+        self.choose(epoch, 0, 0)
 
-    def go_on(self, epoch: int, start: int, skip: int) -> None:
-        """Choose the rest of an epoch: from position `start` of its order on, without the first `skip` steps."""
-        self._place.copy_(torch.tensor([epoch, start, skip]))
+    def choose(self, epoch: int, start: int, skip: int, end: int | None = None) -> None:
+        """Choose a part of an epoch: positions `start` to `end` of its order, without the first `skip` steps."""
+        self._place.copy_(torch.tensor([epoch, start, skip, _WHOLE if end is None else end]))
 
     def steps(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
+        return (step.tolist() for step in self.arrays())
+
+    def arrays(self) -> Iterator[Indices]:
+        """Yield the same as arrays."""
         shard, skip = self.shard, int(self._place[2])
         chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
         for at in range(skip * self.batch_size, shard.size, chunk):
-            some = shard.indices(at, at + chunk).tolist()
+            some = shard.indices(at, at + chunk)
             for begin in range(0, len(some), self.batch_size):
                 yield some[begin : begin + self.batch_size]
-        if self.idle and skip < len(Steps(self)):
-            yield []
+        if self.idle and skip < self.total_steps:
+            yield np.empty(0, dtype=np.int64)
 
     def __iter__(self) -> Iterator[int]:
         for indices in self.steps():
@@ -103,16 +116,3 @@ class Sampler(data.Sampler[int]):
 
     def __len__(self) -> int:
         return self.shard.size
-
-
-class Steps(data.Sampler[list[int]]):
-    """A Sampler whose items are the index lists of steps, which DataLoader's workers fetch at a time."""
-
-    def __init__(self, sampler: Sampler):
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self.sampler.steps()
-
-    def __len__(self) -> int:
-        return self.sampler.shard.steps(self.sampler.batch)

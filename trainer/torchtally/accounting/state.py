@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Self
 
+from torchtally.accounting.plan import Extent
 from torchtally.proof import digest, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
@@ -52,6 +53,37 @@ def _worlds(line: Values, name: str) -> tuple[World, ...]:
     raise line.bad(name, "a list of [epoch, position, ranks]")
 
 
+def _end(line: Values, name: str) -> tuple[int, int] | None:
+    value = line.values.get(name)
+    if value is None and name in line.values:
+        return None
+    if isinstance(value, list) and [type(each) for each in value] == [int] * 2 and min(value) >= 0:
+        return value[0], value[1]
+    raise line.bad(name, "[epoch, position] or null")
+
+
+def _extents(line: Values, name: str) -> dict[str, Extent]:
+    value, given = line.values.get(name), line.values.get("plan")
+    stated = value if isinstance(value, dict) and isinstance(given, dict) and value.keys() == given.keys() else None
+    if stated is not None and all(_is_extent(each) for each in stated.values()):
+        return {phase: (epochs, end) for phase, (epochs, end) in stated.items()}
+    raise line.bad(name, "an object that gives each phase of the plan [epochs, end]")
+
+
+def _is_extent(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    epochs, end = value
+    return type(epochs) is int and 0 <= epochs <= MANY and (end is None or (type(end) is int and 0 < end < HUGE))
+
+
+def _given(line: Values, name: str) -> dict[str, Any]:
+    value = line.values.get(name)
+    if isinstance(value, dict):
+        return value
+    raise line.bad(name, "an object that gives each phase its plan")
+
+
 def _is_world(value: Any) -> bool:
     return isinstance(value, list) and [type(each) for each in value] == [int] * 3 and min(value) >= 0
 
@@ -68,6 +100,7 @@ class PhaseState:
     consumed: Annotated[int, rules.integer(0, HUGE * MANY)]  # samples in those
     digest: Annotated[bytes, rules.packed_digest]  # of those, folded
     worlds: Annotated[tuple[World, ...], _worlds]
+    end: Annotated[tuple[int, int] | None, _end]  # epoch and position where the phase has ended before its plan
     position: Annotated[Position | None, _position]  # None between two epochs
 
     @classmethod
@@ -82,6 +115,7 @@ class PhaseState:
             consumed=0,
             digest=Digest().packed,
             worlds=(),
+            end=None,
             position=None,
         )
 
@@ -113,7 +147,7 @@ class PhaseState:
 
 
 def _phases(line: Values, name: str) -> dict[str, PhaseState]:
-    value, planned = line.values.get(name), rules.plan(line, "plan")
+    value, planned = line.values.get(name), _given(line, "plan")
     if not isinstance(value, dict) or not value.keys() <= planned.keys():
         raise line.bad(name, "an object of the plan's phases")
     found = {}
@@ -124,6 +158,10 @@ def _phases(line: Values, name: str) -> dict[str, PhaseState]:
     return found
 
 
+def _stopped(line: Values, name: str) -> str | None:
+    return None if line.values.get(name, "") is None else str(rules.text(line, name))
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """The state of a run: its identity, and how far each phase is."""
@@ -132,7 +170,9 @@ class State:
     attempt: Annotated[int, rules.attempt]
     task: Annotated[str, rules.text]
     seed: Annotated[int, rules.seed]
-    plan: Annotated[Mapping[str, int], rules.plan]
+    plan: Annotated[Mapping[str, Any], _given]  # as the program has given it
+    extents: Annotated[Mapping[str, Extent], _extents]  # how far it reaches, with the batch of the beginning
+    stopped: Annotated[str | None, _stopped]
     phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
 
     @property

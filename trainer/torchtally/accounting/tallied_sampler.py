@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
+from torchtally.accounting.collate import Batch
 from torchtally.accounting.epochs import Epochs
-from torchtally.accounting.loader import Batch
 from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure
@@ -134,6 +134,7 @@ class TalliedSampler(Sampler):
 
         def epoch() -> Iterator[Batch]:
             with _ending():
+                self._account.settle("train")
                 self._check_told()
                 yield from self._account.epoch("train", self.completed + 1, tallied)
 

@@ -6,7 +6,7 @@ format. `scripts/verify_shards.py` checks them again from the numbers in them al
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -62,6 +62,7 @@ class Phase:
     contract: Contract
     order: Order
     start: int = 0
+    end: int | None = None  # the position before which it ends, if not that of the order
 
     def shard(self, run: Run) -> Shard:
         """What the rank of `run` consumes in this phase."""
@@ -74,6 +75,7 @@ class Phase:
             seed=run.seed,
             epoch=self.epoch,
             start=self.start,
+            end=self.end,
         )
 
 
@@ -114,6 +116,11 @@ class Tally:
         self._flush()
         return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
 
+    def end_at(self, position: int) -> None:
+        """End the phase before a position of its order."""
+        self.phase = replace(self.phase, end=position)
+        self.shard = self.phase.shard(self.run)
+
     def restore(self, carried: Digest, consumed: Digest, count: int, outside: list[int]) -> None:
         """Go on from a share of what was consumed before phase.start, and from what this rank consumed after it."""
         self.carried, self._digest, self.count, self.outside = carried, consumed, count, outside
@@ -124,10 +131,13 @@ class Tally:
             return
         consumed = torch.cat(self._pending)
         self._pending, self._pending_count = [], 0
-        samples = (consumed >= 0) & (consumed < self.phase.n)
-        self.outside = sorted([*self.outside, *consumed[~samples].tolist()])[:NAMED]
-        self._digest += self._digest_of(consumed[samples])
         self.count += len(consumed)
+        samples = consumed
+        if len(consumed) and not 0 <= int(consumed.min()) <= int(consumed.max()) < self.phase.n:
+            inside = (consumed >= 0) & (consumed < self.phase.n)
+            self.outside = sorted([*self.outside, *consumed[~inside].tolist()])[:NAMED]
+            samples = consumed[inside]
+        self._digest += self._digest_of(samples)
         if self._kept is not None:
             self._kept.append(consumed)
 
@@ -275,6 +285,7 @@ def _line(
         lost_indices=_indices(lost),
         doubled_indices=_indices(doubled),
         commits=tally.commits,
+        end=phase.end,
     ).printed()
 
 

@@ -32,6 +32,7 @@ OF_POSITIONS = POWERS + 1  # and G: the words that a single rank's shard has an 
 INDEX_POWERS = 3
 WORDS = OF_POSITIONS + INDEX_POWERS
 NAMES = (*(f"S_{k}" for k in range(POWERS)), "G", *(f"I_{k + 1}" for k in range(INDEX_POWERS)))
+_BLOCK = 1 << 15  # indices at a time: an epoch may end after any number of them
 _PACKED = struct.Struct(f">{WORDS}Q")
 
 
@@ -138,17 +139,21 @@ def geometric(positions: Progression, g: int) -> int:
 
 
 def of_all_ranks(shard: Shard, g: int) -> Digest:
-    """Digest of an epoch that all ranks consume as `shard.contract` says.
+    """Digest of an epoch that all ranks consume as `shard.contract` says, up to `shard.end`.
 
-    O(1), except for samples of a shuffled order that are repeated or left out.
+    O(1), except for samples that are repeated or left out. So are those after an end, or fewer before.
     """
 
     def of_indices(first: int, end: int) -> Digest:
-        return _of_indices(shard.samples_at(np.arange(first, end, dtype=np.int64)))
+        blocks = (np.arange(at, min(at + _BLOCK, end), dtype=np.int64) for at in range(first, end, _BLOCK))
+        return sum((_of_indices(shard.samples_at(block)) for block in blocks), Digest())
 
     once, *repeated = shard.everything
-    indices = of_progression(Progression(0, 1, shard.n), g).words[1 : 1 + INDEX_POWERS]
-    together = of_progression(once, g) + Digest((*[0] * OF_POSITIONS, *indices)) - of_indices(once.count, shard.n)
+    if 2 * once.count < shard.n:  # the shorter part is added up
+        together = of_progression(once, g) + of_indices(0, once.count)
+    else:
+        indices = of_progression(Progression(0, 1, shard.n), g).words[1 : 1 + INDEX_POWERS]
+        together = of_progression(once, g) + Digest((*[0] * OF_POSITIONS, *indices)) - of_indices(once.count, shard.n)
     for part, times in Counter(repeated).items():  # with more ranks than samples there are many rounds, and alike
         together += (of_progression(part, g) + of_indices(0, part.count)) * times
     return together

@@ -50,6 +50,10 @@ def _start(line: Values, name: str) -> int:
     return line.integer(name, 0, rules.samples(line, "n") - 1)
 
 
+def _end(line: Values, name: str) -> int:
+    return line.integer(name, max(1, _start(line, "start")), rules.samples(line, "n") - 1)
+
+
 def _count(other: str) -> Rule:
     def rule(line: Values, name: str) -> int | None:
         if name in line.values and line.values[name] is None:
@@ -89,6 +93,7 @@ class TallyLine:
     n: Annotated[int, rules.samples]  # of the dataset
     start: Annotated[int, _start]  # the position of the order from which these ranks share the samples
     batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
+    end: Annotated[int | None, _end] = None  # the position before which the epoch ends, if not that of its order
     commits: Annotated[int | None, rules.integer(0, HUGE)] = None  # of each rank, where the loop commits its steps
     seed: Annotated[int, rules.seed]
     contract: Annotated[Contract, rules.contract]
@@ -127,6 +132,7 @@ class TallyLine:
             seed=self.seed,
             epoch=self.epoch,
             start=self.start,
+            end=self.end,
         )
 
     @property
@@ -184,6 +190,15 @@ def problem(values: Mapping[str, Any]) -> str | None:
     """Why no line can have these values of fields, in a sentence that names the first such field."""
     try:
         rules.checked(TallyLine, Values(values), values)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def text_problem(name: str, value: object) -> str | None:
+    """Why no line can have this text."""
+    try:
+        rules.text(Values({name: value}), name)
     except ValueError as error:
         return str(error)
     return None

@@ -32,11 +32,13 @@ def geometric_series(ratio: int, count: int) -> int:
 
 def power_sums(x: Words, highest: int) -> list[int]:
     """Σ xᵏ mod p over an array, for k = 1 ... highest."""
-    if x.max(initial=0) > P:
+    most = int(x.max(initial=0))
+    if most > P:
         x = (x & np.uint64(P)) + (x >> np.uint64(61))  # mod p, up to 4 above it
     sums, power = [], x
     for k in range(1, highest + 1):
-        power = x if k == 1 else multiply(power, x)
+        if k > 1:
+            power = power * x if most**k <= P else multiply(power, x)
         sums.append(exact_sum(power) % P)
     return sums
 

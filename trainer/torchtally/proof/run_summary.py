@@ -50,6 +50,15 @@ def _worlds_of_phase(line: Values, name: str) -> tuple[World, ...]:
     return _worlds_in(line, name, line.values[_EPOCHS], rules.samples(line, "n"))
 
 
+def _end_of_phase(line: Values, name: str) -> tuple[int, int]:
+    stated, epochs, n = line.values.get(name), line.values[_EPOCHS], rules.samples(line, "n")
+    if isinstance(stated, list) and [type(each) for each in stated] == [int] * 2:
+        epoch, position = stated
+        if 1 <= epoch <= epochs and 0 <= position < n:
+            return epoch, position
+    raise line.bad(name, f"[epoch, position], up to epoch {epochs} and position {n - 1}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSummary:
     """What all ranks together consumed in all epochs of a phase."""
@@ -62,24 +71,25 @@ class PhaseSummary:
     digest: Annotated[bytes, rules.packed_digest]  # folded and packed; base64 in the line
     # Where the phase was shared out otherwise than by the run's `worlds`; it may resume in its middle, too.
     worlds: Annotated[tuple[World, ...] | None, _worlds_of_phase] = None
+    # Epoch and position before which the phase ends: its plan is in steps, or the run has stopped before.
+    end: Annotated[tuple[int, int] | None, _end_of_phase] = None
 
     def values(self) -> dict[str, Any]:
         """The fields that the line has, as JSON has them."""
         values = _values(self) | {"digest": digest.as_text(self.digest)}
-        if self.worlds is None:
-            del values["worlds"]
-        else:
-            values["worlds"] = [list(world) for world in self.worlds]
-        return values
+        lists = {"worlds": self.worlds and [list(world) for world in self.worlds], "end": self.end and list(self.end)}
+        return {name: value for name, value in (values | lists).items() if value is not None}
 
 
 def _phases(line: Values, name: str) -> dict[str, PhaseSummary]:
     plan = rules.plan(line, "plan")
     planned = [phase for phase, epochs in plan.items() if epochs]
     stated = line.values.get(name)
-    if not isinstance(stated, dict) or stated.keys() != {*planned} or not planned:
+    may_lack = "stopped" in line.values  # phases that had not begun
+    fits = isinstance(stated, dict) and {*stated} <= {*planned} and (may_lack or len(stated) == len(planned))
+    if not isinstance(stated, dict) or not stated or not fits:
         raise line.bad(name, "an object that has the phases of the plan")
-    for phase in planned:
+    for phase in stated:
         if not isinstance(stated[phase], dict):
             raise Values(stated, f"{name}.").bad(phase, "an object")
     return {
@@ -87,6 +97,7 @@ def _phases(line: Values, name: str) -> dict[str, PhaseSummary]:
             **rules.checked(PhaseSummary, Values({**stated[phase], _EPOCHS: plan[phase]}, f"{name}.{phase}."))
         )
         for phase in planned
+        if phase in stated
     }
 
 
@@ -117,6 +128,8 @@ class RunSummary:
     seed: Annotated[int, rules.seed]
     worlds: Annotated[tuple[World, ...], _worlds]  # begins with (1, 0, ranks) and ascends
     phases: Annotated[Mapping[str, PhaseSummary], _phases]
+    # Why phases end before the last epoch of the plan: its steps are made, or the program has stopped the run.
+    stopped: Annotated[str | None, rules.text] = None
     model: Annotated[str | None, _model]  # "sha256:" and the hash of the final weights, if known
     discarded: Annotated[int, rules.integer(0, HUGE)]  # samples that steps consumed which no checkpoint kept
 
@@ -124,17 +137,35 @@ class RunSummary:
         """The fields that the line has."""
         phases = {name: phase.values() for name, phase in self.phases.items()}
         worlds = [list(world) for world in self.worlds]
-        return {"v": VERSION, **_values(self)} | {"phases": phases, "worlds": worlds}
+        values = {"v": VERSION, **_values(self)} | {"phases": phases, "worlds": worlds}
+        if self.stopped is None:
+            del values["stopped"]
+        return values
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """The line with these values. Raises ValueError that names the field, its value and what is allowed."""
-        return cls(**rules.checked(cls, Values(values)))
+        found = cls(**rules.checked(cls, Values(values)))
+        if found.stopped is None and (early := [name for name, phase in found.phases.items() if phase.end]):
+            raise ValueError(f'"stopped" is missing, and it must say why {early[0]} ends before its last epoch does')
+        return found
 
     @property
     def attempt_began(self) -> Attempt:
         """Which attempt printed the line."""
         return self.attempt, self.began
+
+    def epochs(self, phase: str) -> int:
+        """Number of a phase's epochs, the last of which may end before its order does; 0 if it had not begun."""
+        if phase not in self.phases:
+            return 0
+        end = self.phases[phase].end
+        return self.plan[phase] if end is None else end[0] - (not end[1])
+
+    def end(self, phase: str, epoch: int) -> int | None:
+        """The position before which one of these epochs ends, if not that of its order."""
+        end = self.phases[phase].end
+        return end[1] if end and end[0] == epoch else None
 
     def dealt(self, phase: str, epoch: int) -> tuple[int, int]:
         """The position from which an epoch was shared out for the last time, and over how many ranks."""
@@ -146,27 +177,37 @@ class RunSummary:
         O(len(worlds)), except for epochs in which samples of a shuffled order are repeated or left out: each has its
         own digest.
         """
+        return self.samples(phase), self._digest(phase)
+
+    def samples(self, phase: str) -> int:
+        """The first part of `expected` alone: O(len(worlds))."""
+        return sum(len(alike) * (shard.start + shard.total) for alike, shard in self._shards(phase))
+
+    def _digest(self, phase: str) -> Digest:
         stated, h, g = self.phases[phase], digest.base_of_epochs(self.run), digest.base(self.run)
-        consumed, together = 0, Digest()
-        for alike, start, world in _legs(self.plan[phase], *self._shared_out(phase)):
-            shard = Shard(
-                n=stated.n,
-                rank=0,
-                world=world,
-                contract=stated.contract,
-                order=stated.order,
-                seed=self.seed,
-                epoch=alike[0],
-                start=start,
-            )
-            consumed += len(alike) * (start + shard.total)
+        together = Digest()
+        for alike, shard in self._shards(phase):
             if stated.order == "sequential" or shard.everything == [Progression(0, 1, stated.n)]:
                 times = digest.geometric(Progression(alike[0] - 1, 1, len(alike)), h)
                 together += digest.of_all_ranks(shard, g) * times
             else:
                 each = ((epoch, digest.of_all_ranks(replace(shard, epoch=epoch), g)) for epoch in alike)
                 together += digest.fold(each, self.run)
-        return consumed, together
+        return together
+
+    def _shards(self, phase: str) -> Iterator[tuple[range, Shard]]:
+        """Successive epochs that were shared out alike, and the first one's shard of rank 0."""
+        stated, last = self.phases[phase], self.epochs(phase)
+        any_ = Shard(n=stated.n, rank=0, world=1, contract=stated.contract, order=stated.order, seed=self.seed, start=0)
+        end = self.end(phase, last)
+        for alike, start, world in _legs(last, *self._shared_out(phase)):
+            shard = replace(any_, epoch=alike[0], start=start, world=world)
+            if end is None or alike[-1] < last:
+                yield alike, shard
+            else:
+                if len(alike) > 1:
+                    yield alike[:-1], shard
+                yield alike[-1:], replace(shard, epoch=last, end=end)
 
     def _shared_out(self, phase: str) -> tuple[Sequence[World], bool]:
         """The phase's worlds, and whether it resumed in its middle where they say so."""

@@ -34,12 +34,13 @@ class Shard:
     seed: int = 0  # of feistel-1, as `epoch` is
     epoch: int = 1
     start: int = 0  # the position from which on these ranks share the samples
+    end: int | None = None  # the position before which the phase ends, each sample once; None: the whole order
 
     @property
     def size(self) -> int:
         """Samples that this rank consumes, repeats counted."""
-        left = self.n - self.start
-        match self.contract:
+        left = self._stop - self.start
+        match self._contract:
             case "exact":
                 return max(0, -(-(left - self.rank) // self.world))
             case "padded":
@@ -50,8 +51,8 @@ class Shard:
     @property
     def total(self) -> int:
         """Samples that all ranks consume together from `start` on, repeats counted."""
-        left = self.n - self.start
-        match self.contract:
+        left = self._stop - self.start
+        match self._contract:
             case "exact":
                 return left
             case "padded":
@@ -66,7 +67,7 @@ class Shard:
     @property
     def progressions(self) -> list[Progression]:
         """This rank's positions, each below n: only `padded` reaches past n, with its last sample."""
-        below = min(self.size, max(0, -(-(self.n - self.start - self.rank) // self.world)))
+        below = min(self.size, max(0, -(-(self._stop - self.start - self.rank) // self.world)))
         shard = [Progression(self.start + self.rank, self.world, below)]
         return shard if below == self.size else [*shard, Progression(self._position(below) % self.n, self.world, 1)]
 
@@ -105,6 +106,15 @@ class Shard:
         if self.order == "sequential":
             return indices
         return permutation.locate(indices, self.n, self.seed, self.epoch)
+
+    @property
+    def _stop(self) -> int:
+        return self.n if self.end is None else self.end
+
+    @property
+    def _contract(self) -> Contract:
+        """Steps before the last one of an order repeat nothing and leave nothing out."""
+        return self.contract if self.end is None else "exact"
 
     def _position(self, number: int) -> int:
         """Where sample `number` of this shard is, as if the order went on beyond n."""

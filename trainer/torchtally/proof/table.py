@@ -40,8 +40,13 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def fulfilled(extra: int) -> str:
-    """What a phase's proof has shown, where the contract consumes `extra` samples more (or fewer) than there are."""
+def fulfilled(extra: int, end: int | None = None) -> str:
+    """What a phase's proof has shown, where the contract consumes `extra` samples more (or fewer) than there are.
+
+    `end` is the position before which the epoch ends by plan.
+    """
+    if end is not None:
+        return f"the first {end} samples of the order exactly once"
     if extra > 0:
         return f"every sample at least once, {extra} repeated"
     return f"no sample twice, {-extra} left out" if extra else "every sample exactly once"
@@ -53,7 +58,6 @@ def of_phase(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     bad = [line for line in lines if wrong(line)]
     rows = ranks if len(ranks) <= _MANY else [line for line in ranks if line in bad]
     text = aligned(map(cells, [*rows, everything]))
-    text[-1] += (
-        "  ✗ not what the contract says" if bad else f"  ✓ {fulfilled(everything['expected'] - everything['n'])}"
-    )
+    told = fulfilled(everything["expected"] - everything["n"], everything.get("end"))
+    text[-1] += "  ✗ not what the contract says" if bad else f"  ✓ {told}"
     return text

@@ -41,6 +41,7 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
     state: State | None = None
     refused = failed = None
     discarded = 0
+    now = _numerics_of_all(device)
     if dist.get_rank() == 0:
         try:
             found = checkpoint_file.newest(folder)
@@ -52,7 +53,9 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
                     discarded = _lost_since(folder, state)
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
                     log.info(f"resumes from {found.path}{lost}")
-                    _warn_of_differences(found.path, state, device)
+                    before = state["numerics"]  # an earlier release knew rank 0's alone
+                    before = before if isinstance(before, list) else [before] * len(state["ranks"])
+                    _warn_of_differences(found.path, before, now)
         except (Refused, PermissionError) as error:
             refused = str(error)
         except OSError as error:  # a volume may recover
@@ -75,8 +78,15 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
     return state
 
 
+def _numerics_of_all(device: torch.device) -> list[dict[str, Any]]:
+    """The numerics of each rank, on rank 0. A collective call."""
+    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(numerics(device), gathered)
+    return gathered or []
+
+
 def numerics(device: torch.device) -> dict[str, Any]:
-    """The conditions, beside the number of ranks, under which the weights are equal bit for bit."""
+    """The conditions of a rank, beside the number of ranks, under which the weights are equal bit for bit."""
     return {
         "PyTorch": str(torch.__version__),  # a class of its own, which a checkpoint may not hold
         "threads": torch.get_num_threads(),
@@ -86,13 +96,13 @@ def numerics(device: torch.device) -> dict[str, Any]:
 
 
 class Checkpointer:
-    """Saves into `folder` of rank 0, and stops. Without a folder it only stops."""
+    """Saves into `folder` of rank 0, and stops. Without a folder it only stops. Making one is a collective call."""
 
     def __init__(
         self, folder: Path | None, facts: Mapping[str, Any], device: torch.device, keep: int, seconds: float
     ) -> None:
         self._folder, self._keep, self._seconds = folder, keep, seconds
-        self._facts = {"facts": dict(facts), "numerics": numerics(device)}
+        self._facts = {"facts": dict(facts), "numerics": _numerics_of_all(device)}
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # steps between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
@@ -208,9 +218,20 @@ def _refusal(path: Path | None, saved: Mapping[str, Any], facts: Mapping[str, An
     return None
 
 
-def _warn_of_differences(path: Path | None, state: State, device: torch.device) -> None:
-    now = numerics(device) | {"ranks": dist.get_world_size()}
-    before = state["numerics"] | {"ranks": len(state["ranks"])}
-    other = [f"{name} {before.get(name)} and now {value}" for name, value in now.items() if before.get(name) != value]
-    if other:
-        log.warning(f"{path} was made with {', '.join(other)}: every sample counts once, but the last bits will differ")
+def _warn_of_differences(path: Path | None, before: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
+    others: dict[str, list[int]] = {}  # each difference, and its ranks
+    if len(before) != len(now):
+        others[f"{len(before)} ranks and now {len(now)}"] = []
+    for rank, (was, here) in enumerate(zip(before, now, strict=False)):
+        for name, value in here.items():
+            if was.get(name) != value:
+                others.setdefault(f"{name} {was.get(name)} and now {value}", []).append(rank)
+    if others:
+        told = ", ".join(text + _of_some(ranks, len(now)) for text, ranks in others.items())
+        log.warning(f"{path} was made with {told}: every sample counts once, but the last bits will differ")
+
+
+def _of_some(ranks: list[int], world: int) -> str:
+    if len(ranks) in (0, world):
+        return ""
+    return f" (ranks {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)})"

@@ -1,0 +1,400 @@
+"""Plans in steps and runs that were stopped: the first samples of an order are proved, and no end hides a loss."""
+
+import copy
+from typing import Any
+
+import bruteforce
+import pytest
+from bruteforce import Ends, Line, World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judged import UNKNOWN, line, sentences, verdict, verdicts
+
+from torchtally.proof import digest
+from torchtally.proof.digest import Digest
+from torchtally.proof.shards import Shard
+from verify import report
+
+contracts = st.sampled_from(["exact", "padded", "drop_last"])
+REASON = "patience"
+ENDS = {"train": (2, 40)}
+PLANNED = bruteforce.run(contract="padded", ends=ENDS, commits=True)
+PLANNED_LAST = bruteforce.last(PLANNED, ends=ENDS, stopped="train: Steps(count=5)")
+FEWER = {"train": (2, 40), "test": (2, 0)}
+STOPPED = bruteforce.run(plan={"train": 5, "test": 5}, ends=FEWER, commits=True)
+STOPPED_LAST = bruteforce.last(STOPPED, ends=FEWER, stopped=REASON)
+ONLY = "only the run's last line, which is missing, can say that the run was stopped there"
+
+
+def shown(lines: list[Line]) -> list[str]:
+    return report.as_text(verdicts(lines), encoding="utf-8", colour=False).splitlines()
+
+
+# Runs that hold
+
+
+@st.composite
+def ended(draw: st.DrawFn) -> tuple[list[Line], list[World], Ends]:
+    """The lines of a faithful run over several starts that ended before its order did, its worlds, and its ends."""
+    n, epochs = draw(st.integers(1, 60), "n"), draw(st.integers(1, 3), "epochs")
+    ends = {"train": (draw(st.integers(1, epochs)), draw(st.integers(0, n - 1)))}
+    if draw(st.booleans()):
+        ends["test"] = (draw(st.integers(1, epochs)), draw(st.integers(0, max(1, n // 6) - 1)))
+    if all(end == (1, 0) for end in ends.values()):
+        ends.pop("test", None)  # something was consumed
+    places = st.tuples(st.integers(1, epochs), st.integers(0, n - 1))
+    later = draw(st.lists(places.filter(lambda place: (1, 0) < place <= ends["train"]), unique=True, max_size=3))
+    worlds = [(*place, draw(st.integers(1, 7))) for place in [(1, 0), *sorted(later)]]
+    plan = {"train": epochs, "test": epochs}
+    common = {"contract": draw(contracts), "seed": draw(st.integers(0, 99)), "commits": draw(st.booleans())}
+    batch = draw(st.sampled_from([1, 4, 20]))
+    return bruteforce.run(n, plan=plan, worlds=worlds, ends=ends, batch=batch, **common), worlds, ends
+
+
+@settings(deadline=None)
+@given(ended(), st.data())
+def test_it_is_proved_by_its_last_line_and_without_it_where_the_plan_is_fulfilled(
+    run: tuple[list[Line], list[World], Ends], data: st.DataObject
+) -> None:
+    lines, worlds, ends = run
+    if ends["train"] == (1, 0):
+        worlds = [(1, 0, worlds[0][2])]
+    last = bruteforce.last(lines, worlds, ends=ends, stopped=REASON)
+    assert sentences([*lines, last]) == [] == verdict([*lines, last]).notes
+    assert sentences([last]) == []
+    there = [each for each in lines if data.draw(st.booleans())]
+    assert verdict([*there, last]).holds
+    assert report.as_text(verdicts([*there, last]), encoding="utf-8", colour=False).endswith(f"; stopped: {REASON}")
+    fulfilled = all(epoch == lines[0]["plan"][phase] and position for phase, (epoch, position) in ends.items())
+    assert verdict(lines).holds == fulfilled
+    for row, each in zip(shown([*lines, last])[1:], rows(lines), strict=False):
+        assert ("every sample" in row) <= ("end" not in each), row
+
+
+def rows(lines: list[Line]) -> list[Line]:
+    """In the order of the table."""
+    story = {"train": 0, "test": 1}
+    last = 1 << 30
+    return sorted(
+        lines, key=lambda each: (each["epoch"], story[each["phase"]], last if each["rank"] == "all" else each["rank"])
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(ended(), st.data())
+def test_any_other_end_breaks_the_proof(run: tuple[list[Line], list[World], Ends], data: st.DataObject) -> None:
+    lines, worlds, ends = run
+    phase = data.draw(st.sampled_from(sorted(ends)))
+    last = bruteforce.last(lines, worlds, ends=ends, stopped=REASON)
+    if phase not in last["phases"]:
+        return  # it had not begun
+    stated, epochs = last["phases"][phase], lines[0]["plan"][phase]
+    places = st.tuples(st.integers(1, epochs), st.integers(0, stated["n"] - 1))
+    other = data.draw(places.filter(lambda place: place != ends[phase]) | st.none())
+    changed = copy.deepcopy(last)
+    if other:
+        changed["phases"][phase]["end"] = list(other)
+    else:
+        del changed["phases"][phase]["end"]
+    if stated["contract"] != "drop_last":  # of which a whole epoch may be the same samples
+        assert not verdict([changed]).holds
+    assert not verdict([*lines, changed]).holds
+    ending = [each for each in lines if (each["phase"], each["epoch"]) == (phase, ends[phase][0])]
+    if other and ending and max(1, ending[0]["start"]) <= other[1] != ends[phase][1]:  # else they are no lines
+        for each in data.draw(st.sampled_from([*[[each] for each in ending], ending])):
+            each["end"] = other[1]
+        assert not verdict(lines).holds
+        if ending[0]["attempt"] == last["attempt"]:  # a later one may have done it again
+            assert not verdict([*lines, last]).holds
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data(), st.integers(2, 30), st.integers(1, 3), st.integers(1, 4))
+def test_an_end_is_no_excuse(data: st.DataObject, n: int, epochs: int, world: int) -> None:
+    """Whatever was lost or doubled, a last line with any end holds only if its epochs consumed just what it says."""
+    gone = {epoch: data.draw(st.sets(st.integers(0, n - 1), max_size=3)) for epoch in range(1, epochs + 1)}
+    if data.draw(st.booleans()):  # what an end would leave out
+        gone[epochs] = {*range(data.draw(st.integers(1, n - 1)), n)}
+    twice = data.draw(st.booleans()) and data.draw(st.integers(1, epochs))
+
+    def consume(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        order = bruteforce.order(n, 0, epoch)
+        kept = [sample for sample in shard if order.index(sample) not in gone[epoch]]
+        return [*kept, *kept[:1]] if (epoch, rank) == (twice, 0) else kept
+
+    lines = bruteforce.run(n, world, plan={"train": epochs}, consume=consume)
+    end = data.draw(st.tuples(st.integers(1, epochs), st.integers(0, n - 1)) | st.just((epochs, n - len(gone[epochs]))))
+    if end[1] == n:
+        return
+    last = bruteforce.last(lines, ends={"train": end}, stopped=REASON)
+    claimed = [range(n)] * (end[0] - 1) + [range(end[1])] + [range(0)] * (epochs - end[0])
+    as_claimed = all({*range(n)} - gone[epoch] == {*claimed[epoch - 1]} for epoch in range(1, epochs + 1))
+    doubled = any(each["doubled"] for each in lines)
+    assert verdict([last]).holds == (as_claimed and not doubled)
+    assert not verdict([*lines, last]).holds  # they say that they are whole
+
+
+def test_the_row_and_the_sentence_name_what_was_consumed() -> None:
+    text = shown([*PLANNED, PLANNED_LAST])
+    row = "train      2  all                  4        40        40     0        0  "
+    assert f"{row}✓ the first 40 samples of the order exactly once" in text
+    assert text[-1] == (
+        "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch and the first 40 of 60 samples of epoch 2, "
+        f"test 2 epochs, model {bruteforce.MODEL}; stopped: train: Steps(count=5)"
+    )
+    assert shown([*STOPPED, STOPPED_LAST])[-1] == (
+        "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch and the first 40 of 60 samples of epoch 2, "
+        f"test 1 of 5 epochs, model {bruteforce.MODEL}; stopped: patience"
+    )
+    ends = {"train": (1, 7), "test": (1, 0)}
+    lines = bruteforce.run(ends=ends)
+    text = shown([bruteforce.last(lines, ends=ends, stopped=REASON, discarded=1)])
+    assert text[0] == "note: no tally line of phase train at all, epoch 1 made; the run's last line is proof enough"
+    assert text[1:] == [
+        "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train the first 7 of 60 samples of epoch 1, "
+        f"test 0 of 2 epochs, model {bruteforce.MODEL}; stopped: patience; "
+        "1 sample consumed by steps that no checkpoint kept was discarded and does not count"
+    ]
+
+
+def test_json_says_why() -> None:
+    assert '"stopped": "patience"' in report.as_json(verdicts([STOPPED_LAST]))
+    assert '"stopped": null' in report.as_json(verdicts(bruteforce.run()))
+
+
+# Without the last line
+
+
+def test_a_plan_in_steps_is_proved_by_its_lines() -> None:
+    found = verdict(PLANNED)
+    end = "train epoch 2 ends before position 40: whether by plan, or because the program has stopped the run, "
+    assert found.holds and found.notes == [UNKNOWN, f"{end}only its last line can say"]
+    assert shown(PLANNED)[-1] == (
+        "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch and the first 40 of 60 samples of epoch 2, "
+        "test 2 epochs"
+    )
+
+
+def test_a_run_that_was_stopped_before_its_plan_is_not() -> None:
+    early = f"the epoch ends before position 40 of N 60, though 5 epochs are planned: {ONLY}"
+    assert sentences(STOPPED) == [
+        "train: no tally line of epochs 3-5, 5 planned",
+        "test: no tally line of epochs 2-5, 5 planned",
+        f"train epoch 2: {early}",
+    ]
+    assert f"  ✗ {early}" in "\n".join(shown(STOPPED))
+    between = {"train": (3, 0), "test": (2, 0)}
+    assert sentences(bruteforce.run(plan={"train": 5, "test": 5}, ends=between)) == [
+        "train: no tally line of epochs 3-5, 5 planned",
+        "test: no tally line of epochs 2-5, 5 planned",
+    ]
+
+
+def test_what_an_end_in_the_middle_leaves_out_is_lost() -> None:
+    """The run went on: each later epoch is whole."""
+    first, whole = bruteforce.run(ends={"train": (1, 40)}), bruteforce.run()
+    lines = [each for each in first if each["epoch"] == 1] + [each for each in whole if each["epoch"] == 2]
+    assert sentences(lines) == [
+        f"train epoch 1: the epoch ends before position 40 of N 60, though 2 epochs are planned: {ONLY}"
+    ]
+    for last in bruteforce.last(whole), bruteforce.last(first, ends={"train": (1, 40)}, stopped=REASON):
+        assert not verdict([*lines, last]).holds
+    assert sentences([*lines, bruteforce.last(whole)])[0] == (
+        "train: the last line reports end null, but 40 is in the lines of ranks 0-3 and all ranks together in epoch 1"
+    )
+
+
+# Lines against the last line
+
+
+def test_lines_that_contradict_its_end() -> None:
+    def found(**values: Any) -> list[str]:
+        last = copy.deepcopy(STOPPED_LAST)
+        last["phases"]["train"] |= values
+        return sentences([*STOPPED, last])
+
+    assert "train: the last line reports end 39, but 40 is in the lines of " in "\n".join(found(end=[2, 39]))
+    whose = "ranks 0-3 and all ranks together in epoch 2"
+    assert f"train: the last line reports 1 epoch, but there are lines of {whose}" in found(end=[2, 0])
+    assert f"train: the last line reports end null, but 40 is in the lines of {whose}" in found(end=[3, 1])
+    said = "train: the last line reports consumed 100, but epochs 1-2, the last one before position 39, of N 60 under"
+    assert f"{said} exact make 99" in found(end=[2, 39])
+    said = "train: the last line's digest is not that of epochs 1-2, the last one before position 39, of N 60 under"
+    assert any(each.startswith(said) for each in found(end=[2, 39], consumed=99))
+
+
+def test_lines_of_a_phase_that_it_says_had_not_begun() -> None:
+    last = copy.deepcopy(STOPPED_LAST)
+    del last["phases"]["test"]
+    assert sentences([last]) == []
+    assert "test 0 of 5 epochs" in shown([last])[-1]
+    found = verdict([*STOPPED, last])
+    assert [str(each) for each in found.problems] == [
+        "test: the last line reports 0 epochs, but there are lines of ranks 0-3 and all ranks together in epoch 1"
+    ]
+    assert found.of(("test", 1)) and not found.of(("train", 1))
+
+
+def test_a_crashed_run_is_not_excused_by_a_reason() -> None:
+    crashed = bruteforce.run()[:12]  # of train epoch 2, two ranks
+    last = bruteforce.last(bruteforce.run(), stopped=REASON)
+    last["phases"] = {"test": last["phases"]["test"]}
+    said = (
+        "train: the last line reports 0 epochs, but there are lines of ranks 0-3 and all ranks together in epochs 1-2"
+    )
+    assert said in sentences([*crashed, last])
+
+
+def test_lines_of_a_phase_that_is_not_in_its_plan() -> None:
+    lines = [each | {"phase": "val", "plan": {"val": 2}} for each in bruteforce.run() if each["phase"] == "test"]
+    for attempt in 0, 1:
+        last = bruteforce.last(bruteforce.run(), attempt=attempt)
+        said = "val: the last line reports 0 epochs, but there are lines of ranks 0-3 and all ranks together in epochs"
+        assert f"{said} 1-2" in sentences([*lines, last])
+
+
+def test_what_an_earlier_attempt_did_beyond_the_end_does_not_count() -> None:
+    """Attempt 0 was killed in epoch 4; the next one went back into epoch 2, and the program stopped it."""
+    earlier = [each for each in bruteforce.run(plan={"train": 5, "test": 5}) if each["epoch"] < 4]
+    later = [each | {"attempt": 1, "began": each["began"] + 1} for each in STOPPED if each["epoch"] == 2]
+    last = bruteforce.last([*STOPPED, *later], ends=FEWER, stopped=REASON) | {"phases": STOPPED_LAST["phases"]}
+    for lines in [*earlier, *later, last], [*earlier, last]:
+        found = verdict(lines)
+        assert found.holds and max(each.epoch for each in found.lines) <= 2
+        assert found.notes[0] == "20 lines of attempt 0 are superseded: a later attempt resumed before them"
+    late = [each | {"attempt": 1, "began": last["began"]} for each in earlier]
+    assert not verdict([*late, last]).holds
+
+
+def test_two_last_lines_that_differ_in_what_was_stopped() -> None:
+    said = "the last line of run 3f9c2a7b10de is printed twice and differs: "
+    other = STOPPED_LAST | {"stopped": "no reason"}
+    assert sentences([STOPPED_LAST, other]) == [f'demo.log:2: {said}stopped "patience" and "no reason"']
+    other = STOPPED_LAST | {"phases": {"train": STOPPED_LAST["phases"]["train"]}}
+    assert sentences([STOPPED_LAST, other]) == [f"demo.log:2: {said}phases train, test and train"]
+    other = copy.deepcopy(STOPPED_LAST)
+    other["phases"]["train"]["end"] = [2, 41]
+    assert sentences([STOPPED_LAST, other]) == [f"demo.log:2: {said}end of train [2, 40] and [2, 41]"]
+
+
+# Lines against each other
+
+
+def test_lines_that_disagree_on_the_end() -> None:
+    for value, shown_as in ((39, "39"), (None, "null")):
+        lines = copy.deepcopy(PLANNED)
+        bad = line(lines, 1, epoch=2)
+        bad.pop("end") if value is None else bad.update(end=value)
+        camps = f"40 (ranks 0, 2-3 and all ranks together), {shown_as} (rank 1)"
+        assert f"train epoch 2: the lines disagree on end: {camps}" in sentences(lines)
+
+
+def test_an_end_before_what_was_consumed() -> None:
+    """All ranks went on for a step that their lines deny."""
+    lines = [each | {"end": 20} if "end" in each else each for each in PLANNED]
+    found = sentences(lines)
+    said = "expected 10, but N 60 over world size 4 before position 20 makes 5"
+    assert f"train epoch 2: rank 2 {said}" in found
+    beyond = "consumed, though the epoch ends before position 20"
+    told = f"0 lost and 5 doubled: step 1 (samples 5-9 of its shard) was {beyond}"
+    assert f"train epoch 2: rank 2 reports nothing lost or doubled, but its digest shows {told}" in found
+    told = f"0 lost and 20 doubled: step 1 (positions 20-39 of the order) was {beyond}"
+    assert f"train epoch 2: all ranks together report nothing lost or doubled, but their digest shows {told}" in found
+
+
+def test_a_whole_epoch_that_calls_itself_a_prefix() -> None:
+    """Each number of the line is that of the whole shard."""
+    lines = [
+        each | {"end": 59} if (each["phase"], each["epoch"]) == ("train", 2) else each for each in bruteforce.run()
+    ]
+    said = "train epoch 2: rank 3 expected 15, but N 60 over world size 4 before position 59 makes 14"
+    assert said in sentences(lines)
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (slice(8, 10), []),  # two samples are named by the line
+        (slice(5, 9), ["step 1 (samples 5-8 of its shard) was never consumed"]),
+        (slice(0, 9), ["steps 0-1 (samples 0-8 of its shard) were never consumed"]),
+    ],
+)
+def test_the_last_step_before_an_end_may_be_short(lost: slice, said: list[str]) -> None:
+    """Before position 33, rank 0 of 4 has 9 samples, 5 a step: its last step has 4."""
+
+    def consume(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return [each for each in shard if each not in shard[lost]] if (phase, rank) == ("train", 0) else shard
+
+    lines = bruteforce.run(plan={"train": 1}, ends={"train": (1, 33)}, consume=consume)
+    start = "train epoch 1: rank 0: "
+    found = [each.removeprefix(start) for each in sentences(lines) if each.startswith(start)]
+    assert [each for each in found if " lost, " not in each] == said
+
+
+def test_samples_behind_the_end_are_named() -> None:
+    order = bruteforce.order(60, 0, 1)
+
+    def consume(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return [*shard, order[45]] if (phase, rank) == ("train", 0) else shard
+
+    lines = bruteforce.run(plan={"train": 1}, ends={"train": (1, 33)}, consume=consume)
+    for bad in line(lines, 0), line(lines, "all"):
+        bad |= {"lost": 0, "doubled": 0, "lost_indices": [], "doubled_indices": [], "expected": bad["consumed"]}
+    told = f"sample {order[45]} was consumed, though the epoch ends before position 33"
+    found = sentences(lines)
+    assert (
+        f"train epoch 1: rank 0 reports nothing lost or doubled, but its digest shows 0 lost and 1 doubled: {told}"
+        in (found)
+    )
+
+
+@pytest.mark.parametrize(("commits", "holds"), [(0, False), (1, True), (2, True), (3, False)])
+def test_an_epoch_has_no_more_commits_than_steps_before_its_end(commits: int, holds: bool) -> None:
+    lines = [each | {"commits": commits} if "end" in each else each for each in PLANNED]
+    said = "train epoch 2: ranks 0-3 and all ranks together: "
+    assert sentences(lines) == ([] if holds else [f"{said}commits {commits}, but the epoch has 2 steps"])
+
+
+def test_the_samples_of_a_pod_in_an_epoch_that_ends() -> None:
+    said = "train epoch 2: pod demo-master-0 consumed 10 before position 40, but --expect-per-pod is 15"
+    assert sentences(PLANNED, expect_per_pod=15)[0] == said
+
+
+# Values that cannot be
+
+
+@pytest.mark.parametrize("end", [0, 60, -1, True, 40.0, None, "40"])
+def test_an_end_that_cannot_be(end: Any) -> None:
+    lines = [each | {"end": end} if "end" in each else each for each in PLANNED]
+    assert '"end" is ' in sentences(lines)[0]
+
+
+@pytest.mark.parametrize("end", [[0, 5], [3, 5], [2, 60], [2, -1], [2], [2, 5, 1], 40, None, [2, True], [2.0, 5]])
+def test_an_end_of_a_phase_that_cannot_be(end: Any) -> None:
+    last = copy.deepcopy(PLANNED_LAST)
+    last["phases"]["train"]["end"] = end
+    assert '"phases.train.end" is ' in sentences([last])[0]
+
+
+def test_an_end_needs_a_reason_and_so_do_missing_phases() -> None:
+    last = {name: value for name, value in STOPPED_LAST.items() if name != "stopped"}
+    said = "must say why train ends before its last epoch does"
+    assert said in sentences([*STOPPED, last])[0]
+    del last["phases"]["test"], last["phases"]["train"]["end"]
+    assert '"phases" is ' in sentences([last])[0]
+    for reason in "", " ", None, 7, "a\x1b[2K":
+        assert '"stopped" is ' in sentences([STOPPED_LAST | {"stopped": reason}])[0]
+
+
+def test_a_garbled_end_takes_no_time() -> None:
+    g = digest.base(bruteforce.RUN)
+    n, whole = 2**60 + 3, Shard(n=2**60 + 3, rank=0, world=4, order="feistel-1", epoch=2)
+    together = line(bruteforce.run(), "all", epoch=2)
+    together |= {"n": n, "expected": n, "consumed": n, "digest": str(digest.of_all_ranks(whole, g))}
+    said = "train epoch 2: all ranks together report nothing lost or doubled, but their digest shows"
+    assert any(each.startswith(said) for each in sentences([together | {"end": n // 2}]))
+    last = bruteforce.last(bruteforce.run(), stopped=REASON)
+    folded = str(digest.fold([(1, Digest()), (2, Digest())], bruteforce.RUN))
+    last["phases"]["train"] |= {"n": n, "consumed": 2 * n, "digest": folded, "end": [2, n // 2]}
+    said = f"train: the last line reports consumed {2 * n}, but epochs 1-2, the last one before position {n // 2}, of"
+    assert any(each.startswith(said) for each in sentences([last]))

@@ -1,0 +1,467 @@
+"""A loop of a user's own goes on from its newest whole checkpoint: every sample is in the weights once an epoch."""
+
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import checkpointed
+import pytest
+import ranks
+import torch
+from checkpointed import BATCH, EPOCHS, Found, Loop, N, plain
+from torch import nn
+
+from torchtally import events
+from torchtally.checkpoints import checkpoints as module
+from torchtally.checkpoints import storage
+from torchtally.checkpoints.manifest import FORMAT, MANIFEST
+
+COMPLETE = [float(EPOCHS)] * N
+
+
+def of(kind: type, found: Found) -> list[dict[str, Any]]:
+    return [plain(event) for event in found.events if isinstance(event, kind)]
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("wrapped", ["plain", "ddp", "fsdp"])
+def test_a_stopped_loop_goes_on_with_the_same_bits(wrapped: str, tmp_path: Path) -> None:
+    world = 1 if wrapped == "plain" else 2
+    expected = checkpointed.run(world, checkpointed.whole, tmp_path / "other", wrapped)
+    assert expected[0].count == COMPLETE
+    for commits in (1, 3, 7):
+        for found in checkpointed.run(world, checkpointed.stopped_after, tmp_path / "here", commits, wrapped):
+            assert (found.code, found.message) == (143, "stopped by signal 15, after a step and a checkpoint")
+    for rank, found in enumerate(checkpointed.run(world, checkpointed.whole, tmp_path / "here", wrapped)):
+        assert found.resumed
+        assert found.count == COMPLETE
+        assert (found.bits, found.lr) == (expected[rank].bits, expected[rank].lr)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (3, 1)])
+def test_another_number_of_ranks_goes_on_where_the_others_stood(before: int, after: int, tmp_path: Path) -> None:
+    checkpointed.run(before, checkpointed.stopped_after, tmp_path, 2)
+    for found in checkpointed.run(after, checkpointed.whole, tmp_path):
+        assert found.resumed
+        assert found.count == COMPLETE
+
+
+def test_programs_can_follow_it(tmp_path: Path) -> None:
+    position = 2 * BATCH * 2
+    first, second = checkpointed.run(2, checkpointed.stopped_after, tmp_path, 2)
+    assert of(events.Saved, first) == [{"epoch": 1, "position": position}]
+    assert of(events.Stopped, first) == [{"signal": 15, "saved": True, "epoch": 1, "position": position}]
+    first, other = checkpointed.run(2, checkpointed.whole, tmp_path)
+    assert of(events.Resumed, first) == [
+        {"task": "counting", "world": 2, "epoch": 1, "position": position, "discarded": 0}
+    ]
+    assert second.events == other.events == []
+
+
+# A rank is killed.
+
+
+def killed(folder: Path, moment: str, victim: int) -> Loop:
+    """A checkpoint is whole at commit 2. At commit 5 another is begun, and in it a rank is killed."""
+    loop = Loop(folder, every="9h")
+
+    def kill(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def after(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **named: kill(function(*arguments, **named))
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits in (2, 5):
+            loop.due()
+        if loop.found.commits == 5 and loop.account.rank == victim:
+            if moment == "while files are written":
+                storage._Hashing.write = kill
+            elif moment == "between files and manifest":
+                module.save = after(module.save)
+            else:
+                module.on_rank_0 = after(module.on_rank_0)
+        if loop.found.commits == 6:
+            loop.checkpoints._finish()
+
+    loop.run(before_commit)
+    return loop
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("moment", ["while files are written", "between files and manifest", "after the manifest"])
+def test_a_killed_rank_leaves_the_newest_whole_checkpoint(moment: str, victim: int, tmp_path: Path) -> None:
+    expected = checkpointed.run(2, checkpointed.whole, tmp_path / "other")
+    with pytest.raises(AssertionError, match="died without a word"):
+        checkpointed.run(2, killed, tmp_path / "here", moment, victim)
+    found = checkpointed.run(2, checkpointed.whole, tmp_path / "here")
+    whole = moment == "after the manifest"
+    (resumed,) = of(events.Resumed, found[0])
+    assert (resumed["position"], resumed["discarded"]) == ((40, 0) if whole else (16, 24))
+    assert ("it was not written to its end" in found[0].err) is not whole
+    assert [each.count for each in found] == [COMPLETE] * 2
+    assert [each.bits for each in found] == [each.bits for each in expected]
+
+
+# In the background.
+
+
+def writes_slowly(folder: Path) -> Loop:
+    """Rank 1 needs commits 2 to 6 to write the first checkpoint. The loop ends after 8."""
+    loop, goes_on, write = Loop(folder, every="9h"), threading.Event(), storage._Hashing.write
+
+    def slow(*arguments: Any) -> int:
+        goes_on.wait()
+        return write(*arguments)
+
+    if loop.account.rank == 1:
+        storage._Hashing.write = slow
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits in (2, 4, 5):
+            loop.checkpoints._saved = -1e9
+        if loop.found.commits == 6:
+            goes_on.set()
+            loop.checkpoints._writing.result()
+        if loop.found.commits == 8:
+            loop.due()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    loop.run(before_commit)
+    return loop
+
+
+def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """What was asked for meanwhile is saved once the former is done, and each holds the state of its own commit."""
+    with pytest.raises(AssertionError, match="died without a word"):
+        checkpointed.run(2, writes_slowly, tmp_path)
+    first, second = checkpoints_in(tmp_path)
+    assert [path.name.rpartition("-")[0] for path in (first, second)] == [
+        "00000001-epoch-1-position-16",
+        "00000002-epoch-1-position-48",
+    ]
+    (second / MANIFEST).unlink()
+    for found in checkpointed.run(2, checkpointed.whole, tmp_path):
+        assert found.count == COMPLETE
+
+
+def stopped_while_writing(folder: Path) -> Loop:
+    """The write at commit 2 is held up until the signal at commit 4."""
+    loop, write = Loop(folder, every="9h"), storage._Hashing.write
+
+    def held_up(*arguments: Any) -> int:
+        while not loop.checkpoints._stop:
+            time.sleep(0.01)
+        return write(*arguments)
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits == 2:
+            loop.checkpoints._saved = -1e9
+        if loop.found.commits == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    storage._Hashing.write = held_up
+    loop.run(before_commit)
+    return loop
+
+
+def test_a_stop_waits_for_the_checkpoint_that_is_being_written_and_saves_another(tmp_path: Path) -> None:
+    first, second = checkpointed.run(2, stopped_while_writing, tmp_path)
+    assert first.code == second.code == 130
+    assert [each["position"] for each in of(events.Saved, first)] == [16, 32]
+    assert checkpointed.run(2, checkpointed.whole, tmp_path)[0].count == COMPLETE
+
+
+# Kept, skipped, deleted.
+
+
+def saves_at(folder: Path, commits: tuple[int, ...], last: int, keep: int = 2) -> Loop:
+    """Ends as if killed."""
+    loop = Loop(folder, "plain", every="9h", keep=keep)
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits in commits:
+            loop.due()
+        if loop.found.commits == last:
+            raise KeyError("the user's own")
+
+    with pytest.raises(KeyError):
+        loop.run(before_commit)
+    loop.checkpoints.close()
+    return loop
+
+
+def kept(folder: Path) -> list[int]:
+    return [int(path.name.split("-")[4]) for path in checkpoints_in(folder)]
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_newest_few_are_kept(keep: int, tmp_path: Path) -> None:
+    checkpointed.run(1, saves_at, tmp_path, (1, 3, 4, 6, 7), 8, keep)
+    assert kept(tmp_path) == [4, 12, 16, 24, 28][-keep:]
+
+
+def damage(folder: Path, how: str) -> None:
+    (data,) = folder.glob("*.distcp")
+    if how == "no manifest":
+        (folder / MANIFEST).unlink()
+    elif how == "empty manifest":
+        (folder / MANIFEST).write_bytes(b"")
+    elif how == "other position":
+        text = (folder / MANIFEST).read_text()
+        assert '"position": 12' in text
+        (folder / MANIFEST).write_text(text.replace('"position": 12', '"position": 13'))
+    elif how == "other account":
+        text = (folder / MANIFEST).read_text()
+        (folder / MANIFEST).write_text(text.replace("[0, 1, 12, 0]", "[0, 1, 16, 0]"))
+    elif how == "no data":
+        data.unlink()
+    elif how == "cut off":
+        os.truncate(data, data.stat().st_size - 1)
+    else:
+        contents = bytearray(data.read_bytes())
+        contents[len(contents) // 2] ^= 1
+        data.write_bytes(contents)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("no manifest", "it was not written to its end"),
+        ("empty manifest", "its manifest is damaged"),
+        ("other position", "its manifest is damaged"),
+        ("other account", "its manifest is damaged"),
+        ("no data", "its file __0_0.distcp is missing"),
+        ("cut off", "bytes and not"),
+        ("a bit", "its file __0_0.distcp is damaged"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_and_deleted_once_another_is_whole(
+    how: str, sentence: str, tmp_path: Path
+) -> None:
+    checkpointed.run(1, saves_at, tmp_path, (2, 3), 4)
+    damaged = checkpoints_in(tmp_path)[1]
+    damage(damaged, how)
+    (found,) = checkpointed.run(1, saves_at, tmp_path, (), 2)
+    assert f"skipped checkpoint {damaged}: " in found.err
+    assert sentence in found.err
+    assert damaged.exists()
+    (found,) = checkpointed.run(1, saves_at, tmp_path, (1,), 3)
+    assert of(events.Resumed, found)[0]["position"] == 8
+    assert kept(tmp_path) == [8, 12]
+    assert not damaged.exists()
+    assert checkpointed.run(1, checkpointed.whole, tmp_path, "plain")[0].count == COMPLETE
+
+
+def cannot_write_at_2(folder: Path) -> Loop:
+    """Rank 1 cannot write the first checkpoint, and all can write the second."""
+    loop = Loop(folder, every="9h")
+
+    def before_commit(loop: Loop) -> None:
+        if loop.account.rank == 1 and loop.found.commits == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+        if loop.found.commits in (2, 4):
+            loop.due()
+        if loop.found.commits == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    loop.run(before_commit)
+    return loop
+
+
+def test_a_failed_write_is_a_warning_that_all_ranks_learn_of(tmp_path: Path) -> None:
+    first, second = checkpointed.run(2, cannot_write_at_2, tmp_path)
+    assert first.count == second.count == COMPLETE
+    cause = "rank 1: [Errno 27] File too large"
+    assert of(events.SaveFailed, first) == [{"epoch": 1, "position": 16, "cause": cause}]
+    assert f"no checkpoint could be written to {tmp_path}, the training continues: {cause}" in first.err
+    assert [each["position"] for each in of(events.Saved, first)] == [32]
+    assert "checkpoints can be written again" in first.err
+    assert kept(tmp_path) == [32]
+
+
+def stopped_when_full(folder: Path) -> Loop:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    return checkpointed.stopped_after(folder, 2)
+
+
+def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    checkpointed.run(2, checkpointed.stopped_after, tmp_path, 3)
+    for found in checkpointed.run(2, stopped_when_full, tmp_path):
+        assert found.message == (
+            "stopped by signal 15, after a step and without a checkpoint, which could not be written"
+        )
+    assert kept(tmp_path) == [24]
+
+
+def test_a_folder_that_cannot_be_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "folder"
+    first, second = checkpointed.run(2, begins, folder, "")
+    assert (first.code, second.code) == (202, 202)
+    assert f"no checkpoint can be written to {folder} now: " in first.err
+    assert f"the checkpoints in {folder} cannot be read: " in first.message
+
+
+def test_garbled_progress_counts_nothing(tmp_path: Path) -> None:
+    checkpointed.run(1, saves_at, tmp_path, (2,), 5)
+    reached = tmp_path / "reached"
+    text = reached.read_bytes()
+    for garbled in (b"", b"\0" * 41, text[:-2], text.replace(b"16", b"96"), b"0 99999 00000000\n", "²".encode() * 20):
+        reached.write_bytes(garbled)
+        (found,) = checkpointed.run(1, saves_at, tmp_path, (), 1)
+        assert of(events.Resumed, found)[0]["discarded"] == 0
+    reached.write_bytes(text)
+    (found,) = checkpointed.run(1, saves_at, tmp_path, (), 1)
+    assert of(events.Resumed, found)[0]["discarded"] == 8
+
+
+# What is refused.
+
+
+def begins(folder: str | Path, change: str) -> Loop:
+    """Resumes, with something changed."""
+    options: dict[str, Any] = {}
+    if change == "seed":
+        options["seed"] = 7
+    elif change in ("larger", "smaller", "wider"):
+        model = checkpointed.Model
+
+        def changed() -> nn.Module:
+            made = model()
+            if change == "larger":
+                made.more = nn.Linear(1, 1)
+            elif change == "smaller":
+                del made.net[2]
+            else:
+                made.unused = nn.Linear(2, 3)
+            return made
+
+        checkpointed.Model = changed
+    loop = Loop(folder, "plain", every="9h", **options)
+    if change == "optimizer":
+        loop.checkpoints._objects._objects["adam"] = torch.optim.SGD(loop.model.net.parameters(), lr=1)
+    loop.checkpoints.resume()
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("seed", "the state has seed 0, and seed is 7"),
+        ("larger", "it holds other objects: Missing key in checkpoint state_dict: model.more.weight"),
+        ("smaller", "it holds other objects: it has model.net.2.weight, which is not here"),
+        ("wider", "it holds other objects: Size mismatch between saved torch.Size([2, 2]) and current"),
+        ("optimizer", "'adam': 'Adam'"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(change: str, sentence: str, tmp_path: Path) -> None:
+    checkpointed.run(1, saves_at, tmp_path, (2,), 3)
+    (found,) = checkpointed.run(1, begins, tmp_path, change)
+    assert found.code == 2
+    assert sentence in found.message
+    assert kept(tmp_path) == [8]
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    checkpointed.run(1, saves_at, tmp_path, (2, 3), 4)
+    manifest = checkpoints_in(tmp_path)[1] / MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": FORMAT + 1, "sha256": "other"}))
+    (found,) = checkpointed.run(1, begins, tmp_path, "")
+    assert found.code == 2
+    assert f"has format {FORMAT + 1}, and this version of torchtally reads format {FORMAT}" in found.message
+
+
+def never_resumes(folder: Path) -> None:
+    loop = Loop(folder, "plain")
+    next(loop.account.batches())
+    loop.account.commit()
+
+
+def test_a_loop_that_does_not_resume_is_refused(tmp_path: Path) -> None:
+    assert "call resume() before the first commit" in checkpointed.run(1, never_resumes, tmp_path)[0].message
+
+
+def commits_too_early(folder: Path, wrapped: str, late: str) -> None:
+    Loop(folder, wrapped).run(late=late)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "late", "name"),
+    [("plain", "model", "model"), ("fsdp", "adam", "model"), ("plain", "schedule", "schedule")],
+)
+def test_a_commit_before_all_has_stepped_is_refused(wrapped: str, late: str, name: str, tmp_path: Path) -> None:
+    (found,) = checkpointed.run(1, commits_too_early, tmp_path, wrapped, late)
+    assert found.code == 2
+    assert f"checkpoints: {name!r} has changed between commit() and the next batch" in found.message
+
+
+def makes(folder: str | Path, options: dict[str, Any]) -> None:
+    Loop(folder, "plain", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"keep": 0}, "checkpoints: keep=0 must be a whole number from 1"),
+        ({"keep": True}, "checkpoints: keep=True must be"),
+        (
+            {"every": "5 minutes"},
+            "checkpoints: every='5 minutes' must be a number of seconds above 0, or a number with",
+        ),
+        ({"every": 0}, "checkpoints: every=0 must be"),
+        ({"every": -1}, "checkpoints: every=-1 must be"),
+        ({"every": float("nan")}, "checkpoints: every=nan must be"),
+        ({"every": "1e9s"}, "must be a number of seconds"),
+        ({"every": None}, "checkpoints: every=None must be"),
+    ],
+)
+def test_bad_input_is_refused_with_field_and_value(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    (found,) = checkpointed.run(1, makes, tmp_path, options)
+    assert (found.code, sentence in found.message) == (2, True)
+
+
+def gives(folder: Path, objects: dict[str, Any]) -> None:
+    module.Checkpoints(checkpointed.Position(), folder, objects)
+
+
+@pytest.mark.parametrize(
+    ("objects", "sentence"), [({}, "must name at least one"), ({"model": 7}, "'model' is a int, which must have")]
+)
+def test_objects_without_a_state_are_refused(objects: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    (found,) = checkpointed.run(1, gives, tmp_path, objects)
+    assert (found.code, sentence in found.message) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("folder", "sentence"),
+    [
+        (
+            "memory://folder",
+            "must be one that all pods share: rank 1 (pod-1) does not see what rank 0 has written there",
+        ),
+        ("other://folder", "the folder 'other://folder' cannot be used: "),
+    ],
+)
+def test_a_folder_that_not_all_ranks_have_is_refused(folder: str, sentence: str) -> None:
+    for found in checkpointed.run(2, begins, folder, ""):
+        assert (found.code, sentence in found.message) == (2, True)
+
+
+def test_ranks_in_one_process_may_use_any_file_system_of_fsspec() -> None:
+    """What has no rename keeps checkpoints by their manifests as well."""
+    assert ranks.run(1, checkpointed.as_rank, in_memory)[0].count == COMPLETE
+
+
+def in_memory() -> Loop:
+    saves_at("memory://folder", (2, 3), 4)
+    return checkpointed.whole("memory://folder", "plain")

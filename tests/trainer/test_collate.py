@@ -1,0 +1,524 @@
+"""A collate_fn either has known rows or says which it has. A parameter counts what is trained, beside the tally.
+
+Each sample adds 1 to its own row of the parameter. At the end, each row is the number of epochs if none was lost.
+"""
+
+import re
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import alone, run
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from transformers import BatchEncoding
+
+from torchtally import Account, Batch, TalliedSampler, each_row
+from torchtally.accounting.loader import ByStep, Loader
+from torchtally.accounting.sampler import Sampler
+from torchtally.errors import Refused, Unproven
+from torchtally.proof.contract import Contract
+
+EPOCHS = 2
+
+
+class Numbers(Dataset[int]):
+    """Samples that are their own index."""
+
+    def __init__(self, n: int):
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class Pairs(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return index, index
+
+
+class Columns(Numbers):
+    """Fetches a batch at once, as a tensor."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return torch.tensor(indices)
+
+
+class Counter:
+    """A model whose only parameter counts how often each sample was trained."""
+
+    def __init__(self, n: int):
+        self.rows = nn.Embedding(n, 1)
+        nn.init.zeros_(self.rows.weight)
+        self.optimizer = torch.optim.SGD(self.rows.parameters(), lr=1)
+
+    def step(self, indices: Any) -> None:
+        self.optimizer.zero_grad()
+        (-self.rows(torch.as_tensor(indices, dtype=torch.int64)).sum()).backward()
+        dist.all_reduce(self.rows.weight.grad)
+        self.optimizer.step()
+
+    @property
+    def counts(self) -> list[int]:
+        return self.rows.weight.detach().int().flatten().tolist()
+
+
+def trained(
+    dataset: Any, size: int, collate: Any, read: Callable[[Any], Any], contract: Contract, options: dict[str, Any]
+) -> list[int]:
+    counter = Counter(len(dataset))
+    with Account(task="t", plan={"train": EPOCHS}) as account:
+        source = account.loader("train", dataset, batch_size=size, collate_fn=collate, contract=contract, **options)
+        for epoch in range(1, EPOCHS + 1):
+            for batch in account.epoch("train", epoch, source):
+                counter.step(read(batch.data))
+                account.commit()
+    return counter.counts
+
+
+def proved(world: int, n: int, *arguments: Any) -> None:
+    """The run ends with 0, and each sample was trained once in each epoch."""
+    for each in run(world, trained, *arguments):
+        assert (each["code"], each["result"]) == (0, [EPOCHS] * n), each["err"]
+
+
+# A collate_fn that says nothing of its samples.
+
+
+def first(samples: list[int]) -> list[int]:
+    """What a collate_fn keeps that drops the half of a batch."""
+    return samples[: -(-len(samples) // 2)]
+
+
+def of_two(samples: list[int]) -> Any:
+    return torch.tensor(first(samples)), torch.tensor(first(samples))
+
+
+def of_three(samples: list[int]) -> Any:
+    kept = torch.tensor(first(samples))
+    return kept, kept, kept
+
+
+def with_classes(samples: list[int]) -> Any:
+    return {"index": torch.tensor(samples[:1]), "classes": ["cat", "dog", "cow", "hen"]}
+
+
+def nothing(samples: list[int]) -> None:
+    return None
+
+
+class Opaque:
+    def __init__(self, samples: list[int]):
+        self.samples = first(samples)
+
+
+def read_first(data: Any) -> Any:
+    return data[0]
+
+
+def read_index(data: Any) -> Any:
+    return data["index"]
+
+
+def read_nothing(data: Any) -> Any:
+    return []
+
+
+def read_samples(data: Any) -> Any:
+    return data.samples
+
+
+def itself(data: Any) -> Any:
+    return data
+
+
+UNTOLD = [
+    (of_two, 2, read_first, "of_two returned a tuple"),
+    (of_three, 3, read_first, "of_three returned a tuple"),
+    (with_classes, 4, read_index, "with_classes returned a dict"),
+    (nothing, 4, read_nothing, "nothing returned None"),
+    (Opaque, 4, read_samples, "Opaque returned an Opaque"),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("collate", "size", "read", "sentence"), UNTOLD)
+def test_a_collate_fn_that_does_not_tell_is_refused_at_the_first_batch(
+    collate: Any, size: int, read: Any, sentence: str, workers: int
+) -> None:
+    found = alone(trained, Numbers(96), size, collate, read, "exact", {"num_workers": workers})
+    assert found["code"] == 2, found["result"]
+    assert f"the collate_fn {sentence}" in found["err"]
+    assert "torchtally.Batch(indices, data)" in found["err"]
+    assert f"torchtally.each_row({collate.__name__})" in found["err"]
+    assert found["err"].splitlines()[0].endswith("the ranks compared only its length")
+    assert found["err"].count("\n") == 2
+
+
+def by_sampler(collate: Any) -> list[int]:
+    counter = Counter(96)
+    sampler = TalliedSampler(Numbers(96), epochs=EPOCHS)
+    source = DataLoader(Numbers(96), batch_size=2, sampler=sampler, collate_fn=collate)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for kept, _ in sampler.tally(source):
+            counter.step(kept)
+            sampler.commit()
+    sampler.done()
+    return counter.counts
+
+
+def test_a_tallied_sampler_asks_its_loaders_collate_fn_as_well() -> None:
+    found = alone(by_sampler, of_two)
+    assert found["code"] == 2
+    assert "the collate_fn of_two returned a tuple" in found["err"]
+
+
+# A collate_fn that makes one row of each sample, and says so.
+
+
+@dataclass
+class Data:
+    index: Tensor
+    names: list[str]
+
+
+def as_dict(samples: list[int]) -> Any:
+    return {"index": torch.tensor(samples), "classes": ["cat", "dog"], "count": torch.tensor(7), "none": None}
+
+
+def as_user_dict(samples: list[int]) -> Any:
+    return UserDict(index=np.array(samples))
+
+
+def as_encoding(samples: list[int]) -> Any:
+    return BatchEncoding({"index": torch.tensor(samples), "nested": [{"also": torch.tensor(samples)}]})
+
+
+def as_data(samples: list[int]) -> Any:
+    return Data(torch.tensor(samples), [str(each) for each in samples])
+
+
+def as_tuple(samples: list[int]) -> Any:
+    return [str(each) for each in samples], torch.tensor(samples)
+
+
+def read_second(data: Any) -> Any:
+    return data[1]
+
+
+def read_data(data: Any) -> Any:
+    assert len(data.names) == len(data.index)
+    return data.index
+
+
+def read_strings(data: Any) -> Any:
+    return [int(each) for each in data["name"]]
+
+
+class Named(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return {"name": str(index)}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True, "pin_memory": True}], ids=str)
+@pytest.mark.parametrize(
+    ("dataset", "collate", "read"),
+    [
+        (Numbers(9), None, itself),
+        (Numbers(9), default_collate, itself),
+        (Numbers(9), each_row(default_collate), itself),
+        (Named(9), None, read_strings),
+        (Numbers(9), each_row(as_dict), read_index),
+        (Numbers(9), each_row(as_user_dict), read_index),
+        (Numbers(9), each_row(as_encoding), read_index),
+        (Numbers(9), each_row(as_data), read_data),
+        (Numbers(9), each_row(as_tuple), read_second),
+        (Columns(9), each_row(itself), itself),
+    ],
+)
+def test_a_row_of_each_sample_counts_in_an_empty_batch_as_well(
+    dataset: Any, collate: Any, read: Any, options: dict[str, Any]
+) -> None:
+    """9 samples over two ranks, two in a step: in the last step, one rank has a sample and the other has none."""
+    proved(2, 9, dataset, 2, collate, read, "exact", options)
+
+
+def dropping(samples: list[int]) -> Any:
+    return as_dict([each for each in samples if each != 4])
+
+
+def repeating(samples: list[int]) -> Any:
+    return as_dict([*samples, *[each for each in samples if each == 4]])
+
+
+def uneven(samples: list[int]) -> Any:
+    return {"index": torch.tensor(samples), "packed": torch.zeros(1, 100)}
+
+
+def constant(samples: list[int]) -> Any:
+    return {"count": torch.tensor(7), "names": ["a"] * len(samples)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("collate", "code", "sentence"),
+    [
+        (dropping, 3, "made parts of 6 rows, and not one row of each"),
+        (repeating, 3, "made parts of 8 rows, and not one row of each"),
+        (uneven, 3, "made parts of 1, 7 rows, and not one row of each"),
+        (constant, 2, "the collate_fn constant in each_row returned a dict without a tensor or an array"),
+        (Opaque, 2, "the collate_fn Opaque in each_row returned an Opaque without"),
+    ],
+)
+def test_a_row_of_each_sample_is_a_promise_whose_sizes_are_checked(
+    collate: Any, code: int, sentence: str, workers: int
+) -> None:
+    found = alone(trained, Numbers(49), 7, each_row(collate), read_index, "exact", {"num_workers": workers})
+    assert found["code"] == code
+    assert sentence in found["err"]
+    assert "torchtally.Batch(indices, data)" in found["err"]
+    assert "Traceback" not in found["err"]
+    if collate in (dropping, repeating):
+        assert "4" in re.split("[ ,]+", found["err"].partition("7 samples ")[2])
+
+
+# A collate_fn that names its samples.
+
+
+def packing(samples: Any) -> Batch:
+    assert isinstance(samples, list) and samples.indices == samples  # as Numbers are
+    tokens = torch.tensor([each for each in samples for _ in range(each % 3)], dtype=torch.int64)
+    return Batch(samples.indices, {"index": torch.tensor(samples), "tokens": tokens})  # type: ignore[arg-type]
+
+
+def naming_a_tensor(samples: Any) -> Batch:
+    return Batch(torch.tensor(samples.indices), as_dict(samples))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [packing, naming_a_tensor])
+def test_a_batch_that_names_its_samples_counts_in_an_empty_batch_as_well(collate: Any, workers: int) -> None:
+    proved(2, 9, Numbers(9), 2, collate, read_index, "exact", {"num_workers": workers})
+
+
+def fewer(samples: Any) -> Batch:
+    kept = [index for index in samples.indices if index != 4]
+    return Batch(torch.tensor(kept), as_dict(kept))
+
+
+def fewer_in_place(samples: Any) -> Batch:
+    if 4 in samples:
+        samples.indices.remove(4)
+    return Batch(samples.indices, as_dict(samples.indices))
+
+
+def repeated(samples: Any) -> Batch:
+    named = [*samples.indices, *[index for index in samples.indices if index == 4]]
+    return Batch(torch.tensor(named), as_dict(named))
+
+
+def foreign(samples: Any) -> Batch:
+    named = [index - (index == 4) for index in samples.indices]
+    return Batch(torch.tensor(named), as_dict(named))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [fewer, fewer_in_place, repeated, foreign])
+def test_a_batch_that_names_other_samples_than_the_steps_is_not_proved(collate: Any, workers: int) -> None:
+    found = alone(trained, Numbers(49), 7, collate, read_index, "exact", {"num_workers": workers})
+    assert found["code"] == 3
+
+
+@pytest.mark.parametrize("indices", [[0.0, 1.0], [True, False], [[0, 1]], ["0", "1"], None, torch.zeros(2)], ids=str)
+def test_names_of_samples_are_integers(indices: Any) -> None:
+    def collate(samples: Any) -> Batch:
+        return Batch(indices, as_dict(samples))
+
+    with pytest.raises(Refused, match="the collate_fn collate named in a Batch must be a list of integers"):
+        list(Loader(Numbers(2), Sampler(2, batch_size=2, rank=0, world=1), collate))
+
+
+# A dataset that fetches a batch at once.
+
+
+class Short(Numbers):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [str(index) for index in indices if index != 4]
+
+
+class ShortTuple(Short):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return tuple(super().__getitems__(indices))
+
+
+class ShortInPlace(Numbers):
+    def __getitems__(self, indices: list[int]) -> Any:
+        if 4 in indices:
+            indices.remove(4)
+        return list(indices)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate"),
+    [(Short(9), None), (ShortTuple(9), None), (Short(9), naming_a_tensor), (ShortInPlace(9), None)],
+)
+def test_samples_that_a_dataset_leaves_out_are_missed(dataset: Any, collate: Any) -> None:
+    found = alone(trained, dataset, 9, collate, itself, "exact", {})
+    assert found["code"] == 3
+    assert "the dataset's __getitems__ returned 8" in found["err"]
+
+
+def test_what_is_fetched_at_once_stays_together() -> None:
+    class Fetched(Columns):
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError("one at a time")
+
+    taken = []
+
+    def collate(samples: Any) -> Any:
+        taken.append(type(samples))
+        return samples
+
+    list(Loader(Fetched(4), Sampler(4, batch_size=2, rank=0, world=1), each_row(collate)))
+    assert taken == [Tensor, Tensor]
+
+
+# A batch of no samples is empty, or is refused.
+
+
+def of_fixed_size(samples: Any) -> Batch:
+    """Packs all samples into one row, which is there without samples as well."""
+    row = torch.zeros(1, 8, dtype=torch.int64)
+    row[0, : len(samples)] = torch.tensor(samples) + 1
+    return Batch(samples.indices, {"index": torch.tensor(samples), "row": row})  # type: ignore[arg-type]
+
+
+def without_twins(samples: Any) -> Batch:
+    return Batch(torch.tensor(sorted(set(samples.indices))), {"names": [], "index": torch.tensor(sorted(set(samples)))})
+
+
+def opaque(samples: Any) -> Batch:
+    return Batch(samples.indices, Opaque(samples))  # type: ignore[arg-type]
+
+
+def summed(samples: Any) -> Batch:
+    return Batch(samples.indices, {"index": torch.tensor(samples), "sum": float(sum(samples) + len(samples))})  # type: ignore[arg-type]
+
+
+def whole(samples: Any) -> Batch:
+    return Batch(samples.indices, "all that there is")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("collate", [of_fixed_size, without_twins, opaque, summed, whole, each_row(uneven)])
+def test_data_that_keeps_a_sample_is_never_used_for_an_empty_batch(collate: Any) -> None:
+    sampler = Sampler(3, batch_size=1, rank=1, world=2)
+    assert sampler.idle
+    with pytest.raises(Refused, match=r"of the collate_fn \w+ cannot be cut to 0 rows"):
+        list(Loader(Numbers(3), sampler, collate))
+
+
+# DataLoaders that are not ours: their samples come with their indices.
+
+
+def keeps_indices(pairs: list[tuple[int, int]]) -> Any:
+    return torch.tensor([index for index, _ in pairs]), {"index": torch.tensor(first([each for _, each in pairs]))}
+
+
+def row_of_each(pairs: list[tuple[int, int]]) -> Any:
+    return torch.tensor([index for index, _ in pairs]), {"index": torch.tensor([each for _, each in pairs])}
+
+
+def names_pairs(pairs: list[tuple[int, int]]) -> Batch:
+    return Batch(*row_of_each(pairs))
+
+
+def names_one_less(pairs: list[tuple[int, int]]) -> Batch:
+    return Batch(*row_of_each([pair for pair in pairs if pair[0] != 4]))
+
+
+class Ready(IterableDataset[Any]):
+    """Makes its batches itself."""
+
+    def __init__(self, collate: Any):
+        self.collate = collate
+
+    def __iter__(self) -> Any:
+        return (self.collate([(index, index) for index in range(begin, begin + 4)]) for begin in (0, 4))
+
+
+def driven(loader: DataLoader[Any]) -> Any:
+    """What stands around a loader, such as a progress bar."""
+    yield from loader
+
+
+OWN = {
+    "untold": lambda sampler: DataLoader(Pairs(8), 4, sampler=sampler, collate_fn=keeps_indices),
+    "promised": lambda sampler: DataLoader(Pairs(8), 4, sampler=sampler, collate_fn=each_row(keeps_indices)),
+    "ready": lambda sampler: DataLoader(Ready(keeps_indices), batch_size=None),
+    "driven": lambda sampler: driven(DataLoader(Pairs(8), 4, sampler=sampler, collate_fn=keeps_indices)),
+    "names less": lambda sampler: DataLoader(Pairs(8), 4, sampler=sampler, collate_fn=names_one_less),
+    "each row": lambda sampler: DataLoader(Pairs(8), 4, sampler=sampler, collate_fn=each_row(row_of_each)),
+    "names": lambda sampler: DataLoader(Pairs(8), 4, sampler=sampler, collate_fn=names_pairs, num_workers=1),
+    "ready and names": lambda sampler: DataLoader(Ready(names_pairs), batch_size=None, num_workers=1),
+    "driven and names": lambda sampler: driven(DataLoader(Pairs(8), 4, sampler=sampler, collate_fn=names_pairs)),
+}
+
+
+def by_own_loader(kind: str) -> list[int]:
+    counter = Counter(8)
+    with Account(task="t", plan={"train": EPOCHS}) as account:
+        sampler = account.sampler("train", 8, batch_size=4, shuffle=False)
+        for epoch in range(1, EPOCHS + 1):
+            for batch in account.epoch("train", epoch, OWN[kind](sampler)):
+                counter.step(batch.data["index"])
+                account.commit()
+    return counter.counts
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "sentence"),
+    [
+        ("untold", 2, "train epoch 1, step 1 of 2: the collate_fn keeps_indices returned a tuple"),
+        ("promised", 3, "made parts of 2 rows, and not one row of each"),
+        ("ready", 2, "the batches of a DataLoader without batch_size must be torchtally.Batch(indices, data)"),
+        ("driven", 2, "the batches of a generator must be torchtally.Batch(indices, data)"),
+        ("names less", 3, ""),
+        ("each row", 0, ""),
+        ("names", 0, ""),
+        ("ready and names", 0, ""),
+        ("driven and names", 0, ""),
+    ],
+)
+def test_a_loader_of_ones_own_tells_as_well(kind: str, code: int, sentence: str) -> None:
+    found = alone(by_own_loader, kind)
+    assert (found["code"], found["result"]) == (code, None if code else [EPOCHS] * 8), found["err"]
+    assert sentence in found["err"]
+
+
+# An answer is that to a request.
+
+
+def test_an_answer_to_another_request_is_not_taken() -> None:
+    sampler = Sampler(6, batch_size=2, rank=0, world=1)
+    sampler.set_epoch(1)
+    source = Loader(Numbers(6), sampler)
+    source.dataset.__class__ = Swapped
+    with pytest.raises(Unproven, match="came in another order than that of its steps"):
+        list(source)
+
+
+class Swapped(ByStep):
+    """Answers to request 1 when it is asked for 2, and the other way round."""
+
+    def __getitem__(self, request: Any) -> Any:
+        number, indices = request
+        return super().__getitem__(((0, 2, 1)[number], indices))

@@ -1,0 +1,250 @@
+"""What a collate_fn makes of the samples of a step, and whether it is known which of them are in it.
+
+Sizes alone do not tell: a batch can have as many rows as fields, or no sizes at all. Torch's own `default_collate`
+makes one row of each sample. Any other collate_fn returns a `Batch`, or is declared with `each_row`.
+
+A batch is made in a worker, whose exceptions reach the loop with a traceback. An error is therefore returned.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.utils import data
+
+from torchtally.errors import Ending, Refused, Unproven
+from torchtally.proof.permutation import Indices
+
+Collate = Callable[[Any], Any]
+
+
+class Batch(NamedTuple):
+    """The samples that one rank consumes in one step.
+
+    Attributes:
+        indices: Indices of the samples, int64 (samples,), on the CPU. A `collate_fn` can name them in a list as well.
+        data: The samples as the `collate_fn` returned them.
+        rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch, which sets the
+            following, too.
+        phase: Name of the phase.
+        step: Number of the step in its epoch, from 1, or from the position on where other ranks have resumed.
+        steps: Number of the last step.
+    """
+
+    indices: Tensor
+    data: Any
+    rows: int = 0
+    phase: str = ""
+    step: int = 0
+    steps: int = 0
+
+
+class Samples(list[Any]):
+    """The samples that a collate_fn receives, with the list of their indices as the attribute `indices`."""
+
+    def __init__(self, samples: list[Any], indices: list[int]):
+        super().__init__(samples)
+        self.indices = list(indices)  # a copy: a collate_fn may change it
+
+
+class EachRow:
+    """A collate_fn that `each_row` declares."""
+
+    def __init__(self, collate: Collate):
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return self.collate(samples)
+
+
+def each_row(collate_fn: Collate) -> Collate:
+    """Declare that a `collate_fn` makes exactly one row of each sample, in order, as those of Hugging Face do.
+
+    All tensors and arrays in its batches must have as many rows as there are samples, and there must be at least one.
+    They are looked for in mappings, lists, tuples, and dataclasses. Which sample is in which row is not checked.
+
+    Args:
+        collate_fn: A function of a list of samples. If the dataset's `__getitems__` returns something other than a
+            list, the function receives that.
+    """
+    return EachRow(collate_fn)
+
+
+def collated(collate: Collate, fetched: Any, indices: list[int], asked: list[int]) -> Any:
+    """Return the data of `fetched`, the samples at `indices`. If they are not those asked for, a Batch names them.
+
+    If it is not known which samples the data has, return the error.
+    """
+    default, declared = collate is data.default_collate, isinstance(collate, EachRow)
+    # Only a list has the samples as its items for certain: a dataset can fetch them at once in another form.
+    listed = isinstance(fetched, list) and not declared
+    if (default or listed) and len(fetched) != len(indices):
+        return Unproven(f"for the {_few(indices)} the dataset's __getitems__ returned {len(fetched)}")
+    made = collate(Samples(fetched, indices) if listed and not default else fetched)
+    named: Any = indices
+    if isinstance(made, Batch):
+        named, made = made.indices, made.data
+    elif not (default or declared):
+        return untold(collate, made)
+    elif problem := wrong_sizes(collate, made, indices):
+        return problem
+    if named is asked:
+        return made
+    array = whole(named)
+    if array is None:
+        return Refused(f"the indices that the collate_fn {_name(collate)} named in a Batch must be a list of integers")
+    # An array travels through a worker's pipe; a tensor would need shared memory.
+    return made if array.tolist() == asked else Batch(array, made)  # type: ignore[arg-type]
+
+
+def emptied(collate: Collate, fetch: Callable[[list[int]], Any], index: int) -> Any:
+    """Return the data of 0 samples: what `collate` makes of the sample at `index`, cut to 0 rows.
+
+    If it cannot be cut, return the error. Data with a sample in it would train what no tally has.
+    """
+    batches = []
+    for indices in ([index], [index, index]):
+        fetched = fetch(indices)
+        made = collate(Samples(fetched, indices) if isinstance(fetched, list) else fetched)
+        if isinstance(made, Batch):
+            if len(made.indices) != len(indices):
+                return _uncut(collate, made.data)
+            made = made.data
+        elif not is_known(collate):
+            return untold(collate, made)
+        batches.append(made)
+    one, two = batches
+    try:
+        none = _cut(one, two)
+    except _Whole:
+        return _uncut(collate, one)
+    sizes, lengths = _sizes(none), _lengths(none)
+    if 0 not in sizes | lengths or (is_known(collate) and sizes - {0}):
+        return _uncut(collate, one)
+    return none
+
+
+def is_known(collate: Collate | None) -> bool:
+    """Whether `collate` makes one row of each sample."""
+    return collate is data.default_collate or isinstance(collate, EachRow)
+
+
+def untold(collate: Collate, made: Any) -> Refused:
+    """Return the error of a collate_fn that does not tell which samples are in `made`."""
+    name = _name(collate)
+    return Refused(
+        f"the collate_fn {name} returned {_kind(made)}, which does not tell which samples are in it. It must return "
+        "torchtally.Batch(indices, data) with the indices of these samples, from the attribute indices of the list "
+        f"that it receives. If it makes one row of each sample, in order, pass torchtally.each_row({name}) instead"
+    )
+
+
+def wrong_sizes(collate: Collate, made: Any, indices: list[int]) -> Ending | None:
+    """Return the error if the sizes in `made` contradict that it has one row of each sample."""
+    sizes = _sizes(made)
+    if sizes == {len(indices)} or (not sizes and not isinstance(collate, EachRow)):
+        return None
+    if not sizes:
+        return Refused(
+            f"the collate_fn {_name(collate)} in each_row returned {_kind(made)} without a tensor or an array that has "
+            "rows to count: it must return torchtally.Batch(indices, data) instead"
+        )
+    return Unproven(
+        f"of the {_few(indices)} the collate_fn {_name(collate)} made parts of {', '.join(map(str, sorted(sizes)))} "
+        "rows, and not one row of each. A collate_fn that leaves out, repeats, or packs samples must return "
+        "torchtally.Batch(indices, data)"
+    )
+
+
+def whole(indices: Any) -> Indices | None:
+    """Return the indices that a collate_fn or a stream named as an array; None if they are no list of integers."""
+    array = indices.numpy(force=True) if isinstance(indices, Tensor) else np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        return None
+    return array.astype(np.int64)
+
+
+def _sizes(part: Any) -> set[int]:
+    """Leading sizes of all tensors and arrays in a batch."""
+    if isinstance(part, Tensor | np.ndarray):
+        return set(part.shape[:1])  # len() of a tensor takes longer
+    return set().union(*map(_sizes, _parts(part)))
+
+
+def _lengths(part: Any) -> set[int]:
+    """Lengths of all lists and tuples in a batch."""
+    own = {len(part)} if isinstance(part, list | tuple) else set()
+    return own.union(*map(_lengths, _parts(part)))
+
+
+def _parts(whole: Any) -> list[Any]:
+    if isinstance(whole, Mapping):
+        return list(whole.values())
+    if isinstance(whole, list | tuple):
+        return list(whole)
+    return [getattr(whole, name) for name in _fields(whole)]
+
+
+def _fields(whole: Any) -> list[str]:
+    """The names of a dataclass's fields."""
+    if not dataclasses.is_dataclass(whole) or isinstance(whole, type):
+        return []
+    return [field.name for field in dataclasses.fields(whole)]
+
+
+class _Whole(Exception):
+    """A part of a batch is neither as long as there are samples nor the same for any number of them."""
+
+
+def _cut(one: Any, two: Any) -> Any:
+    """The batch of 0 samples, from the batches of 1 and 2: each part is cut by as much as it grew."""
+    if type(one) is not type(two):
+        raise _Whole
+    if isinstance(one, Tensor | np.ndarray):
+        if one.ndim and len(one) != len(two):
+            return one[: max(0, 2 * len(one) - len(two))]
+        if one.shape == two.shape and bool((one == two).all()):
+            return one
+    elif isinstance(one, MutableMapping):
+        if one.keys() == two.keys():
+            none = copy.copy(one)
+            none.update({key: _cut(one[key], two[key]) for key in one})
+            return none
+    elif isinstance(one, list | tuple):
+        if len(one) != len(two):
+            return one[: max(0, 2 * len(one) - len(two))]
+        parts = list(map(_cut, one, two))
+        return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
+    elif names := _fields(one):
+        none = copy.copy(one)
+        for name in names:
+            object.__setattr__(none, name, _cut(getattr(one, name), getattr(two, name)))
+        return none
+    elif one is two or (isinstance(one, str | bytes | int | float) and one == two):
+        return one
+    raise _Whole
+
+
+def _uncut(collate: Collate, made: Any) -> Refused:
+    return Refused(
+        f"this rank has no sample left in the last step, and the {type(made).__name__} of the collate_fn "
+        f"{_name(collate)} cannot be cut to 0 rows: use contract padded or drop_last"
+    )
+
+
+def _name(collate: Collate) -> str:
+    wrapped = collate.collate if isinstance(collate, EachRow) else collate
+    return getattr(wrapped, "__name__", type(wrapped).__name__)
+
+
+def _kind(made: Any) -> str:
+    name = type(made).__name__
+    return "None" if made is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _few(indices: list[int]) -> str:
+    shown = ", ".join(map(str, indices[:8]))
+    return f"{len(indices)} samples {shown}{', …' if len(indices) > 8 else ''}"

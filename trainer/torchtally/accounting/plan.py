@@ -1,0 +1,58 @@
+"""How much of its data a phase consumes: whole epochs, steps, or tokens."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torchtally.errors import Refused
+from torchtally.proof.shards import Shard
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A plan of `count` steps: batches of all ranks together, over as many epochs as that takes.
+
+    With gradient accumulation over k batches, an optimizer's step takes k of them.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A plan of at least `count` tokens in samples of `each` tokens, over as many epochs as that takes."""
+
+    count: int
+    each: int
+
+
+Planned = int | Steps | Tokens
+Extent = tuple[int, int | None]  # epochs, and the position before which the last one ends if not that of its order
+
+
+def as_values(plan: Mapping[str, Planned]) -> dict[str, Any]:
+    """The plan as JSON has it. Raises Refused."""
+    values: dict[str, Any] = {}
+    for phase, planned in plan.items():
+        if isinstance(planned, Steps | Tokens):
+            values[phase] = {type(planned).__name__.lower(): asdict(planned)}
+            numbers, least = [*asdict(planned).values()], 1
+        else:
+            values[phase], numbers, least = planned, [planned], 0
+        if not all(type(number) is int and number >= least for number in numbers):
+            raise Refused(f"the plan of {phase} is {planned}: it must have whole numbers from {least}")
+    return values
+
+
+def extent(planned: Planned, shard: Shard, batch: int) -> Extent:
+    """How far a plan reaches in a phase of which `shard` is a rank's whole epoch; `batch` is of all ranks together."""
+    if isinstance(planned, int):
+        return planned, None
+    if isinstance(planned, Steps):
+        epochs, rest = divmod(planned.count, shard.steps(batch))
+        rest *= batch
+    else:
+        epochs, rest = divmod(-(-planned.count // planned.each), shard.total)
+    if not rest:
+        return epochs, None
+    return epochs + 1, rest if rest < shard.n else None  # where samples are repeated, an epoch has more than n

@@ -1,0 +1,118 @@
+"""How far the phases of a run are, over all its starts, and how far they have to go."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torchtally.accounting.last_line import last_line
+from torchtally.accounting.plan import Extent, Planned, as_values, extent
+from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.state import PhaseState, Position, State
+from torchtally.accounting.tally import Run
+from torchtally.errors import Refused, Unproven
+from torchtally.proof.shards import Shard
+
+
+class Progress:
+    """The plan of a run, and what its completed epochs have consumed."""
+
+    def __init__(self, plan: Mapping[str, Planned]):
+        self.given = as_values(plan)
+        self._plan = dict(plan)
+        self.extents: dict[str, Extent] = {}  # by phase, as `phases`; once the batches are known
+        self.phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
+        self.loaded: State | None = None
+        self.stopped: str | None = None  # why the program has stopped the run
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The epochs of each phase."""
+        return {phase: epochs for phase, (epochs, _) in self.extents.items()}
+
+    def completed(self, phase: str) -> int:
+        """Number of completed epochs."""
+        return self.phases[phase].completed if phase in self.phases else 0
+
+    def was_complete(self, phase: str, epoch: int) -> bool:
+        """Whether the loaded state has this epoch as complete."""
+        return self.loaded is not None and phase in self.loaded.phases and epoch <= self.loaded.phases[phase].completed
+
+    def end(self, phase: str, epoch: int) -> int | None:
+        """The position before which an epoch ends, if not that of its order."""
+        epochs, end = self.extents[phase]
+        return end if epoch == epochs else None
+
+    def unopened(self, opened: Iterable[str]) -> str | None:
+        """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not gone on yet."""
+        for phase, state in self.phases.items():
+            if state.position and state.position.consumed and phase not in opened:
+                return f"{phase} epoch {state.completed + 1} is in progress: call stop() after its loop has gone on"
+        return None
+
+    def declare(self, phase: str, found: PhaseState) -> None:
+        """Add a phase. Raises Refused if its data or its order is not the run's."""
+        known = self.phases.setdefault(phase, found)
+        for name, before in known.identity.items():
+            if (now := found.identity[name]) != before:
+                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}")
+
+    def measure(self, samplers: Mapping[str, Sampler]) -> None:
+        """Find how far the plan reaches: a plan in steps needs the phase's batch. Raises Refused."""
+        for phase, planned in self._plan.items():
+            if phase in self.extents:
+                continue
+            sampler = samplers.get(phase)
+            if sampler is None and not isinstance(planned, int):
+                raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
+            whole = replace(sampler.shard, start=0, end=None) if sampler else Shard(n=1, rank=0, world=1)
+            self.extents[phase] = extent(planned, whole, sampler.batch if sampler else 1)
+
+    def close(self, line: Mapping[str, Any]) -> None:
+        """Add a completed epoch, of which this is the line of all ranks together."""
+        after = self.phases[line["phase"]].after(line)
+        if (end := line.get("end")) is not None:
+            after = replace(after, end=(line["epoch"], end))
+        self.phases[line["phase"]] = after
+
+    def state(self, run: Run, positions: Mapping[str, Position]) -> State:
+        """The state of the run, with the positions of epochs in progress."""
+        phases = {
+            name: replace(phase, position=positions.get(name, phase.position))
+            for name, phase in self.phases.items()
+            if phase.worlds
+        }
+        return State(
+            run=run.run,
+            attempt=run.attempt,
+            task=run.task,
+            seed=run.seed,
+            plan=self.given,
+            extents=self.extents,
+            stopped=self.stopped,
+            phases=phases,
+        )
+
+    def load(self, loaded: State) -> None:
+        """Go on at a state. Raises Refused if it is of another plan or of other data."""
+        if loaded.plan != self.given:
+            raise Refused(f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}")
+        declared, self.phases = self.phases, dict(loaded.phases)
+        for name, phase in declared.items():
+            self.declare(name, phase)
+        self.loaded, self.extents, self.stopped = loaded, dict(loaded.extents), loaded.stopped
+
+    def last_line(self, run: Run, discarded: int) -> dict[str, Any] | None:
+        """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""
+        for phase, planned in self.epochs.items():
+            if (made := self.completed(phase)) < planned:
+                if self.stopped is None:
+                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
+                if phase in self.phases and self.phases[phase].end is None:
+                    self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
+        if unproven := self.unopened(()):
+            raise Unproven(f"the run is not proved: {unproven}")
+        begun = {name: phase for name, phase in self.phases.items() if phase.worlds}
+        in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)
+        if not begun:
+            return None
+        return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None, discarded)

@@ -1,0 +1,315 @@
+"""Checkpoints of a user's own loop: saved after a commit, resumed at any number of ranks.
+
+About once a second all ranks exchange whether a checkpoint is due and whether any of them has received a signal to
+stop, so all save and stop after the same commit. The state is copied to memory of the CPU. A thread of each rank then
+writes the copy, in a process group of its own: collective calls of two threads in one group would mix up.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from torchtally import events
+from torchtally.checkpoints.catalog import Catalog
+from torchtally.checkpoints.duration import seconds_of
+from torchtally.checkpoints.manifest import MANIFEST, Manifest
+from torchtally.checkpoints.objects import Marks, Objects
+from torchtally.checkpoints.reached import Reached
+from torchtally.checkpoints.storage import Storage
+from torchtally.checkpoints.together import new_group, on_all, on_rank_0
+from torchtally.errors import Refused, Stopped, Volume
+from torchtally.log import log
+
+_SYNCHRONIZE_SECONDS = 1.0
+_WATCHED = 10  # first commits of an attempt after which nothing may change before the next batch
+# Of collective calls of the writing threads, in which another rank may be writing to a slow store. A rank that is lost
+# closes its connections.
+_SLOWEST_WRITE = timedelta(days=1)
+
+
+class Account(Protocol):
+    """What Checkpoints need of an account."""
+
+    discarded: int  # samples known to be lost with restarts
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def source(self) -> events.Source: ...
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress, position in its order, and samples in the weights over all epochs."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def begin_anew(self) -> None:
+        """Take note that there is no checkpoint, so the weights are those of a beginning."""
+
+
+class Checkpoints:
+    """Saves and resumes the objects of a loop with its account: `Account.checkpoints` makes it.
+
+    Args:
+        account: The loop's account. Its `commit()` calls `after_commit()`.
+        folder: A path that all pods share, or a URL of an object store.
+        objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
+        every: Time between two checkpoints: a number of seconds, or text such as `"5m"`.
+        keep: Number of checkpoints that are kept.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        folder: str | os.PathLike[str],
+        objects: Mapping[str, Any],
+        *,
+        every: str | float = "5m",
+        keep: int = 2,
+    ):
+        self._account, self._seconds = account, seconds_of("checkpoints: every", every)
+        if type(keep) is not int or keep < 1:
+            raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
+        self._keep, self._objects, self._storage = keep, Objects(objects), Storage(folder)
+        self._group = new_group()  # of the main thread
+        self._writers = new_group(_SLOWEST_WRITE)  # of the writing thread
+        self._catalog = Catalog(self._storage, self._group, account.source.pod)
+        self._catalog.check_shared()
+        local = self._storage.local and dist.get_rank() == 0
+        self._reached = Reached(Path(self._storage.path("reached"))) if local else None
+        cuda = torch.cuda.is_available()
+        self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))  # pinned memory, copied without blocking
+        self._thread = ThreadPoolExecutor(1, "torchtally-checkpoints")
+        self._writing: Future[events.Saved | events.SaveFailed] | None = None
+        self._stop = 0  # the number of the received signal
+        self._pace = self._left = 1  # commits between two exchanges, and until the next
+        self._synchronized = self._saved = time.monotonic()
+        self._resumed = self._failed = self._slow = False
+        self._commits, self._marks = 0, Marks()
+        self._committed = self._stepped = False  # since the last batch
+        self._hooks = [
+            each.register_step_post_hook(self._has_stepped)
+            for each in objects.values()
+            if isinstance(each, torch.optim.Optimizer)
+        ]
+        self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    def resume(self) -> bool:
+        """Load the newest whole checkpoint into the objects and the account. Returns whether there is one.
+
+        Call it on all ranks before the first epoch. Checkpoints that are not whole are skipped with a warning.
+
+        Raises:
+            Refused: The checkpoint is of another run, or holds other objects.
+            Volume: The folder cannot be read.
+        """
+        self._resumed = True
+        found = self._catalog.newest()
+        if not found:
+            self._account.begin_anew()
+            return False
+        name, manifest = found
+        url = self._storage.url(name)
+        if manifest.objects != self._objects.kinds:
+            raise Refused(f"the checkpoint {url} holds {manifest.objects} and the objects are {self._objects.kinds}")
+        self._account.load_state_dict(manifest.account)
+        try:
+            self._objects.load(self._storage.reader(name), self._group)
+        except CheckpointException as error:
+            raise Volume(f"the checkpoint {url} cannot be read: {_cause(error)}") from None
+        except Refused as error:
+            raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
+        lost = on_rank_0(self._group, lambda: self._lost_since(manifest))
+        self._account.discarded = manifest.discarded + lost
+        if dist.get_rank() == 0:
+            samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
+            log.info(f"resumes from {url}{samples}")
+            resumed = events.Resumed(
+                task=self._account.task,
+                world=dist.get_world_size(),
+                checkpoint=url,
+                epoch=manifest.epoch,
+                position=manifest.position,
+                discarded=self._account.discarded,
+            )
+            events.emit(resumed, self._account.source)
+        return True
+
+    def after_commit(self) -> None:
+        """Take note of a commit. The account's `commit()` calls it."""
+        if not self._resumed:
+            raise Refused("checkpoints: call resume() before the first commit: it continues from a checkpoint if any")
+        self._commits += 1
+        if self._commits <= _WATCHED:
+            self._marks = self._objects.marks()
+        self._left -= 1
+        self._committed, self._stepped = True, False
+
+    def before_batch(self) -> None:
+        """Save if a checkpoint is due, or if a rank has received a signal to stop.
+
+        The account calls it before it hands out a batch, and at the end of an epoch: there, the loop is between two
+        steps, and all of its commits are made.
+
+        Raises:
+            Refused: An object has changed since the commit, or an optimizer has stepped. A checkpoint would lack that.
+            Stopped: A rank has received a signal. All ranks raise it.
+        """
+        if not self._committed:
+            return
+        self._committed = False
+        if self._stepped:
+            raise Refused(
+                "checkpoints: an optimizer has stepped between commit() and the next batch, and checkpoints would lack "
+                "that: call commit() last in each step"
+            )
+        if self._marks:
+            marks, self._marks = self._marks, {}
+            if name := self._objects.changed(marks):
+                raise Refused(
+                    f"checkpoints: {name!r} has changed between commit() and the next batch, and checkpoints would "
+                    "lack that: call commit() last in each step"
+                )
+        if self._left <= 0:
+            self._synchronize()
+
+    def close(self, wait: bool = True) -> None:
+        """End: handle signals as before, and `wait` for a checkpoint that is being written."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for hook in self._hooks:
+            hook.remove()
+        if wait:
+            self._finish()
+        self._thread.shutdown(wait)
+
+    def _synchronize(self) -> None:
+        now, rank = time.monotonic(), dist.get_rank()
+        if self._writing and self._writing.done() and self._writing.exception():
+            self._writing.result()  # a peer is lost: others may still wait for it
+        busy = self._writing is not None and not self._writing.done()
+        due = rank == 0 and now - self._saved >= self._seconds
+        # Rank 0's clock sets the pace for all.
+        spent = max(now - self._synchronized, 1e-6)
+        pace = max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if rank == 0 else 0
+        wishes = torch.tensor([self._stop, due, pace, busy], dtype=torch.int64)
+        dist.all_reduce(wishes, dist.ReduceOp.MAX, self._group)
+        stop, asked, pace, waits = wishes.tolist()
+        self._record_progress()
+        if not waits:
+            self._finish()
+        if stop:
+            self._stop_together(stop)
+        if asked and not waits:
+            self._begin()
+        elif asked and not self._slow:
+            self._slow = True
+            if rank == 0:
+                log.warning(f"the next checkpoint waits: the last one is still being written to {self._storage}")
+        self._pace = self._left = pace
+        self._synchronized = time.monotonic()
+
+    def _begin(self) -> None:
+        """Copy the state, and let the thread write the copy."""
+        self._saved, self._slow = time.monotonic(), False
+        state = self._stager.stage(self._objects.state(opaque=dist.get_rank() == 0))
+        epoch, position, consumed = self._account.reached
+        source = self._account.source
+        manifest = Manifest(
+            torchtally=version("torchtally"),
+            torch=str(torch.__version__),
+            run=str(source.run),
+            attempt=source.attempt or 0,
+            epoch=epoch,
+            position=position,
+            consumed=consumed,
+            discarded=self._account.discarded,
+            world=dist.get_world_size(),
+            objects=self._objects.kinds,
+            account=self._account.state_dict(),
+            files={},
+        )
+        self._writing = self._thread.submit(self._write, self._catalog.next_name(epoch, position), state, manifest)
+
+    def _write(self, name: str, state: Any, manifest: Manifest) -> events.Saved | events.SaveFailed:
+        """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
+        writer, files = self._storage.writer(name)
+        cause = None
+        try:
+            save(state, storage_writer=writer, process_group=self._writers)
+            written = on_all(self._writers, lambda: files.written)
+            manifest.files.update(item for each in written for item in each.items())
+            on_rank_0(self._writers, lambda: self._storage.write(f"{name}/{MANIFEST}", manifest.printed()))
+        except CheckpointException as error:
+            cause = _cause(error)
+        except OSError as error:
+            cause = str(error)
+        if dist.get_rank() == 0:
+            self._catalog.clear(name, self._keep)
+        if cause:
+            return events.SaveFailed(epoch=manifest.epoch, position=manifest.position, cause=cause)
+        return events.Saved(
+            path=self._storage.url(name),
+            epoch=manifest.epoch,
+            position=manifest.position,
+            seconds=round(time.monotonic() - self._saved, 3),
+        )
+
+    def _finish(self) -> None:
+        """Wait for the thread, and report what became of the checkpoint."""
+        if self._writing is None:
+            return
+        event = self._writing.result()
+        self._writing = None
+        failed, self._failed = self._failed, isinstance(event, events.SaveFailed)
+        if dist.get_rank() == 0:
+            events.emit(event, self._account.source)
+            if isinstance(event, events.SaveFailed):
+                log.warning(f"no checkpoint could be written to {self._storage}, the training continues: {event.cause}")
+            elif failed:
+                log.info(f"checkpoints can be written again: {event.path}")
+
+    def _stop_together(self, number: int) -> None:
+        self._finish()
+        self._begin()
+        self._finish()
+        stopped = Stopped(number, saved=not self._failed)
+        if dist.get_rank() == 0:
+            epoch, position, _ = self._account.reached
+            event = events.Stopped(signal=number, saved=stopped.saved, epoch=epoch, position=position)
+            events.emit(event, self._account.source)
+        raise stopped
+
+    def _record_progress(self) -> None:
+        if self._reached:
+            self._reached.record(self._account.source.attempt or 0, self._account.reached[2])
+
+    def _lost_since(self, manifest: Manifest) -> int:
+        return self._reached.lost_since(manifest.attempt, manifest.consumed) if self._reached else 0
+
+    def _has_stepped(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stop = number
+
+
+def _cause(error: CheckpointException) -> str:
+    rank, (cause, _) = min(error.failures.items())
+    return f"rank {rank}: {cause}" if isinstance(cause, OSError) else f"rank {rank}: {type(cause).__name__}: {cause}"

@@ -1,0 +1,181 @@
+"""The objects that a checkpoint holds: models, their optimizers, and others that have a state.
+
+States of models and optimizers are those of PyTorch's distributed checkpoint, which any number of ranks can load. Any
+other object's state is one opaque value, that of rank 0, unless it is sharded as well.
+"""
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from torchtally.errors import Refused
+
+State = dict[str, Any]
+Marks = dict[tuple[str, int], int | bytes]
+
+
+class Objects:
+    """The objects of a checkpoint, by their names."""
+
+    def __init__(self, objects: Mapping[str, Any]):
+        if not objects:
+            raise Refused("checkpoints: objects={} must name at least one, for example {'model': model}")
+        self._objects = dict(objects)
+        self._models = [each for each in objects.values() if isinstance(each, nn.Module)]
+        self._model_of: dict[str, nn.Module] = {}  # by the name of its optimizer
+        for name, each in self._objects.items():
+            if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
+                raise Refused(
+                    f"checkpoints: {name!r} is a {type(each).__name__}, which must have state_dict() and "
+                    "load_state_dict()"
+                )
+            if isinstance(each, Optimizer) and (model := self._having(each)):
+                self._model_of[name] = model
+            elif isinstance(each, Optimizer) and _sharded([group["params"] for group in each.param_groups]):
+                raise Refused(f"checkpoints: {name!r} has sharded parameters: give the model that has them as well")
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each object: what must be the same in a checkpoint that is loaded."""
+        return {name: self._kind(each) for name, each in self._objects.items()}
+
+    def state(self, opaque: bool = True) -> State:
+        """The states of all objects, which share memory with them; `opaque` includes opaque values.
+
+        A call of all ranks.
+        """
+        state = {name: self._state(name, each) for name, each in self._objects.items()}
+        if not opaque:
+            for name in self._model_of:
+                del state[name]["param_groups"]
+            state = {name: each for name, each in state.items() if not isinstance(each, bytes)}
+        return state
+
+    def marks(self) -> Marks:
+        """What tells later whether an object has changed. Not a call of all ranks."""
+        return {key: mark for name, each in self._objects.items() for key, mark in _marks(name, each).items()}
+
+    def changed(self, marks: Marks) -> str | None:
+        """The name of an object that has changed since then. Not a call of all ranks."""
+        now = self.marks()
+        return next((key[0] for key, mark in marks.items() if now.get(key, mark) != mark), None)
+
+    def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
+        """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
+        state = self.state()
+        try:
+            load(state, storage_reader=reader, planner=_Planner(list(self._model_of)), process_group=group)
+        except CheckpointException as error:
+            for _, (cause, _) in sorted(error.failures.items()):
+                if isinstance(cause, _Other | RuntimeError | ValueError):  # the latter two are the planner's
+                    raise Refused(f"it holds other objects: {cause}") from None
+            raise
+        for name, each in self._objects.items():
+            loaded = state[name]
+            if isinstance(each, nn.Module):
+                set_model_state_dict(each, loaded)
+            elif name in self._model_of:
+                whole = loaded | {"param_groups": _unpacked(loaded["param_groups"])}
+                # Not strict: a parameter that had no gradient yet has no state.
+                set_optimizer_state_dict(self._model_of[name], each, whole, options=StateDictOptions(strict=False))
+            else:
+                each.load_state_dict(_unpacked(loaded) if isinstance(loaded, bytes) else loaded)
+
+    def _having(self, optimizer: Optimizer) -> nn.Module | None:
+        """The model that has all the parameters of `optimizer`."""
+        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        return next((model for model in self._models if own <= {id(each) for each in model.parameters()}), None)
+
+    def _kind(self, each: Any) -> str:
+        # A wrapper such as DDP changes a model's type, and not its state.
+        return "model" if isinstance(each, nn.Module) else type(each).__name__
+
+    def _state(self, name: str, each: Any) -> Any:
+        if isinstance(each, nn.Module):
+            return get_model_state_dict(each)
+        if name in self._model_of:
+            whole = get_optimizer_state_dict(self._model_of[name], each)
+            return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
+        whole = each.state_dict()
+        return whole if _sharded(whole) else _packed(whole)
+
+
+def _marks(name: str, each: Any) -> Marks:
+    if isinstance(each, nn.Module):
+        # FSDP replaces parameters in a forward pass, which is no change.
+        return {(name, id(tensor)): tensor._version for tensor in (*each.parameters(), *each.buffers())}
+    if isinstance(each, Optimizer):
+        return {}  # it changes with its model
+    state = each.state_dict()
+    return {} if _sharded(state) else {(name, 0): _packed(state)}
+
+
+class _Other(Exception):
+    """The checkpoint has values that nothing takes up."""
+
+
+class _Planner(DefaultLoadPlanner):
+    """Loads everything that a checkpoint has, and fails if that is not everything that the objects have.
+
+    Only the state of a parameter in an optimizer may be missing: a parameter that had no gradient yet has none.
+    """
+
+    def __init__(self, optimizers: list[str]):
+        super().__init__()
+        self._optimizers = optimizers
+
+    def set_up_planner(self, state_dict: State, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        assert metadata is not None
+        for name in self._optimizers:
+            states = state_dict[name]["state"]
+            for parameter, values in list(states.items()):
+                if not any(f"{name}.state.{parameter}.{each}" in metadata.state_dict_metadata for each in values):
+                    del states[parameter]
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        assert self.metadata is not None
+        taken = {item.dest_index.fqn for plan in global_plan for item in plan.items}
+        for name, value in self.metadata.state_dict_metadata.items():
+            empty = isinstance(value, TensorStorageMetadata) and not value.size.numel()
+            if name not in taken and not empty:
+                raise _Other(f"it has {name}, which is not here")
+        return super().create_global_plan(global_plan)
+
+
+def _sharded(value: Any) -> bool:
+    """Whether there is a sharded tensor in a state."""
+    if isinstance(value, Mapping):
+        return any(map(_sharded, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_sharded, value))
+    return isinstance(value, DTensor)
+
+
+def _packed(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)  # an object's state may be any object
