@@ -429,3 +429,37 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path, contents: str) -> None:
     (tmp_path / "run.json").write_text(contents)
     found = alone(restarts, {"TORCHTALLY_OUTPUT": str(tmp_path)}, False)
     assert found["code"] == 0, found["err"]
+
+
+# Checkpoints that a commit in the wrong place would spoil.
+
+
+class ByData(torch.optim.Optimizer):
+    """Writes to `.data`, as optimizers of other packages do: tensors do not notice."""
+
+    def __init__(self, parameters: Any):
+        super().__init__(parameters, {"lr": 1.0})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad)
+
+
+def commits_before_the_step(folder: Path) -> None:
+    counts = torch.nn.Embedding(N, 1)
+    optimizer = ByData(counts.parameters())
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}).resume()
+        for batch in account.epoch("train", 1, loader):
+            optimizer.zero_grad()
+            counts(batch.data[0]).sum().backward()
+            account.commit()
+            optimizer.step()
+
+
+def test_a_commit_before_a_step_that_leaves_no_mark_is_refused(tmp_path: Path) -> None:
+    found = alone(commits_before_the_step, tmp_path)
+    assert found["code"] == 2, found["err"]
+    assert "an optimizer has stepped between commit() and the next batch" in found["err"]

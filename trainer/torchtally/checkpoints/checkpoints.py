@@ -174,11 +174,6 @@ class Checkpoints:
         if not self._committed:
             return
         self._committed = False
-        if self._stepped:
-            raise Refused(
-                "checkpoints: an optimizer has stepped between commit() and the next batch, and checkpoints would lack "
-                "that: call commit() last in each step"
-            )
         if self._marks:
             marks, self._marks = self._marks, {}
             if name := self._objects.changed(marks):
@@ -186,6 +181,11 @@ class Checkpoints:
                     f"checkpoints: {name!r} has changed between commit() and the next batch, and checkpoints would "
                     "lack that: call commit() last in each step"
                 )
+        if self._stepped:  # by writing to `.data`, which leaves no mark
+            raise Refused(
+                "checkpoints: an optimizer has stepped between commit() and the next batch, and checkpoints would lack "
+                "that: call commit() last in each step"
+            )
         if self._left <= 0:
             self._synchronize()
 
