@@ -5,8 +5,6 @@ torchtally run -- python examples/keras_fit.py       on this machine, or as the 
 
 import argparse
 import os
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "torch"  # before Keras is imported
@@ -22,6 +20,7 @@ from torchtally import Account, evaluate
 from torchtally.datasets import idx
 from torchtally.distributed import running_stats
 from torchtally.environment import Places
+from torchtally.integrations.keras import AccountCallback, Batches
 from torchtally.tasks.keras_mnist import task as keras_mnist
 from torchtally.training.loop import Samples
 
@@ -53,30 +52,6 @@ class Parallel(keras.Model):
         return self.parallel(images, training=True) if training else self.network(images, training=False)
 
 
-class Accounted(DataLoader[Any]):
-    """Iterates over the account's next epoch each time. It has no length, so fit() iterates to the end."""
-
-    def __init__(self, account: Account, phase: str, loader: DataLoader[Any]):
-        super().__init__(loader.dataset, batch_size=None)  # fit() requires a DataLoader
-        self.account, self.phase, self.loader, self.epoch = account, phase, loader, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.epoch += 1
-        for batch in self.account.epoch(self.phase, self.epoch, self.loader):
-            yield batch.data
-
-
-class Commit(keras.callbacks.Callback):
-    """Counts the samples of each step."""
-
-    def __init__(self, account: Account):
-        super().__init__()
-        self.account = account
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.account.commit()
-
-
 class Test(keras.callbacks.Callback):
     """Exact evaluation over all ranks after each epoch; that of fit() covers this rank's samples only."""
 
@@ -94,7 +69,6 @@ class Test(keras.callbacks.Callback):
 
 def main(most: int) -> None:
     dist.init_process_group("gloo")  # with GPUs: "cpu:gloo,cuda:nccl", after torch.cuda.set_device(LOCAL_RANK)
-    warnings.filterwarnings("ignore", "Your input ran out of data")  # at the end of an epoch
     places = Places.from_env(os.environ)
     train, test = (Digits(samples, most) for samples in keras_mnist.load(places.data, places.cache))
     network = keras_mnist.network(seed=0)
@@ -108,11 +82,11 @@ def main(most: int) -> None:
         model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.test_on_batch(train[0][0][None], train[0][1][None])  # builds it; fit() would consume a batch
         model.fit(
-            Accounted(account, "train", train_loader),
+            Batches(account.batches("train", train_loader)),
             epochs=EPOCHS,
             shuffle=False,  # the order is the account's
             verbose=0,
-            callbacks=[Commit(account), Test(account, test_loader, len(test))],
+            callbacks=[AccountCallback(account, model), Test(account, test_loader, len(test))],
         )
         if account.rank == 0:
             places.output.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def main() -> None:
             return plain  # type: ignore[no-any-return]
 
         with Account(task="bench", plan={"train": _EPOCHS}) as account:
-            loader = account.loader("train", dataset, collate_fn=collate and each_row(collate), **options)
+            loader = account.loader("train", dataset, collate_fn=collate and each_row(collate), trains=False, **options)
 
             def tallied(epoch: int, account: Account = account, loader: Any = loader) -> Iterable[Any]:
                 return account.epoch("train", epoch, loader)

@@ -414,11 +414,15 @@ def summed(samples: Any) -> Batch:
     return Batch(samples.indices, {"index": torch.tensor(samples), "sum": float(sum(samples) + len(samples))})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("collate", [of_fixed_size, without_twins, opaque, summed])
+def whole(samples: Any) -> Batch:
+    return Batch(samples.indices, "all that there is")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("collate", [of_fixed_size, without_twins, opaque, summed, whole, each_row(uneven)])
 def test_data_that_keeps_a_sample_is_never_used_for_an_empty_batch(collate: Any) -> None:
     sampler = Sampler(3, batch_size=1, rank=1, world=2)
     assert sampler.idle
-    with pytest.raises(Refused, match=f"of the collate_fn {collate.__name__} cannot be cut to 0 rows"):
+    with pytest.raises(Refused, match=r"of the collate_fn \w+ cannot be cut to 0 rows"):
         list(Loader(Numbers(3), sampler, collate))
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import clean_log
 import launched
@@ -21,9 +22,10 @@ from torch.nn import functional
 
 from torchtally import cli, events
 from torchtally.accounting.tally import Phase, Run
-from torchtally.errors import Refused, Unproven
+from torchtally.errors import Lost, Refused, Unproven
 from torchtally.tasks.parameter_server import network_interface, training
 from torchtally.tasks.parameter_server.options import Options
+from torchtally.tasks.parameter_server.remote_table import RemoteTable
 from torchtally.tasks.parameter_server.task import TASK, Model
 from torchtally.training.batches import batches
 
@@ -264,6 +266,14 @@ def test_a_rank_that_dies_is_named_by_all_pods_which_end_to_be_retried(lost: int
         assert "Traceback" not in pod.errors
     if lost == 1:
         assert "the parameter server, rank 1 (demo-worker-0), went away" in pods[2].errors + pods[3].errors
+
+
+def test_a_server_that_goes_away_during_an_evaluation_is_named() -> None:
+    gone = RuntimeError("ECONNRESET: connection reset by peer (this error originated at tensorpipe/transport)")
+    table = RemoteTable.__new__(RemoteTable)
+    table._table = Mock(rpc_sync=Mock(side_effect=gone))
+    with pytest.raises(Lost, match="the parameter server, rank 1, went away or did not answer: ECONNRESET"):
+        table.look_up(torch.tensor([1]), torch.tensor([0]))
 
 
 def refused(rank: int, world: int, store: TCPStore, output: str) -> str:

@@ -3,13 +3,14 @@
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accounts import alone, run
 from counting import Counting, Noisy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from torchtally import Account, TalliedSampler
 from torchtally.proof.contract import Contract
@@ -224,3 +225,94 @@ def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], how: str, 
     found = alone(loads, change, how)
     assert found["code"] == 2, found["err"]
     assert sentence in found["err"]
+
+
+# Odd moments.
+
+
+def goes_on(saved: Saved, how: str) -> list[int]:
+    training = Counting(N)
+    with Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5) as account:
+        beginning = account.state_dict()
+        loader = account.loader("train", Noisy(N), batch_size=4)
+        account.loader("test", Noisy(7), batch_size=4, shuffle=False, trains=False)
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+        if how == "loads twice":
+            account.load_state_dict(beginning)
+        if how == "stops at once":
+            account.stop("deadline")
+        for batch in account.epoch("train", 1, loader):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            account.stop("deadline")
+    return training.times
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        ("stops at once", 2, "train epoch 1 is in progress: call stop() after its loop has gone on"),
+        ("loads twice", 2, "load_state_dict() was called before in this start: an account takes one state"),
+        ("stops later", 0, ""),
+    ],
+)
+def test_what_a_state_holds_is_not_forgotten(how: str, code: int, sentence: str) -> None:
+    killed = alone(trains, None, 3)
+    found = alone(goes_on, killed["result"], how)
+    assert found["code"] == code, found["err"]
+    assert sentence in found["err"]
+    if not code:
+        assert sum(found["result"]) == 16
+        verdict = verified([killed], [found])
+        assert verdict.holds, verdict.problems
+
+
+def few(saved: Saved | None, n: int, size: int, contract: Contract, stream: bool, until: int | None) -> Any:
+    training = Counting(n)
+    account = Account(task="t", plan={"train": 1}).__enter__()
+    loader = account.loader("train", Numbered(n) if stream else Noisy(n), batch_size=size, contract=contract)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    for commits, batch in enumerate(account.epoch("train", 1, loader)):
+        if commits == until:
+            return {"account": account.state_dict(), "training": training.save()}
+        training.backward(*batch.data)
+        training.step()
+        account.commit()
+    account.__exit__(None, None, None)
+    return training.times
+
+
+class Numbered(IterableDataset[Any]):
+    def __init__(self, n: int):
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.at_indices(iter(range(self.n)))
+
+    def at_indices(self, indices: Iterator[int]) -> Iterator[Any]:
+        return ((index, Noisy(self.n)[index]) for index in indices)
+
+
+def test_a_rank_of_a_stream_that_has_only_the_empty_step_left_goes_on() -> None:
+    """9 samples over 2 ranks, 4 a step: the second rank has none in the second step."""
+    killed = run(2, few, None, 9, 4, "exact", True, 1)
+    resumed = run(2, few, killed[0]["result"], 9, 4, "exact", True, None)
+    assert [each["code"] for each in resumed] == [0, 0], resumed
+    assert resumed[0]["result"] == [1] * 9
+
+
+def test_more_ranks_than_samples_that_drop_last_leaves() -> None:
+    """24 of 30 samples are consumed by 2 ranks: 8 ranks leave out the other 6, as they do not divide by 8."""
+    killed = run(2, few, None, 30, 2, "drop_last", False, 6)
+    resumed = run(8, few, killed[0]["result"], 30, 2, "drop_last", False, None)
+    assert {each["code"] for each in resumed} == {0}, resumed
+    assert sum(resumed[0]["result"]) == 24
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems

@@ -21,7 +21,6 @@ from torchtally.training import loop
 
 # Less than a rank each, more than a segment of gloo's for each, and back again.
 LENGTHS = [1, 3, 97, 100_001, 2_100_001, 1000]
-_STEPS = 20
 
 
 def _connected(rank: int, world: int, store: Store) -> SharedGradients:
@@ -37,13 +36,13 @@ def _parameters(length: int, dtype: torch.dtype) -> list[nn.Parameter]:
     return [nn.Parameter(torch.empty(size, dtype=dtype)) for size in sizes]
 
 
-def _differences(rank: int, world: int, store: Store) -> list[tuple[int, int, torch.dtype]]:
+def _differences(rank: int, world: int, store: Store, steps: int) -> list[tuple[int, int, torch.dtype]]:
     memory = _connected(rank, world, store)
     buckets = [_parameters(length, dtype) for length in LENGTHS for dtype in (torch.float32, torch.float64)]
     memory.allocate(buckets)
     torch.manual_seed(rank)
     came_out = []
-    for _ in range(_STEPS):  # in a row: nothing but the sums themselves keeps the ranks together
+    for _ in range(steps):  # in a row: nothing but the sums themselves keeps the ranks together
         for each in _drawn(buckets):
             each.grad = torch.randn_like(each)
         memory.average()
@@ -74,9 +73,10 @@ def _hashed(values: Tensor) -> str:
     return hashlib.sha256(values.view(torch.uint8).numpy()).hexdigest()
 
 
+@pytest.mark.parametrize("steps", [6, pytest.param(20, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
-def test_the_mean_is_the_one_that_gloo_makes_to_the_bit(world: int) -> None:
-    assert ranks.run(world, _differences) == [[]] * world
+def test_the_mean_is_the_one_that_gloo_makes_to_the_bit(world: int, steps: int) -> None:
+    assert ranks.run(world, _differences, steps) == [[]] * world
 
 
 class _Centred(nn.Module):

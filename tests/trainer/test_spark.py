@@ -169,14 +169,12 @@ def test_on_this_machine(environment: dict[str, str], fashion_mnist: Path, tmp_p
 
 @pytest.mark.timeout(1200)
 def test_each_executor_consumes_its_half_and_the_outputs_come_back(
-    environment: dict[str, str], mnist: Path, tmp_path: Path, cluster: sparkcluster.Cluster
+    environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, cluster: sparkcluster.Cluster
 ) -> None:
     # A path that leads each process into its own folder: the executors do not see the driver's.
     output = ["--output", "/proc/self/cwd/output"]
-    quick = ["--epochs", "1", "--batch-size", "500", "--lr", "0.05"]
-    ended = spark(
-        environment, tmp_path, cluster, "--processes", "2", "mnist-cnn", *quick, "--data", str(mnist), *output
-    )
+    arguments = ["--processes", "2", *SMALL, "--epochs", "1", "--data", str(fashion_mnist), *output]
+    ended = spark(environment, tmp_path, cluster, *arguments)
     assert ended.returncode == 0, ended.stderr
     run = last_line(ended.stdout)
 

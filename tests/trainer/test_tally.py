@@ -9,7 +9,7 @@ import ranks
 import torch
 import toy
 
-from torchtally.accounting.tally import Phase, Tally, emit
+from torchtally.accounting.tally import Phase, Run, Tally, emit
 from torchtally.errors import Unproven
 from torchtally.options import Training
 from torchtally.proof import digest
@@ -138,6 +138,14 @@ def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) ->
     assert printed.endswith("\n")
     assert len(printed) < 1000
     assert json.loads(printed.removeprefix(PREFIX)) == line
+
+
+@pytest.mark.parametrize("index", [-1, 10])
+def test_an_index_that_is_no_sample_is_counted_and_stays_out_of_the_digest(index: int) -> None:
+    run = Run(run="r", attempt=0, pod="", task="", plan={}, rank=0, world=1, seed=0, data="")
+    tally = Tally(run, Phase(name="train", epoch=1, n=10, batch=2, contract="exact", order="sequential"))
+    tally.record(torch.tensor([3, index]))
+    assert (tally.digest.words[0], tally.count, tally.outside) == (1, 2, [index])
 
 
 def test_a_tally_holds_what_was_recorded_and_nothing_else() -> None:

@@ -33,7 +33,7 @@ class Classifier(lightning.LightningModule):
         return DataLoader(points(), batch_size=10, shuffle=True)
 
 
-def train(model: Classifier, **options: bool) -> lightning.Trainer:
+def train(model: Classifier, **options: object) -> None:
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -49,7 +49,6 @@ def train(model: Classifier, **options: bool) -> lightning.Trainer:
     )
     trainer.fit(model)
     print(f"rank {trainer.global_rank} of {trainer.world_size}: {model.seen} samples", flush=True)
-    return trainer
 
 
 if __name__ == "__main__":

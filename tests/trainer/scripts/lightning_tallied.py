@@ -1,22 +1,24 @@
-"""The same Lightning script with a tally around its loader."""
+"""The same Lightning script with an account."""
 
 import torch.distributed as dist
 from lightning_script import Classifier, points, train
-from torch.utils.data import DataLoader
 
-from torchtally import TalliedSampler
+from torchtally import Account
 from torchtally.accounting.epochs import Epochs
+from torchtally.integrations.lightning import AccountCallback
 
 
 class Tallied(Classifier):
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self.account = account
+
     def train_dataloader(self) -> Epochs:
-        data = points()
-        self.sampler = TalliedSampler(data, epochs=2)
-        return self.sampler.tally(DataLoader(data, batch_size=10, sampler=self.sampler))
+        return self.account.batches("train", self.account.loader("train", points(), batch_size=10))
 
 
 if __name__ == "__main__":
-    model = Tallied()
-    train(model, use_distributed_sampler=False)
-    model.sampler.done()
+    dist.init_process_group("gloo")
+    with Account(task="lightning", plan={"train": 2}) as account:
+        train(Tallied(account), callbacks=[AccountCallback(account)])
     dist.destroy_process_group()  # see lightning_script.py

@@ -27,7 +27,7 @@ class Counting(Trainer):
         return super().training_step(model, inputs, *more)
 
 
-def train(kind: type[Counting]) -> Counting:
+def train(kind: type[Counting], **more: object) -> None:
     config = GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -39,10 +39,9 @@ def train(kind: type[Counting]) -> Counting:
             report_to=[],
             disable_tqdm=True,
         )
-        trainer = kind(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Numbers())
+        trainer = kind(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Numbers(), **more)
         trainer.train()
     print(f"rank {arguments.process_index} of {arguments.world_size}: {trainer.seen} samples", flush=True)
-    return trainer
 
 
 if __name__ == "__main__":

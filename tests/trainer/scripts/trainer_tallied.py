@@ -1,26 +1,18 @@
-"""The same Trainer with a tally around its loader."""
+"""The same Trainer with an account."""
 
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 from trainer_script import Counting, train
 
-from torchtally import TalliedSampler, each_row
-from torchtally.accounting.epochs import Epochs
+from torchtally import Account
+from torchtally.integrations.transformers import AccountMixin
 
 
-class Tallied(Counting):
-    def get_train_dataloader(self) -> Epochs:
-        self.sampler = TalliedSampler(self.train_dataset, epochs=2)
-        return self.sampler.tally(
-            DataLoader(
-                self.train_dataset,
-                batch_size=self.args.per_device_train_batch_size,
-                sampler=self.sampler,
-                collate_fn=each_row(self.data_collator),
-            )
-        )
+class Tallied(AccountMixin, Counting):
+    pass
 
 
 if __name__ == "__main__":
-    train(Tallied).sampler.done()
+    dist.init_process_group("gloo")
+    with Account(task="trainer", plan={"train": 2}) as account:
+        train(Tallied, account=account)
     dist.destroy_process_group()  # see trainer_script.py

@@ -241,9 +241,10 @@ class Account:
         progress = self._progress
         with self._final():
             progress.measure(self._samplers)
-        for epoch in range(1, max(progress.epochs.values()) + 1):
-            left = any(progress.completed(phase) < epoch <= planned for phase, planned in progress.epochs.items())
-            if left and progress.stopped is None:
+        last = max(progress.epochs.values())
+        longest = [phase for phase, planned in progress.epochs.items() if planned == last]  # others skip epochs
+        for epoch in range(1, last + 1):
+            if progress.stopped is None and any(progress.completed(phase) < epoch for phase in longest):
                 yield epoch
 
     def stop(self, reason: str) -> None:
@@ -255,7 +256,7 @@ class Account:
             reason: Why the run ends before its plan, such as `patience`.
         """
         with self._final():
-            problem = tally_line.text_problem("reason", reason)
+            problem = tally_line.text_problem("reason", reason) or self._progress.unopened(self._open)
             self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, problem)
             self._progress.stopped = reason
             for current in list(self._open.values()):
@@ -369,6 +370,8 @@ class Account:
         with self._final():
             if self._attempt.begun:
                 raise Refused("load_state_dict() must be called before the first epoch of this start")
+            if self._progress.loaded:
+                raise Refused("load_state_dict() was called before in this start: an account takes one state")
             if _KEY not in state:
                 found = ", ".join(map(str, state)) or "no entry"
                 raise Refused(f"the state of an account must have the entry {_KEY!r}, and it has {found}")
@@ -516,7 +519,7 @@ class Account:
             return f"{phase} epoch {epoch} was made before"
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
-        if not sampler.total:
+        if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"

@@ -24,6 +24,7 @@ from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
+_TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
 
 
@@ -66,8 +67,14 @@ class StreamByStep(data.IterableDataset[Any]):
         # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
         info = data.get_worker_info()
         if self.sampler.idle and (info is None or info.id == 0):
-            index, sample = last
+            index, sample = last if last[1] is not None else self._last_of_the_shard()
             yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
+
+    def _last_of_the_shard(self) -> tuple[int, Any]:
+        """A sample to cut an empty batch from, where all others are consumed before a resume."""
+        shard = self.sampler.shard
+        pair: tuple[int, Any] = next(iter(self.dataset.at_indices(iter(shard.indices(shard.size - 1).tolist()))))
+        return pair
 
     def _own(self) -> Iterator[list[int]]:
         info = data.get_worker_info()
@@ -105,6 +112,11 @@ class Loader(data.DataLoader[Any]):
     """
 
     def __init__(self, dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any):
+        if taken := sorted(options.keys() & _TAKEN):
+            raise Refused(
+                f"the loader of an account sets {', '.join(taken)} itself; a library that makes loaders again must "
+                "receive account.batches(...)"
+            )
         collate = collate_fn or data.default_collate
         self._sampler_of_steps = sampler
         if isinstance(dataset, data.IterableDataset):

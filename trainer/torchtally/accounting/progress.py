@@ -1,6 +1,6 @@
 """How far the phases of a run are, over all its starts, and how far they have to go."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,13 @@ class Progress:
         """The position before which an epoch ends, if not that of its order."""
         epochs, end = self.extents[phase]
         return end if epoch == epochs else None
+
+    def unopened(self, opened: Iterable[str]) -> str | None:
+        """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not gone on yet."""
+        for phase, state in self.phases.items():
+            if state.position and state.position.consumed and phase not in opened:
+                return f"{phase} epoch {state.completed + 1} is in progress: call stop() after its loop has gone on"
+        return None
 
     def declare(self, phase: str, found: PhaseState) -> None:
         """Add a phase. Raises Refused if its data or its order is not the run's."""
@@ -102,6 +109,8 @@ class Progress:
                     raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
                 if phase in self.phases and self.phases[phase].end is None:
                     self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
+        if unproven := self.unopened(()):
+            raise Unproven(f"the run is not proved: {unproven}")
         begun = {name: phase for name, phase in self.phases.items() if phase.worlds}
         in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)
         if not begun:

@@ -102,6 +102,12 @@ class Checkpoints:
         self._synchronized = self._saved = time.monotonic()
         self._resumed = self._failed = self._slow = False
         self._commits, self._marks = 0, Marks()
+        self._committed = self._stepped = False  # since the last batch
+        self._hooks = [
+            each.register_step_post_hook(self._has_stepped)
+            for each in objects.values()
+            if isinstance(each, torch.optim.Optimizer)
+        ]
         self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
 
     def resume(self) -> bool:
@@ -146,26 +152,33 @@ class Checkpoints:
         return True
 
     def after_commit(self) -> None:
-        """Save if a checkpoint is due, or if a rank has received a signal to stop. The account's `commit()` calls it.
-
-        Raises:
-            Stopped: A rank has received a signal. All ranks raise it.
-        """
+        """Take note of a commit. The account's `commit()` calls it."""
         if not self._resumed:
             raise Refused("checkpoints: call resume() before the first commit: it continues from a checkpoint if any")
         self._commits += 1
         if self._commits <= _WATCHED:
             self._marks = self._objects.marks()
         self._left -= 1
-        if self._left == 0:
-            self._synchronize()
+        self._committed, self._stepped = True, False
 
     def before_batch(self) -> None:
-        """Check that the last commit came last in its step. The account calls it before it hands out a batch.
+        """Save if a checkpoint is due, or if a rank has received a signal to stop.
+
+        The account calls it before it hands out a batch, and at the end of an epoch: there, the loop is between two
+        steps, and all of its commits are made.
 
         Raises:
-            Refused: An object has changed since the commit. A checkpoint would lack that.
+            Refused: An object has changed since the commit, or an optimizer has stepped. A checkpoint would lack that.
+            Stopped: A rank has received a signal. All ranks raise it.
         """
+        if not self._committed:
+            return
+        self._committed = False
+        if self._stepped:
+            raise Refused(
+                "checkpoints: an optimizer has stepped between commit() and the next batch, and checkpoints would lack "
+                "that: call commit() last in each step"
+            )
         if self._marks:
             marks, self._marks = self._marks, {}
             if name := self._objects.changed(marks):
@@ -173,11 +186,15 @@ class Checkpoints:
                     f"checkpoints: {name!r} has changed between commit() and the next batch, and checkpoints would "
                     "lack that: call commit() last in each step"
                 )
+        if self._left <= 0:
+            self._synchronize()
 
     def close(self, wait: bool = True) -> None:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        for hook in self._hooks:
+            hook.remove()
         if wait:
             self._finish()
         self._thread.shutdown(wait)
@@ -285,6 +302,9 @@ class Checkpoints:
 
     def _lost_since(self, manifest: Manifest) -> int:
         return self._reached.lost_since(manifest.attempt, manifest.consumed) if self._reached else 0
+
+    def _has_stepped(self, *_: Any) -> None:
+        self._stepped = True
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop = number

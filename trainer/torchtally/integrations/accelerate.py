@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
-from torchtally.accounting.loader import Batch
+from torchtally.accounting.collate import Batch
 from torchtally.errors import Refused
 
 
-class _Place(DataLoaderStateMixin):
+class _Place(DataLoaderStateMixin):  # type: ignore[misc]  # it has no types
     """Where a loop is in its loader."""
 
     def __init__(self, accelerator: Accelerator):

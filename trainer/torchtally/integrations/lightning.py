@@ -39,9 +39,7 @@ class AccountCallback(Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         batches = trainer.train_dataloader
         if not isinstance(batches, Epochs) or batches.account is not self._account:
-            raise Refused(
-                "the train_dataloader must be account.batches(...) of the callback's account, and nothing else"
-            )
+            raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
         self._refuse(trainer, batches)
         progress = trainer.fit_loop.epoch_loop.batch_progress
         if not progress.is_last_batch:

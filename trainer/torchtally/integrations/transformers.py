@@ -8,6 +8,7 @@ from torch.utils import data
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from torchtally.accounting.account import Account
+from torchtally.accounting.collate import each_row
 from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.tallied_sampler import TAKEN_OVER
 from torchtally.errors import Refused, Unproven
@@ -49,7 +50,7 @@ class AccountMixin:
                 batch_size=trainer.args.train_batch_size,
                 shuffle=order == "random",
                 contract="padded",
-                **{name: getattr(own, name) for name in TAKEN_OVER},
+                **{name: getattr(own, name) for name in TAKEN_OVER} | {"collate_fn": _declared(own.collate_fn)},
             )
             self._batches = _Batches(self._account.batches("train", loader))
         return self._batches
@@ -82,6 +83,12 @@ class _Skipped(data.IterableDataset[Any]):
         yield from self.epochs
 
 
+def _declared(collate: Any) -> Any:
+    """A collator of the library's own makes one row of each sample; another has to tell."""
+    known = getattr(collate, "__module__", type(collate).__module__).startswith("transformers.")
+    return each_row(collate) if known else collate
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -100,9 +107,10 @@ class _Commits(TrainerCallback):
         self._refuse(args, state, steps)
         if not state.global_step:
             return
-        if _KEY not in state.stateful_callbacks:
+        kept: Any = state.stateful_callbacks  # a dictionary, whatever its type says
+        if _KEY not in kept:
             raise Refused("the checkpoint has no state of the account: it was saved without AccountMixin")
-        self._account.load_state_dict({_KEY: state.stateful_callbacks[_KEY]})
+        self._account.load_state_dict({_KEY: kept[_KEY]})
         epochs, skipped = divmod(state.global_step, steps)
         position = (self._account.completed("train"), len(batches) - batches.epochs.left)
         if (epochs, skipped * args.gradient_accumulation_steps) != position:
@@ -128,7 +136,8 @@ class _Commits(TrainerCallback):
 
     def _keep(self, state: TrainerState) -> None:
         """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
-        state.stateful_callbacks[_KEY] = self._account.state_dict()[_KEY]
+        kept: Any = state.stateful_callbacks
+        kept[_KEY] = self._account.state_dict()[_KEY]
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, steps: int) -> None:
         """Refuse before the first step what cannot fulfil the plan."""

@@ -1,0 +1,176 @@
+"""Libraries that drive the loop go on after kill -9 in the middle of an epoch: each sample once, by the weights alone.
+
+The scripts train a parameter that counts. Their weights are those of an undisturbed run.
+"""
+
+import functools
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounts import alone
+from test_own_scripts import SCRIPTS, started, verified
+
+N, EPOCHS, KILLED = 101, 3, 137  # as scripts/counted.py
+LIGHTNING, TRAINER, ACCELERATE, KERAS = (
+    f"{name}_counted.py" for name in ("lightning", "trainer", "accelerate", "keras")
+)
+ACCUMULATED = {
+    LIGHTNING: '{"accumulate_grad_batches": 4}',
+    TRAINER: '{"gradient_accumulation_steps": 4}',
+    ACCELERATE: "4",
+}
+DEFAULT = {LIGHTNING: "{}", TRAINER: "{}", ACCELERATE: "1", KERAS: "3"}
+
+
+def run(folder: Path, script: str, *arguments: str, world: int = 2, dies: int = 0) -> subprocess.CompletedProcess[str]:
+    """Start a script, whose last rank kills itself in a batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHTALLY_OUTPUT", str(folder))
+        patch.setenv("DIES_IN", str(dies))
+        return started(SCRIPTS / script, str(folder), *arguments, world=world)
+
+
+def found(folder: Path) -> dict[str, Any]:
+    """How often each sample is in the weights, and the hash of the others."""
+    values: dict[str, Any] = json.loads((folder / "found-0.json").read_text())
+    return values
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The outcome of a run that nobody kills."""
+
+    @functools.cache
+    def outcome(script: str, *arguments: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        ended = run(folder, script, *arguments)
+        assert ended.returncode == 0, ended.stderr
+        assert "✓ the proof holds" in verified(ended.stdout)
+        return found(folder)
+
+    return outcome
+
+
+def resumes(folder: Path, script: str, *arguments: str, dies: int, before: int = 2, after: int = 2) -> dict[str, Any]:
+    killed = run(folder, script, *arguments, world=before, dies=dies)
+    assert killed.returncode == KILLED, killed.stderr
+    ended = run(folder, script, *arguments, world=after)
+    assert ended.returncode == 0, ended.stderr
+    assert "✓ the proof holds" in verified(killed.stdout + ended.stdout)
+    return found(folder)
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE, KERAS])
+def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path, undisturbed: Any) -> None:
+    outcome = resumes(tmp_path, script, DEFAULT[script], dies=22)
+    assert outcome == undisturbed(script, DEFAULT[script])
+    once = [EPOCHS + 1, EPOCHS] if script == TRAINER else [EPOCHS]  # its contract is padded: 101 samples, 2 ranks
+    assert sorted(set(outcome["times"]), reverse=True) == once
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
+def test_a_killed_run_that_accumulates_goes_on_at_a_step(script: str, tmp_path: Path, undisturbed: Any) -> None:
+    """In 13 batches there are 4 steps, of which the last has one batch."""
+    arguments = ACCUMULATED[script]
+    assert resumes(tmp_path, script, arguments, dies=32) == undisturbed(script, arguments)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, KERAS])
+def test_other_ranks_share_out_the_rest(script: str, tmp_path: Path) -> None:
+    assert resumes(tmp_path, script, DEFAULT[script], dies=24, before=2, after=3)["times"] == [EPOCHS] * N
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_lightning_saves_between_a_step_and_its_end_or_within_an_accumulation(
+    accumulate: int, tmp_path: Path, undisturbed: Any
+) -> None:
+    arguments = json.dumps({"accumulate_grad_batches": accumulate}) if accumulate > 1 else "{}"
+    assert resumes(tmp_path, LIGHTNING, arguments, "saves", dies=99) == undisturbed(LIGHTNING, arguments)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["validates", "epochs", "manual"])
+def test_lightning_validates_or_saves_once_an_epoch(how: str, tmp_path: Path, undisturbed: Any) -> None:
+    assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}")
+
+
+# What is left out, or is otherwise, ends with a sentence.
+
+
+def script(name: str, folder: str, *arguments: str) -> None:
+    sys.path.insert(0, str(SCRIPTS))
+    sys.argv = [name, folder, *arguments]
+    runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+
+
+COMMIT = "0 of the 26 batches that were handed out are committed; call commit() after optimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code", "sentence"),
+    [
+        (LIGHTNING, ["{}", "no callback"], 3, COMMIT),
+        (LIGHTNING, ["{}", "no batches"], 2, "a library that makes loaders again must receive account.batches(...)"),
+        (LIGHTNING, ["{}", "no loss"], 3, "training_step() returned no loss"),
+        (LIGHTNING, ["{}", "every second step"], 3, "Lightning counted a step that the optimizer has not made"),
+        (
+            LIGHTNING,
+            ['{"max_steps": 20, "max_epochs": -1}'],
+            2,
+            "max_steps=20 and max_epochs=-1 do not make",
+        ),
+        (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan's 3 epochs of train"),
+        (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
+        (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),
+        (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
+        (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),
+        (TRAINER, ["{}", "stops"], 3, "the loop left the epoch in step 4 of 26"),
+        (TRAINER, ['{"max_steps": 20}'], 2, "the Trainer makes 20 steps, and the plan's 3 epochs of train have 78"),
+        (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
+        (TRAINER, ['{"dataloader_drop_last": true}'], 2, "dataloader_drop_last False"),
+        (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
+        (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
+        (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),
+        (KERAS, ["3", "no callback"], 3, COMMIT),
+        (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps must be None"),
+    ],
+)
+def test_half_of_an_adapter_is_no_proof(
+    name: str, arguments: list[str], code: int, sentence: str, tmp_path: Path
+) -> None:
+    ended = alone(script, name, str(tmp_path), *arguments)
+    assert (ended["code"], sentence in ended["err"]) == (code, True), ended["err"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "how", "sentence"),
+    [
+        (LIGHTNING, "not loaded", "is not complete, and this start has not loaded its state"),
+        (TRAINER, "not loaded", "is not complete, and this start has not loaded its state"),
+        (TRAINER, "checkpoint without", "the checkpoint has no state of the account"),
+        (ACCELERATE, "not loaded", "is not complete, and this start has not loaded its state"),
+        (ACCELERATE, "not registered", "is not complete, and this start has not loaded its state"),
+        (ACCELERATE, "skips", "the DataLoader must be what account.loader returned"),
+        (KERAS, "loaded before", "the account's state was not loaded with them"),
+    ],
+)
+def test_a_restart_without_the_state_is_refused(name: str, how: str, sentence: str, tmp_path: Path) -> None:
+    killed = run(tmp_path, name, DEFAULT[name], how, world=1, dies=40)
+    assert killed.returncode == KILLED, killed.stderr
+    ended = run(tmp_path, name, DEFAULT[name], how, world=1)
+    assert (ended.returncode, sentence in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.nightly
+def test_the_hugging_face_trainer_has_no_steps_of_other_ranks(tmp_path: Path) -> None:
+    assert run(tmp_path, TRAINER, dies=32).returncode == KILLED
+    ended = run(tmp_path, TRAINER, world=1)
+    assert ended.returncode == 2
+    assert "the Trainer would go on after 1 epochs and 4 steps, and the account after 2 epochs" in ended.stderr

@@ -1,0 +1,126 @@
+"""Keras' fit: its optimizer's steps are commits, and its files of weights hold the account's state."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from torch.utils import data
+
+from torchtally.accounting.account import Account
+from torchtally.accounting.epochs import Epochs
+from torchtally.errors import Refused
+
+_KEY = "torchtally"  # in a file of weights
+
+
+class Batches(data.DataLoader[Any]):
+    """What `fit` takes as `x`, from `account.batches(...)`.
+
+    It has the length of a whole epoch. Without one, `fit` would take that of the first, which a resume can begin in its
+    middle.
+    """
+
+    def __init__(self, epochs: Epochs):
+        super().__init__(range(len(epochs)), batch_size=None)  # type: ignore[arg-type]  # fit() requires a DataLoader
+        self.epochs = epochs
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(self.epochs)
+
+
+class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits after each step of `fit`, and keeps the account's state in all files of weights of the model.
+
+    Create it before weights are loaded. `fit` begins with the epoch in progress.
+
+    Args:
+        account: Its phase "train" is what `fit` trains on.
+        model: The compiled model that `fit` trains.
+
+    Raises:
+        Refused: The optimizer leaves out steps.
+    """
+
+    def __init__(self, account: Account, model: keras.Model):
+        super().__init__()
+        self._account, self._loaded = account, False
+        self._committed: int | None = None  # the optimizer's iterations by then
+        object.__setattr__(model, "torchtally", _State(self))  # Keras itself adds no layer to a model that is built
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise Refused("mixed_float16 leaves out steps whose gradients overflow: use mixed_bfloat16")
+        if model.optimizer.gradient_accumulation_steps:
+            raise Refused(
+                "gradient_accumulation_steps must be None: Keras saves the gradients of batches that are handed out "
+                "again after a resume"
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._committed = int(self.model.optimizer.iterations)
+        if self._committed and not self._loaded:
+            raise Refused(
+                f"the weights have {self._committed} steps, and the account's state was not loaded with them: make the "
+                "AccountCallback before load_weights() and before callbacks that load, or compile the model anew"
+            )
+        self.model._initial_epoch = self._account.completed("train")  # as keras' BackupAndRestore does
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch != (completed := self._account.completed("train")):
+            raise Refused(f"fit() begins epoch {epoch}, counted from 0, and the account has completed {completed}")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.commit()
+
+    def commit(self) -> None:
+        """Count what is in the weights now."""
+        if self._committed is not None and int(self.model.optimizer.iterations) > self._committed:
+            self._committed = int(self.model.optimizer.iterations)
+            self._account.commit()
+
+    def save(self, store: Any) -> None:
+        """Keep the state in a file of weights: also where a callback saves them before this one has committed."""
+        self.commit()
+        store[_KEY] = np.frombuffer(self._account.state_dict()[_KEY].encode(), np.uint8)
+
+    def load(self, store: Any) -> None:
+        """Go on with the state of a file of weights."""
+        if _KEY not in store:
+            raise Refused("the file of weights has no state of the account: it was saved without an AccountCallback")
+        self._account.load_state_dict({_KEY: np.array(store[_KEY]).tobytes().decode()})
+        self._loaded = True
+
+
+class _State(keras.layers.Layer):  # type: ignore[misc]
+    """A layer without weights: Keras saves and loads what it has."""
+
+    def __init__(self, callback: AccountCallback):
+        super().__init__()
+        self._save, self._load = callback.save, callback.load
+        self.built = True
+
+    def save_own_variables(self, store: Any) -> None:
+        self._save(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        self._load(store)
+
+
+class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
+    """Keras' own for several ranks: rank 0 writes, and all read. The folder must be one that all ranks share.
+
+    Args:
+        account: Knows the rank.
+        arguments: Those of Keras. `double_checkpoint=True` keeps a file that is not cut off by a kill.
+    """
+
+    def __init__(self, account: Account, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._leads = account.rank == 0
+
+    def _save_model(self) -> None:
+        if self._leads:
+            super()._save_model()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._leads:
+            super().on_train_end(logs)
