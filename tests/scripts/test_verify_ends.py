@@ -34,7 +34,7 @@ def shown(lines: list[Line]) -> list[str]:
 
 
 @st.composite
-def ended(draw: st.DrawFn) -> tuple[list[Line], list[World], Ends]:
+def ended(draw: st.DrawFn, contracts: st.SearchStrategy[str] = contracts) -> tuple[list[Line], list[World], Ends]:
     """The lines of a faithful run over several starts that ended before its order did, its worlds, and its ends."""
     n, epochs = draw(st.integers(1, 60), "n"), draw(st.integers(1, 3), "epochs")
     ends = {"train": (draw(st.integers(1, epochs)), draw(st.integers(0, n - 1)))}
@@ -81,7 +81,7 @@ def rows(lines: list[Line]) -> list[Line]:
 
 
 @settings(deadline=None, max_examples=300)
-@given(ended(), st.data())
+@given(ended(st.sampled_from(["exact", "padded"])), st.data())  # a whole epoch without its last is an end, too
 def test_any_other_end_breaks_the_proof(run: tuple[list[Line], list[World], Ends], data: st.DataObject) -> None:
     lines, worlds, ends = run
     phase = data.draw(st.sampled_from(sorted(ends)))
@@ -96,8 +96,7 @@ def test_any_other_end_breaks_the_proof(run: tuple[list[Line], list[World], Ends
         changed["phases"][phase]["end"] = list(other)
     else:
         del changed["phases"][phase]["end"]
-    if stated["contract"] != "drop_last":  # of which a whole epoch may be the same samples
-        assert not verdict([changed]).holds
+    assert not verdict([changed]).holds
     assert not verdict([*lines, changed]).holds
     ending = [each for each in lines if (each["phase"], each["epoch"]) == (phase, ends[phase][0])]
     if other and ending and max(1, ending[0]["start"]) <= other[1] != ends[phase][1]:  # else they are no lines
@@ -155,6 +154,14 @@ def test_the_row_and_the_sentence_name_what_was_consumed() -> None:
         f"test 0 of 2 epochs, model {bruteforce.MODEL}; stopped: patience; "
         "1 sample consumed by steps that no checkpoint kept was discarded and does not count"
     ]
+
+
+@pytest.mark.parametrize("contract", ["exact", "padded", "drop_last"])
+def test_whatever_the_contract_each_sample_before_an_end_counts_once(contract: str) -> None:
+    lines = bruteforce.run(contract=contract, ends={"train": (2, 33)})
+    last = bruteforce.last(lines, ends={"train": (2, 33)}, stopped=REASON)
+    for each in [*lines, last], [last], lines:
+        assert sentences(each) == []
 
 
 def test_json_says_why() -> None:
@@ -221,6 +228,14 @@ def test_lines_that_contradict_its_end() -> None:
     assert f"{said} exact make 99" in found(end=[2, 39])
     said = "train: the last line's digest is not that of epochs 1-2, the last one before position 39, of N 60 under"
     assert any(each.startswith(said) for each in found(end=[2, 39], consumed=99))
+
+
+def test_the_lines_of_a_phase_that_ended_add_up_to_its_digest() -> None:
+    last = copy.deepcopy(STOPPED_LAST)
+    words = bruteforce.decoded(last["phases"]["train"]["digest"])
+    last["phases"]["train"]["digest"] = bruteforce.encoded([*words[:-1], words[-1] + 1])
+    said = "train: the last line's digest is not the sum of the lines of all ranks together: it differs in I_3"
+    assert said in sentences([*STOPPED, last])
 
 
 def test_lines_of_a_phase_that_it_says_had_not_begun() -> None:
