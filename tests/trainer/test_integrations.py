@@ -110,6 +110,12 @@ def test_a_plan_in_steps_goes_on_in_its_last_epoch(script: str, tmp_path: Path, 
     assert sum(outcome["times"]) == (2 * N + 7 * 8 if script == LIGHTNING else 2 * (N + 1) + 7 * 8)
 
 
+def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> None:
+    ended = alone(script, KERAS, str(tmp_path), "20", "best")
+    assert ended["code"] == 0, ended["err"]
+    assert "✓ every sample exactly once" in ended["out"]
+
+
 # What is left out, or is otherwise, ends with a sentence.
 
 
@@ -144,6 +150,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (TRAINER, ['{"max_steps": 20}'], 2, "the Trainer makes 20 steps, which is not the plan of train"),
         (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
         (TRAINER, ['{"dataloader_drop_last": true}'], 2, "dataloader_drop_last False"),
+        (TRAINER, ["{}", "untold"], 2, "the collate_fn together returned a dict, which does not tell which samples"),
         (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
         (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
         (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),

@@ -410,7 +410,7 @@ class Account:
         return replace(sampler.shard, start=0, end=self._progress.end(phase, epoch)).steps(sampler.batch)
 
     def skipped(self, phase: str) -> int:
-        """Return the number of steps of a phase's next epoch that a loaded state has, so that they are not made again."""
+        """Return the number of steps of a phase's next epoch that a loaded state has, which are not made again."""
         epoch = self.completed(phase) + 1
         steps, sampler, (start, skip) = self.steps(phase, epoch), self._samplers[phase], self._place(phase)
         shard = replace(sampler.shard, start=start, end=self._progress.end(phase, epoch))
