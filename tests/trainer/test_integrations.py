@@ -100,6 +100,22 @@ def test_lightning_validates_or_saves_once_an_epoch(how: str, tmp_path: Path, un
     assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}")
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER])
+def test_a_plan_in_steps_goes_on_in_its_last_epoch(script: str, tmp_path: Path, undisturbed: Any) -> None:
+    """Of 33 steps, 7 are in the third epoch."""
+    arguments = ('{"max_steps": 33, "max_epochs": -1}' if script == LIGHTNING else '{"max_steps": 33}', "steps")
+    outcome = resumes(tmp_path, script, *arguments, dies=32)
+    assert outcome == undisturbed(script, *arguments)
+    assert sum(outcome["times"]) == (2 * N + 7 * 8 if script == LIGHTNING else 2 * (N + 1) + 7 * 8)
+
+
+def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> None:
+    ended = alone(script, KERAS, str(tmp_path), "20", "best")
+    assert ended["code"] == 0, ended["err"]
+    assert "✓ every sample exactly once" in ended["out"]
+
+
 # What is left out, or is otherwise, ends with a sentence.
 
 
@@ -123,17 +139,18 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
             LIGHTNING,
             ['{"max_steps": 20, "max_epochs": -1}'],
             2,
-            "max_steps=20 and max_epochs=-1 do not make",
+            "max_epochs=-1 and max_steps=20 do not make",
         ),
-        (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan's 3 epochs of train"),
+        (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
         (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
         (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),
         (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
         (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),
         (TRAINER, ["{}", "stops"], 3, "the loop left the epoch in step 4 of 26"),
-        (TRAINER, ['{"max_steps": 20}'], 2, "the Trainer makes 20 steps, and the plan's 3 epochs of train have 78"),
+        (TRAINER, ['{"max_steps": 20}'], 2, "the Trainer makes 20 steps, which is not the plan of train"),
         (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
         (TRAINER, ['{"dataloader_drop_last": true}'], 2, "dataloader_drop_last False"),
+        (TRAINER, ["{}", "untold"], 2, "the collate_fn together returned a dict, which does not tell which samples"),
         (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
         (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
         (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),

@@ -68,7 +68,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     (indices, inputs), label = data[0]
     model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))
     batches = Batches(account.batches("train", account.loader("train", data, batch_size=SIZE, num_workers=1)))
-    backup = BackupAndRestore(account, folder / "backup", save_freq=every, double_checkpoint=True)
+    options = {"save_freq": every, "double_checkpoint": True, "delete_checkpoint": how != "best"}
+    backup = BackupAndRestore(account, folder / "backup", **options)
     if how == "loaded before":
         model.optimizer.build(model.trainable_variables)
         model.load_weights(folder / "backup/latest.weights.h5") if (folder / "backup").exists() else None
@@ -76,6 +77,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     if how == "loaded before":
         callbacks = callbacks[1:] if (folder / "backup").exists() else callbacks
     model.fit(batches, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
+    if how == "best":  # the weights of a step before the last
+        model.load_weights(folder / "backup/latest.weights.h5")
     found = nn.Module()
     found.counts, found.model = nn.Embedding(N, 1), model.hidden
     found.counts.weight.data = model.counts.embeddings.value.detach().clone()

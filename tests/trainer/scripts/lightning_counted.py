@@ -16,7 +16,7 @@ import torch.distributed as dist
 from counted import DATA, EPOCHS, SIZE, Death, Model, report
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from torchtally import Account
+from torchtally import Account, Steps
 from torchtally.integrations.lightning import AccountCallback
 
 
@@ -65,7 +65,8 @@ FOLDER = Path(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
-with Account(task="counted", plan={"train": EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})) as ACCOUNT:
+planned = {"train": Steps(33) if how == "steps" else EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})
+with Account(task="counted", plan=planned) as ACCOUNT:
     batches = ACCOUNT.batches("train", ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1))
     tests = None
     if how == "validates":

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from torchtally import Account
+from torchtally import Account, Steps, each_row
 from torchtally.integrations.transformers import AccountMixin
 
 
@@ -54,7 +54,7 @@ folder = Path(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
-with Account(task="counted", plan={"train": EPOCHS}) as account:
+with Account(task="counted", plan={"train": Steps(33) if how == "steps" else EPOCHS}) as account:
     model = Counted()
     arguments = TrainingArguments(
         **{
@@ -78,7 +78,7 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
         model=model,
         args=arguments,
         train_dataset=DATA,
-        data_collator=together,
+        data_collator=together if how == "untold" else each_row(together),
         optimizers=(optimizer, LambdaLR(optimizer, lambda _: 1)),
         callbacks=[Stops()] * (how == "stops"),
         **({} if without else {"account": account}),

@@ -403,12 +403,18 @@ class Account:
             self._open[phase].end()
             self._close(self._open[phase])
 
-    def left(self, phase: str) -> int:
-        """Return the number of steps of a phase's next epoch, or of what is left of the one that a state has begun."""
+    def steps(self, phase: str, epoch: int) -> int:
+        """Return the number of steps of an epoch of the plan. The last one of a plan in steps can have fewer."""
         self._progress.measure(self._samplers)
-        sampler, (start, skip) = self._samplers[phase], self._place(phase)
-        end = self._progress.end(phase, self.completed(phase) + 1)
-        return replace(sampler.shard, start=start, end=end).steps(sampler.batch) - skip
+        sampler = self._samplers[phase]
+        return replace(sampler.shard, start=0, end=self._progress.end(phase, epoch)).steps(sampler.batch)
+
+    def skipped(self, phase: str) -> int:
+        """Return the number of steps of a phase's next epoch that a loaded state has, which are not made again."""
+        epoch = self.completed(phase) + 1
+        steps, sampler, (start, skip) = self.steps(phase, epoch), self._samplers[phase], self._place(phase)
+        shard = replace(sampler.shard, start=start, end=self._progress.end(phase, epoch))
+        return steps - (shard.steps(sampler.batch) - skip)
 
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out, for a library that has set its own."""

@@ -1,5 +1,6 @@
 """One epoch after another, for a library that drives the loop."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,14 @@ class Epochs:
         return self._steps
 
     @property
-    def left(self) -> int:
-        """Number of batches of the epoch that the next `iter()` begins."""
-        return self.account.left(self.phase)
+    def skipped(self) -> int:
+        """Number of batches that the next `iter()` leaves out, as a loaded state has them."""
+        return self.account.skipped(self.phase)
+
+    def optimizer_steps(self, accumulated: int) -> int:
+        """Number of optimizer steps of the plan if each takes so many batches, or what is left of an epoch."""
+        epochs = range(1, self.account.plan[self.phase] + 1)
+        return sum(math.ceil(self.account.steps(self.phase, epoch) / accumulated) for epoch in epochs)
 
     def state_dict(self) -> dict[str, str]:
         """Return `Account.state_dict()`."""

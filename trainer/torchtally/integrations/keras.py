@@ -84,6 +84,8 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def load(self, store: Any) -> None:
         """Go on with the state of a file of weights."""
+        if self._committed is not None and self._account.completed("train") == self._account.plan["train"]:
+            return  # the best weights, after the training
         if _KEY not in store:
             raise Refused("the file of weights has no state of the account: it was saved without an AccountCallback")
         self._account.load_state_dict({_KEY: np.array(store[_KEY]).tobytes().decode()})

@@ -1,6 +1,5 @@
 """Lightning: its Trainer counts the batches, and its checkpoints hold the account's state."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +43,7 @@ class AccountCallback(Callback):
         progress = trainer.fit_loop.epoch_loop.batch_progress
         if not progress.is_last_batch:
             # Batches that no step has used yet are handed out again, and other ranks share out the rest otherwise.
-            again = progress.current.ready - (len(batches) - batches.left)
+            again = progress.current.ready - batches.skipped
             for name in ("ready", "started", "processed", "completed"):
                 setattr(progress.current, name, getattr(progress.current, name) - again)
         self._committed = trainer.global_step
@@ -85,7 +84,7 @@ class AccountCallback(Callback):
     def _refuse(self, trainer: Trainer, batches: Epochs) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
         planned = self._account.plan[batches.phase]
-        steps = planned * math.ceil(len(batches) / trainer.accumulate_grad_batches)
+        steps = batches.optimizer_steps(trainer.accumulate_grad_batches)
         if trainer.ckpt_path and not self._loaded:
             raise Refused(f"{trainer.ckpt_path} has no state of the account: it was saved without the AccountCallback")
         if trainer.scaler is not None:
@@ -95,10 +94,10 @@ class AccountCallback(Callback):
                 f"the Trainer would take {trainer.num_training_batches} of the {len(batches)} batches of an epoch: "
                 "limit_train_batches, overfit_batches and fast_dev_run must be their defaults"
             )
-        if trainer.max_steps not in (-1, steps) or (trainer.max_epochs or -1) not in (-1, planned):
+        if (trainer.max_epochs, trainer.max_steps) not in ((planned, -1), (planned, steps), (-1, steps)):
             raise Refused(
-                f"max_steps={trainer.max_steps} and max_epochs={trainer.max_epochs} do not make the plan's {planned} "
-                f"epochs of {batches.phase}, which have {steps} steps: pass max_epochs={planned}"
+                f"max_epochs={trainer.max_epochs} and max_steps={trainer.max_steps} do not make the plan of "
+                f"{batches.phase}: pass max_epochs={planned}, or max_steps={steps}"
             )
 
 

@@ -8,7 +8,7 @@ from torch.utils import data
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.collate import each_row
+from torchtally.accounting.collate import EachRow, each_row
 from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.tallied_sampler import TAKEN_OVER
 from torchtally.errors import Refused, Unproven
@@ -79,14 +79,15 @@ class _Skipped(data.IterableDataset[Any]):
         self.epochs = epochs
 
     def __iter__(self) -> Iterator[Any]:
-        yield from [None] * (len(self.epochs) - self.epochs.left)
+        yield from [None] * self.epochs.skipped
         yield from self.epochs
 
 
 def _declared(collate: Any) -> Any:
     """A collator of the library's own makes one row of each sample; another has to tell."""
-    known = getattr(collate, "__module__", type(collate).__module__).startswith("transformers.")
-    return each_row(collate) if known else collate
+    own = getattr(collate, "data_collator", collate)  # in what removes columns, which hides the samples' indices
+    module = getattr(own, "__module__", type(own).__module__)
+    return each_row(collate) if isinstance(own, EachRow) or module.startswith("transformers.") else own
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -103,16 +104,15 @@ class _Commits(TrainerCallback):
         batches: Any = others["train_dataloader"]
         if not isinstance(batches, _Batches):
             raise Refused("get_train_dataloader() must return what AccountMixin returns: list it first of the bases")
-        steps = math.ceil(len(batches) / args.gradient_accumulation_steps)
-        self._refuse(args, state, steps)
+        self._refuse(args, state, batches.epochs)
         if not state.global_step:
             return
         kept: Any = state.stateful_callbacks  # a dictionary, whatever its type says
         if _KEY not in kept:
             raise Refused("the checkpoint has no state of the account: it was saved without AccountMixin")
         self._account.load_state_dict({_KEY: kept[_KEY]})
-        epochs, skipped = divmod(state.global_step, steps)
-        position = (self._account.completed("train"), len(batches) - batches.epochs.left)
+        epochs, skipped = divmod(state.global_step, math.ceil(len(batches) / args.gradient_accumulation_steps))
+        position = (self._account.completed("train"), batches.epochs.skipped)
         if (epochs, skipped * args.gradient_accumulation_steps) != position:
             raise Refused(
                 f"the Trainer would go on after {epochs} epochs and {skipped} steps, and the account after "
@@ -139,13 +139,13 @@ class _Commits(TrainerCallback):
         kept: Any = state.stateful_callbacks
         kept[_KEY] = self._account.state_dict()[_KEY]
 
-    def _refuse(self, args: TrainingArguments, state: TrainerState, steps: int) -> None:
+    def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Epochs) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
-        planned = self._account.plan["train"]
-        if state.max_steps != planned * steps:
+        steps = epochs.optimizer_steps(args.gradient_accumulation_steps)
+        if state.max_steps != steps:
             raise Refused(
-                f"the Trainer makes {state.max_steps} steps, and the plan's {planned} epochs of train have "
-                f"{planned * steps}: pass num_train_epochs={planned} without max_steps"
+                f"the Trainer makes {state.max_steps} steps, which is not the plan of train: pass "
+                f"num_train_epochs={self._account.plan['train']}, or max_steps={steps}"
             )
         if args.ignore_data_skip:
             raise Refused("ignore_data_skip must be False: the account needs no time to skip")
