@@ -65,6 +65,8 @@ class Progress:
             if sampler is None and not isinstance(planned, int):
                 raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
             whole = replace(sampler.shard, start=0, end=None) if sampler else Shard(n=1, rank=0, world=1)
+            if not whole.total and not isinstance(planned, int):
+                raise Refused(f"{phase} has no sample: {whole.n} for {whole.world} ranks, contract {whole.contract}")
             self.extents[phase] = extent(planned, whole, sampler.batch if sampler else 1)
 
     def close(self, line: Mapping[str, Any]) -> None:
