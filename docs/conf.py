@@ -1,9 +1,11 @@
 """The documentation's site, by Sphinx: `make docs-site` writes it to build/docs."""
 
+import os
 import sys
 import tomllib
 from pathlib import Path
 
+os.environ["KERAS_BACKEND"] = "torch"  # autodoc imports Keras' adapter
 DOCS = Path(__file__).parent
 sys.path.append(str(DOCS / "_extensions"))
 
