@@ -14,7 +14,7 @@ LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
 
 # More than there are cores, because many tests wait.
-TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+TEST_PROCESSES ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 TEST_OPTIONS = -m 'not nightly' --numprocesses $(TEST_PROCESSES)
 
 .PHONY: help

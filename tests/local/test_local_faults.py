@@ -257,17 +257,21 @@ def fill_the_folder(training: Training) -> None:
 FAULTS = [
     Fault("kill -9 the trainer in the master", "OnFailure", partial(kill_the_trainer, MASTER), nightly=True),
     Fault("kill -9 the trainer in a worker", "ExitCode", partial(kill_the_trainer, WORKER)),
-    Fault("kill -9 a worker's agent, at rendezvous", "OnFailure", kill_at_rendezvous),
+    Fault("kill -9 a worker's agent, at rendezvous", "OnFailure", kill_at_rendezvous, nightly=True),
     Fault("delete the master pod, at rendezvous", "ExitCode", delete_at_rendezvous),
     Fault("delete a worker pod", "OnFailure", partial(delete, WORKER), nightly=True),
     Fault("delete the master pod", "ExitCode", partial(delete, MASTER), nightly=True),
     Fault("kill -9 the trainer in the master, during a save", "OnFailure", kill_during_a_save, nightly=True),
     Fault(
-        "kill -9 the trainer in the master, after the last step", "ExitCode", kill_after_the_last_step, next_step=None
+        "kill -9 the trainer in the master, after the last step",
+        "ExitCode",
+        kill_after_the_last_step,
+        next_step=None,
+        nightly=True,
     ),
     Fault("kill -9 the master pod, after model.pt", "OnFailure", kill_after_the_end, next_step=None),
     Fault("SIGTERM to a worker", "ExitCode", ask_the_agent_to_end),
-    Fault("kill -9 a worker's trainer, then the master's agent", "ExitCode", kill_twice),
+    Fault("kill -9 a worker's trainer, then the master's agent", "ExitCode", kill_twice, nightly=True),
     Fault("freeze a pod for 5 s", "OnFailure", freeze, restarts=False, next_step=events.Epoch, nightly=True),
     Fault("suspend the job, and resume it", "OnFailure", suspend, nightly=True),
     Fault(

@@ -129,7 +129,14 @@ def everywhere(rank: int, world: int, store: Store, folder: Path, options: Train
 
 
 @pytest.mark.parametrize(
-    ("world", "all_reduce"), [(1, "float32"), (2, "float32"), (3, "float32"), (4, "float32"), (3, "bfloat16")]
+    ("world", "all_reduce"),
+    [
+        (1, "float32"),
+        (2, "float32"),
+        (3, "bfloat16"),
+        pytest.param(3, "float32", marks=pytest.mark.nightly),
+        pytest.param(4, "float32", marks=pytest.mark.nightly),
+    ],
 )
 def test_interrupted_anywhere_it_ends_with_the_same_bits(world: int, all_reduce: AllReduce, tmp_path: Path) -> None:
     options = dataclasses.replace(OPTIONS, all_reduce=all_reduce)

@@ -97,19 +97,25 @@ def killed(folder: Path, moment: str, victim: int) -> Loop:
     return loop
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return checkpointed.run(2, checkpointed.whole, tmp_path_factory.mktemp("undisturbed"))
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("moment", ["while files are written", "between files and manifest", "after the manifest"])
-def test_a_killed_rank_leaves_the_newest_whole_checkpoint(moment: str, victim: int, tmp_path: Path) -> None:
-    expected = checkpointed.run(2, checkpointed.whole, tmp_path / "other")
+def test_a_killed_rank_leaves_the_newest_whole_checkpoint(
+    moment: str, victim: int, tmp_path: Path, undisturbed: list[Found]
+) -> None:
     with pytest.raises(AssertionError, match="died without a word"):
-        checkpointed.run(2, killed, tmp_path / "here", moment, victim)
-    found = checkpointed.run(2, checkpointed.whole, tmp_path / "here")
+        checkpointed.run(2, killed, tmp_path, moment, victim)
+    found = checkpointed.run(2, checkpointed.whole, tmp_path)
     whole = moment == "after the manifest"
     (resumed,) = of(events.Resumed, found[0])
     assert (resumed["position"], resumed["discarded"]) == ((40, 0) if whole else (16, 24))
     assert ("it was not written to its end" in found[0].err) is not whole
     assert [each.count for each in found] == [COMPLETE] * 2
-    assert [each.bits for each in found] == [each.bits for each in expected]
+    assert [each.bits for each in found] == [each.bits for each in undisturbed]
 
 
 # In the background.

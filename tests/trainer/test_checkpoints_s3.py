@@ -47,7 +47,9 @@ def test_another_number_of_ranks_goes_on_where_the_others_stood(port: int) -> No
         assert found.count == COMPLETE
 
 
-@pytest.mark.parametrize("moment", ["while files are written", "between files and manifest"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("while files are written", marks=pytest.mark.nightly), "between files and manifest"]
+)
 def test_a_killed_rank_leaves_the_newest_whole_checkpoint(moment: str, port: int) -> None:
     """Without a rename in the store, it is the manifest that makes a checkpoint whole."""
     with pytest.raises(AssertionError, match="died without a word"):

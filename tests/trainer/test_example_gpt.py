@@ -65,7 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return whole(tmp_path_factory.mktemp("undisturbed") / "gpt", 2)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_killed_gpt_goes_on_where_its_weights_stand(world: int, tmp_path: Path, undisturbed: str) -> None:
     first = killed(tmp_path / "gpt", 2, after=2)
     second = whole(tmp_path / "gpt", world)

@@ -73,7 +73,9 @@ def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path,
     assert sorted(set(outcome["times"]), reverse=True) == once
 
 
-@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
+@pytest.mark.parametrize(
+    "script", [TRAINER, *(pytest.param(each, marks=pytest.mark.nightly) for each in (LIGHTNING, ACCELERATE))]
+)
 def test_a_killed_run_that_accumulates_goes_on_at_a_step(script: str, tmp_path: Path, undisturbed: Any) -> None:
     """In 13 batches there are 4 steps, of which the last has one batch."""
     arguments = ACCUMULATED[script]
@@ -86,7 +88,7 @@ def test_other_ranks_share_out_the_rest(script: str, tmp_path: Path) -> None:
     assert resumes(tmp_path, script, DEFAULT[script], dies=24, before=2, after=3)["times"] == [EPOCHS] * N
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_lightning_saves_between_a_step_and_its_end_or_within_an_accumulation(
     accumulate: int, tmp_path: Path, undisturbed: Any
 ) -> None:

@@ -35,6 +35,7 @@ class Server:
         places = ["--artifacts-destination", str(self._folder / "artifacts"), "--host", "127.0.0.1"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", *where, *places],
+            env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # six processes, which no run needs
             stdout=(self._folder / "server.log").open("w"),
             stderr=subprocess.STDOUT,
             start_new_session=True,

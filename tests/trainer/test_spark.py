@@ -228,11 +228,13 @@ def test_a_stopped_driver_ends_its_ranks_on_the_cluster(
     sparkcluster.wait_for("its ranks to end", lambda: not ranks_of(cluster.folder))
 
 
+@pytest.mark.nightly
 def test_more_processes_than_slots(environment: dict[str, str], tmp_path: Path) -> None:
     ended = spark(environment, tmp_path, None, "--master", "local[2]", "--processes", "3", "--wait", "1", *SMALL)
     assert_one_sentence(ended, 2, "--processes 3 must be at most 2, the slots that local[2] offers")
 
 
+@pytest.mark.nightly
 def test_executors_without_torchtally(environment: dict[str, str], tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     bare = environment | {"PYSPARK_PYTHON": str(tmp_path / "bare/bin/python")}
@@ -240,6 +242,7 @@ def test_executors_without_torchtally(environment: dict[str, str], tmp_path: Pat
     assert_one_sentence(ended, 2, "the executor ", "lacks torchtally, torch, pandas, pyarrow")
 
 
+@pytest.mark.nightly
 @pytest.mark.cold  # its ranks are found by their command lines
 def test_a_stopped_driver_ends_its_ranks(environment: dict[str, str], fashion_mnist: Path, tmp_path: Path) -> None:
     arguments = [*SMALL, "--epochs", "100000", "--data", str(fashion_mnist)]

@@ -9,10 +9,14 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from torchtally.proof import digest
 from torchtally.proof.digest import POWERS, Digest
-from torchtally.proof.modular import P
+from torchtally.proof.modular import P, multiply
 from torchtally.proof.shards import Progression
+
+_SEARCHED = 1 << 17  # positions that are tried one by one, in the time of one factorization
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ def explain(difference: Digest, shard: Progression, n: int, g: int) -> list[Stre
 
 
 def _as_points(difference: Digest, n: int) -> list[Stretch] | None:
-    points = _sparse(difference.words[:POWERS])
-    if points is None or not all(1 <= x <= n for x in points):
+    points = _sparse(difference.words[:POWERS], n)
+    if points is None:
         return None
     return [Stretch(Progression(x - 1, 1, 1), times) for x, times in sorted(points.items())]
 
@@ -54,8 +58,8 @@ def _as_runs(difference: Digest, shard: Progression) -> list[Stretch] | None:
         sum(math.comb(k, i) * pow(shift, k - i, P) * pow(scale, i, P) * difference.words[i] for i in range(k + 1)) % P
         for k in range(POWERS)
     ]
-    ends = _sparse([sum(math.comb(k, j) * sums[j] for j in range(k)) % P for k in range(POWERS + 1)])
-    if ends is None or not all(1 <= y <= shard.count + 1 for y in ends):
+    ends = _sparse([sum(math.comb(k, j) * sums[j] for j in range(k)) % P for k in range(POWERS + 1)], shard.count + 1)
+    if ends is None:
         return None
     runs, times = [], 0
     for u, v in pairwise(sorted(ends)):
@@ -65,14 +69,17 @@ def _as_runs(difference: Digest, shard: Progression) -> list[Stretch] | None:
     return runs
 
 
-def _sparse(sums: list[int] | tuple[int, ...]) -> dict[int, int] | None:
-    """{x: c} with Σ c xᵏ = sums[k] for all k, of at most len(sums) // 2 points; None if there is none so small."""
+def _sparse(sums: list[int] | tuple[int, ...], highest: int) -> dict[int, int] | None:
+    """{x: c} with Σ c xᵏ = sums[k] for all k, of at most len(sums) // 2 points x from 1 to `highest`.
+
+    None if there is no such set of points.
+    """
     locator = _shortest_recurrence(sums)
     size = len(locator) - 1
     if not 0 < size <= len(sums) // 2 or not locator[-1]:
         return None
-    roots = _roots(locator)
-    if roots is None:
+    roots = _search(locator, highest) if highest <= _SEARCHED else _roots(locator)
+    if len(roots) < size or not all(1 <= x <= highest for x in roots):
         return None
     from sympy import GF
     from sympy.polys.matrices import DomainMatrix
@@ -104,16 +111,28 @@ def _shortest_recurrence(sums: list[int] | tuple[int, ...]) -> list[int]:
     return c[: length + 1] + [0] * (length + 1 - len(c))
 
 
-def _roots(polynomial: list[int]) -> list[int] | None:
-    """All roots mod p of a polynomial (highest coefficient first), if they are as many as its degree."""
+def _search(polynomial: list[int], highest: int) -> list[int]:
+    """Its roots mod p (highest coefficient first) from 1 to `highest`, by trying each.
+
+    Chien, "Cyclic decoding procedures for Bose-Chaudhuri-Hocquenghem codes", IEEE Trans. Inf. Theory 10, 1964.
+    """
+    x = np.arange(1, highest + 1, dtype=np.uint64)
+    value = np.zeros_like(x)
+    for coefficient in polynomial:
+        value = (multiply(value, x) + np.uint64(coefficient)) % np.uint64(P)
+    return [int(root) for root in x[value == 0]]
+
+
+def _roots(polynomial: list[int]) -> list[int]:
+    """All roots mod p of a polynomial (highest coefficient first), if they are as many as its degree; or none."""
     from sympy import ZZ  # here: it takes a second to import, and a proof that holds needs none of it
     from sympy.polys import galoistools as gf
 
     monic = [ZZ(value) for value in polynomial]
     if not gf.gf_sqf_p(monic, P, ZZ):
-        return None
+        return []
     # Factors of degree 1 alone: those of gcd(xᵖ - x, polynomial).
     frobenius = gf.gf_pow_mod([ZZ(1), ZZ(0)], P, monic, P, ZZ)
     if gf.gf_rem(gf.gf_sub(frobenius, [ZZ(1), ZZ(0)], P, ZZ), monic, P, ZZ):
-        return None
+        return []
     return [int(-factor[1] % P) for factor in gf.gf_edf_zassenhaus(monic, 1, P, ZZ)]
