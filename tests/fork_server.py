@@ -195,20 +195,26 @@ def serve(channel: socket.socket) -> Program:
         if not first:
             os._exit(0)
         request = json.loads(_received(channel, *struct.unpack("I", first)))
+        ready, own = os.pipe()
         between = os.fork()
         if between == 0:
-            if os.fork():
+            if pid := os.fork():
+                os.write(own, struct.pack("I", pid))
                 os._exit(0)  # so the caller adopts the process
             while os.getppid() != request["parent"]:
                 time.sleep(0.0005)
             program = Program(**request.pop("program"))
-            _become(request, files)
-            channel.sendall(struct.pack("I", os.getpid()))
             channel.close()
+            _become(request, files)
+            os.close(ready)
+            os.close(own)
             return program
-        os.waitpid(between, 0)
-        for each in files:
+        for each in (own, *files):
             os.close(each)
+        os.waitpid(between, 0)
+        with os.fdopen(ready, "rb") as told:
+            answer = told.read()  # to its end: the process is ready, or has been killed
+        channel.sendall(answer)
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:

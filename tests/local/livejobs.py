@@ -24,7 +24,6 @@ from torchtally import events
 Engine = processes.Processes | containers.Containers
 Part = Callable[[psutil.Process], list[psutil.Process]]  # of a pod's shim
 Event = TypeVar("Event", bound=events.Event)
-ENTRY = "torchtally.cli"
 LIMIT = 240.0  # seconds for anything to come
 
 

@@ -19,15 +19,16 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import failpoint
 import fork_server
 import psutil
 import pytest
 from fault_table import Row, last, lost_and_doubled, record
-from livejobs import ENTRY, LIMIT, Live, Over, Part, agent, rank
+from livejobs import LIMIT, Live, Part, agent, rank
 from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
 
 from local.controller import Controller, Outcome
-from torchtally import events
+from torchtally import atomic_file, events
 from torchtally.environment import Places
 
 pytestmark = pytest.mark.timeout(600)
@@ -44,7 +45,7 @@ def document(output: Path, policy: str, variables: Mapping[str, str]) -> Object:
     options += ["--hidden", "256"]
     variables = {"TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **variables}
     for kind in ("Master", "Worker"):
-        container(job, kind)["command"] = [sys.executable, "-m", ENTRY, "run", "fashion-mnist", *options]
+        container(job, kind)["command"] = [sys.executable, failpoint.__file__, "run", "fashion-mnist", *options]
         container(job, kind)["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     return job
 
@@ -54,14 +55,19 @@ class Training(Live):
 
     def __init__(self, folder: Path, policy: str, variables: Mapping[str, str]) -> None:
         self.output = folder / "output"
-        self.checkpoints = self.output / "checkpoints"
         self.struck: float | None = None  # when the last fault came
-        super().__init__(load(folder, document(self.output, policy, variables)))
+        self._failpoint = folder / "failpoint"
+        super().__init__(load(folder, document(self.output, policy, {**variables, "FAILPOINT": str(self._failpoint)})))
 
     def strike(self, act: Callable[[], None]) -> None:
         self.skip()
         self.struck = time.monotonic()
         act()
+        self._failpoint.unlink(missing_ok=True)
+
+    def pause_at(self, point: str) -> None:
+        """Let rank 0 go on from where it pauses, and pause there."""
+        atomic_file.replace(self._failpoint, point.encode())
 
     def kill(self, pod: str, part: Part) -> None:
         """kill -9 to the pod's agent, or to its trainer."""
@@ -70,17 +76,18 @@ class Training(Live):
     def delete(self, pod: str) -> None:
         self.strike(lambda: self.do(lambda controller: controller.delete(pod)))
 
-    def until_within_an_epoch(self) -> None:
-        self.until_there("epoch-*-position-*[1-9]*.checkpoint")
-
-    def until_there(self, pattern: str) -> Path:
-        """Wait, busily, until there is such a checkpoint."""
+    def until_there(self, pattern: str) -> None:
+        """Wait for a file among the checkpoints."""
         ends = time.monotonic() + LIMIT
-        while not (found := next(self.checkpoints.glob(pattern), None)):
+        while not next((self.output / "checkpoints").glob(pattern), None):
             assert time.monotonic() < ends, "\n".join(self.lines)
-            if self.over:
-                raise Over(f"ended without {pattern}")
-        return found
+            time.sleep(0.01)
+
+    def pause_after(self, kind: type[events.Event]) -> None:
+        """Wait until rank 0 has reported such an event within an epoch, after which it pauses until the next strike."""
+        self.pause_at(kind.__name__)
+        while self.until_reported(MASTER, kind).position == 0:
+            pass
 
 
 def stop_at_once(process: psutil.Process) -> None:
@@ -115,17 +122,9 @@ def weights(training: Training) -> str:
 
 
 def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[str, str] | None = None) -> None:
-    for attempt in range(3):
-        place = folder / str(attempt)
-        place.mkdir()
-        try:
-            with Training(place, fault.policy, variables or {}) as training:
-                fault.strike(training)
-                ended = training.end()
-            break
-        except Over:  # before the fault came
-            if attempt == 2 or training.end().verdict.outcome is not Outcome.SUCCEEDED:
-                raise
+    with Training(folder, fault.policy, variables or {}) as training:
+        fault.strike(training)
+        ended = training.end()
     restarts = sum(training.starts.values()) - len(training.starts)
     # The proof holds by the log alone.
     log = folder / "job.log"
@@ -157,7 +156,7 @@ def moments(training: Training, event: type[events.Event] | None) -> list[float]
 
 
 def kill_the_trainer(pod: str, training: Training) -> None:
-    training.until_within_an_epoch()
+    training.pause_after(events.Saved)
     training.kill(pod, rank)
 
 
@@ -172,15 +171,10 @@ def delete_at_rendezvous(training: Training) -> None:
 
 
 def kill_during_a_save(training: Training) -> None:
-    training.until_within_an_epoch()
-    trainer = training.process(MASTER, rank)
-    while True:
-        half = training.until_there(".epoch-*.checkpoint.*")
-        stop_at_once(trainer)
-        if half.exists():
-            break
-        trainer.resume()
-    training.strike(trainer.kill)
+    training.pause_after(events.Saved)
+    training.pause_at(failpoint.WRITING)
+    training.until_there(".epoch-*.checkpoint.*")
+    training.kill(MASTER, rank)
 
 
 def hold_the_model_back(training: Training) -> Path:
@@ -208,33 +202,33 @@ def kill_after_the_end(training: Training) -> None:
 
 
 def delete(pod: str, training: Training) -> None:
-    training.until_within_an_epoch()
+    training.pause_after(events.Saved)
     training.delete(pod)
 
 
 def ask_the_agent_to_end(training: Training) -> None:
-    training.until_within_an_epoch()
+    training.pause_after(events.Saved)
     asked = training.process(WORKER, agent)
     training.strike(lambda: asked.send_signal(signal.SIGTERM))
     assert training.until_reported(MASTER, events.Stopped).saved
 
 
 def kill_twice(training: Training) -> None:
-    training.until_within_an_epoch()
+    training.pause_after(events.Saved)
     training.kill(OTHER, rank)
     training.until_reported(OTHER, events.Started)  # before they have met again
     training.kill(MASTER, agent)
 
 
 def freeze(training: Training) -> None:
-    training.until_within_an_epoch()
+    training.pause_after(events.Saved)
     training.strike(lambda: training.do(lambda controller: controller.freeze(OTHER)))
     time.sleep(5)  # what a freeze is made of
     training.do(lambda controller: controller.thaw(OTHER))
 
 
 def suspend(training: Training) -> None:
-    training.until_within_an_epoch()
+    training.pause_after(events.Saved)
     training.strike(lambda: training.do(Controller.suspend))
     assert training.until_reported(MASTER, events.Stopped).saved
     training.do(Controller.resume)
@@ -242,15 +236,13 @@ def suspend(training: Training) -> None:
 
 def fill_the_folder(training: Training) -> None:
     """By a limit on the size of files, which needs no root and which root does not pass by."""
-    training.until_within_an_epoch()
+    training.pause_after(events.Saved)
     trainer = training.process(MASTER, rank)
     before = trainer.rlimit(psutil.RLIMIT_FSIZE)
-    trainer.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, before[1]))
-    training.until_reported(MASTER, events.SaveFailed)
-    trainer.rlimit(psutil.RLIMIT_FSIZE, before)
-    training.until_reported(MASTER, events.Saved)
-    trainer.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, before[1]))
-    training.until_reported(MASTER, events.SaveFailed)
+    full = (1 << 16, before[1])
+    for limit, outcome in ((full, events.SaveFailed), (before, events.Saved), (full, events.SaveFailed)):
+        trainer.rlimit(psutil.RLIMIT_FSIZE, limit)
+        training.pause_after(outcome)
     training.strike(trainer.kill)
 
 

@@ -1,0 +1,45 @@
+"""The command line of torchtally with a failpoint, as etcd's robustness tests have: rank 0 pauses where a test says.
+
+The file that FAILPOINT names holds the kind of an event, such as Saved, or WRITING for the middle of a checkpoint's
+file. The pause lasts for as long as the file holds it.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from torchtally import atomic_file, cli, events
+from torchtally.training import checkpoint_file
+
+WRITING = "writing"
+
+
+def pause_at(name: str) -> None:
+    file = Path(os.environ["FAILPOINT"])
+    while file.exists() and file.read_text() == name:
+        time.sleep(0.005)
+
+
+def emit(event: events.Event, source: events.Source) -> None:
+    reported(event, source)
+    if getattr(event, "position", 1) > 0:  # within an epoch
+        pause_at(type(event).__name__)
+
+
+def replace(path: Path, contents: Any) -> Path:
+    def write(file: IO[bytes]) -> None:
+        half = len(contents) // 2
+        file.write(contents[:half])
+        file.flush()
+        pause_at(WRITING)
+        file.write(contents[half:])
+
+    return atomic_file.replace(path, write)
+
+
+if __name__ == "__main__":
+    reported, events.emit = events.emit, emit
+    checkpoint_file.replace = replace  # type: ignore[attr-defined]
+    sys.exit(cli.main(sys.argv[1:]))
