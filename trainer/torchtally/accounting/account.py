@@ -7,7 +7,6 @@ batch counts when the loop asks for the next one. What was handed out and does n
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,24 +16,23 @@ import torch.distributed.nn  # imported after a group it would keep the group, w
 from torch.utils import data
 
 from torchtally import compat_accelerate, events
-from torchtally.accounting import loader, randomness, resume
+from torchtally.accounting import loader, randomness
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.phases import Phases
 from torchtally.accounting.plan import Planned
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
-from torchtally.accounting.state import PhaseState, State
-from torchtally.accounting.tally import Phase, Tally, emit, enforce, prove
+from torchtally.accounting.state import State
+from torchtally.accounting.tally import emit, enforce, prove
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
-from torchtally.log import log
 from torchtally.pod import failure
 from torchtally.proof import line as tally_line
-from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.contract import Contract
 
-_UNKNOWN = "unknown"  # the data's fingerprint
 _KEY = "torchtally"  # of the state
 
 
@@ -67,10 +65,6 @@ class Account:
         anew: bool = False,
     ):
         self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
-        self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
-        self._trains: dict[str, bool] = {}
-        self._loaders: dict[str, data.DataLoader[Any]] = {}
-        self._open: dict[str, EpochInProgress] = {}
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
         self._randomness = 0  # the seed of the last batch
@@ -81,7 +75,7 @@ class Account:
     @property
     def plan(self) -> dict[str, int]:
         """Number of epochs of each phase, of which the last can end before its order does."""
-        self._progress.measure(self._samplers)
+        self._phases.measure()
         return self._progress.epochs
 
     @property
@@ -107,11 +101,7 @@ class Account:
     @property
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
-        phase = next((name for name, trains in self._trains.items() if trains), next(iter(self._trains)))
-        known = self._progress.phases[phase]
-        position = self._open[phase].position if phase in self._open else known.position
-        reached = position.consumed if position else 0
-        return known.completed + 1, reached, known.consumed + reached
+        return self._phases.reached
 
     def __enter__(self) -> Self:
         try:
@@ -119,6 +109,7 @@ class Account:
             self._attempt = Attempt(
                 task=self._task, plan=self._progress.given, seed=self._seed, group=self._group, anew=self._anew
             )
+            self._phases = Phases(self._progress, self._attempt)
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self
@@ -165,27 +156,15 @@ class Account:
         Raises:
             Refused: An argument is not valid.
         """
-        if phase not in self._plan:
-            raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._plan)}")
-        if batch_size < 1:
-            raise Refused(f"{phase}: batch_size={batch_size} must be a whole number from 1")
-        if contract not in CONTRACTS:
-            raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
-        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
-            raise Refused(f"{phase}: {problem}")
-        sampler = Sampler(
+        return self._phases.declare(
+            phase,
             n,
             batch_size=batch_size,
-            seed=self._seed,
             shuffle=shuffle,
             contract=contract,
-            rank=self.rank,
-            world=self.world,
+            fingerprint=fingerprint,
+            trains=trains,
         )
-        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
-        self._progress.declare(phase, known)
-        self._samplers[phase], self._trains[phase] = sampler, trains
-        return sampler
 
     def loader(
         self,
@@ -216,22 +195,9 @@ class Account:
         Raises:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
-        stream = isinstance(dataset, data.IterableDataset)
-        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "at_indices")):
-            raise Refused(
-                f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
-            )
-        sampler = self.sampler(
-            phase,
-            len(dataset),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            contract=contract,
-            fingerprint=getattr(dataset, "fingerprint", None),
-            trains=trains,
+        return self._phases.load(
+            phase, dataset, batch_size=batch_size, shuffle=shuffle, contract=contract, trains=trains, **options
         )
-        self._loaders[phase] = loader.Loader(dataset, sampler, **options)
-        return self._loaders[phase]
 
     def epochs(self) -> Iterator[int]:
         """Yield the epochs that are left: all of the plan's, or from the one in progress on if a state is loaded.
@@ -240,7 +206,7 @@ class Account:
         """
         progress = self._progress
         with self._final():
-            progress.measure(self._samplers)
+            self._phases.measure()
         last = max(progress.epochs.values())
         longest = [phase for phase, planned in progress.epochs.items() if planned == last]  # others skip epochs
         for epoch in range(1, last + 1):
@@ -256,15 +222,15 @@ class Account:
             reason: Why the run ends before its plan, such as `patience`.
         """
         with self._final():
-            problem = tally_line.text_problem("reason", reason) or self._progress.unopened(self._open)
+            problem = tally_line.text_problem("reason", reason) or self._progress.unopened(self._phases.open)
             self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, problem)
             self._progress.stopped = reason
-            for current in list(self._open.values()):
+            for current in list(self._phases.open.values()):
                 current.stop()
                 if current.trains and current.position.consumed:
                     self._close(current)
                 else:
-                    del self._open[current.tally.phase.name]
+                    del self._phases.open[current.tally.phase.name]
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
@@ -301,12 +267,12 @@ class Account:
                     "call it only if accelerator.sync_gradients"
                 )
             for batch in batches:
-                current = self._open.get(batch.phase)
+                current = self._phases.open.get(batch.phase)
                 if current is None or not current.trains:
                     raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
                 current.commit_upto(batch.step)
             if not batches:
-                pending = [each for each in self._open.values() if each.trains and each.handed > each.counted]
+                pending = [each for each in self._phases.open.values() if each.trains and each.handed > each.counted]
                 if not pending:
                     raise Refused(
                         "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
@@ -314,7 +280,7 @@ class Account:
                     )
                 for current in pending:
                     current.commit()
-            for current in [each for each in self._open.values() if each.trains]:
+            for current in [each for each in self._phases.open.values() if each.trains]:
                 self._attempt.stepped(current.tally.phase.epoch)
                 if current.complete:
                     self._close(current)
@@ -343,7 +309,7 @@ class Account:
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
-        steps = self._samplers[phase].total_steps
+        steps = self._phases.samplers[phase].total_steps
 
         def epoch() -> Iterator[Batch]:
             return self.epoch(phase, self.completed(phase) + 1, batches)
@@ -357,8 +323,8 @@ class Account:
         Batches that are not committed are not in it, so a resume hands them out again.
         """
         with self._final():
-            self._progress.measure(self._samplers)
-            positions = {name: each.position for name, each in self._open.items() if each.trains}
+            self._phases.measure()
+            positions = {name: each.position for name, each in self._phases.open.items() if each.trains}
             return {_KEY: self._progress.state(self._attempt.run, positions).to_text()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -399,39 +365,29 @@ class Account:
         Raises:
             Unproven: Samples were lost. All ranks raise it.
         """
-        if phase in self._open:
-            self._open[phase].end()
-            self._close(self._open[phase])
+        if phase in self._phases.open:
+            self._phases.open[phase].end()
+            self._close(self._phases.open[phase])
 
     def steps(self, phase: str, epoch: int) -> int:
         """Return the number of steps of an epoch of the plan. The last one of a plan in steps can have fewer."""
-        self._progress.measure(self._samplers)
-        sampler = self._samplers[phase]
-        return replace(sampler.shard, start=0, end=self._progress.end(phase, epoch)).steps(sampler.batch)
+        return self._phases.steps(phase, epoch)
 
     def skipped(self, phase: str) -> int:
         """Return the number of steps of a phase's next epoch that a loaded state has, which are not made again."""
-        epoch = self.completed(phase) + 1
-        steps, sampler, (start, skip) = self.steps(phase, epoch), self._samplers[phase], self._place(phase)
-        shard = replace(sampler.shard, start=start, end=self._progress.end(phase, epoch))
-        return steps - (shard.steps(sampler.batch) - skip)
+        return self._phases.skipped(phase)
 
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out, for a library that has set its own."""
         randomness.reseed(self._randomness)
 
-    def _place(self, phase: str) -> tuple[int, int]:
-        """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""
-        position = self._progress.phases[phase].position
-        return resume.place(position, self.world, self._samplers[phase].batch) if position else (0, 0)
-
     def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         self.settle(phase)
         if epoch >= 1 and self._progress.was_complete(phase, epoch):
             return
-        if self._progress.stopped is not None and self._trains.get(phase):
+        if self._progress.stopped is not None and self._phases.trains.get(phase):
             return
-        current = self._begin(phase, epoch, batches)
+        current = self._phases.begin(phase, epoch, batches)
         seed = randomness.mixed(self._seed, randomness.number_of(phase), epoch, self.rank)
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
@@ -460,7 +416,7 @@ class Account:
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
             )
         # A loop that fetches ahead commits its last batches after the end.
-        if self._open.get(phase) is current and not (current.trains and current.explicit):
+        if self._phases.open.get(phase) is current and not (current.trains and current.explicit):
             self._close(current)
 
     @contextmanager
@@ -474,82 +430,11 @@ class Account:
             self._failure = ending
             raise
 
-    def _begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> EpochInProgress:
-        """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it."""
-        if phase not in self._samplers:
-            raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
-        progress, sampler = self._progress, self._samplers[phase]
-        progress.measure(self._samplers)
-        chosen, end = progress.phases[phase], progress.end(phase, epoch)
-        position, loaded = chosen.position, progress.loaded
-        start, skip = self._place(phase)
-        sampler.choose(epoch, start, skip, end)
-        facts = {
-            "phase": phase,
-            "epoch": epoch,
-            **{f"{name} of {phase}": value for name, value in chosen.identity.items()},
-            f"batch size of {phase}": sampler.batch_size,
-            f"position of {phase}": start + skip * sampler.batch,
-            "number of ranks that share the samples": self.world,
-            "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
-        }
-        self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
-        self._attempt.begin()
-        if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
-            log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
-        tally = Tally(
-            replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
-            Phase(
-                name=phase,
-                epoch=epoch,
-                n=sampler.n,
-                batch=sampler.batch,
-                contract=sampler.contract,
-                order=sampler.order,
-                start=start,
-                end=end,
-            ),
-        )
-        if start or skip:
-            resume.restore(tally, skip)
-        progress.phases[phase] = chosen.shared_out(start, self.world)
-        commits = position.commits if position else 0
-        self._open[phase] = EpochInProgress(tally, sampler, trains=self._trains[phase], skip=skip, commits=commits)
-        return self._open[phase]
-
-    def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
-        sampler, planned, completed = self._samplers[phase], self._progress.epochs[phase], self.completed(phase)
-        if not 1 <= epoch <= planned:
-            return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
-        if epoch <= completed:
-            return f"{phase} epoch {epoch} was made before"
-        if epoch != completed + 1:
-            return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
-        if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
-            return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
-        if not getattr(batches, "in_order", True):
-            return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
-        own = self._loaders.get(phase)
-        if own is not None and own is not batches and getattr(batches, "dataset", None) is own.dataset:
-            return (
-                f"{phase}: the DataLoader must be what account.loader returned, and not a copy: do not prepare it, and "
-                "do not skip batches of it"
-            )
-        # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
-        source = getattr(batches, "dataset", None)
-        able = isinstance(source, loader.ByStep) or (isinstance(source, loader.StreamByStep) and len(sampler))
-        if sampler.idle and not able:
-            return (
-                f"{phase} leaves this rank without a sample in the last step ({sampler.n} samples, {sampler.world} "
-                "ranks), and its loader makes no empty batch: use account.loader, or contract padded or drop_last"
-            )
-        return None
-
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
-        del self._open[name]
+        del self._phases.open[name]
         tally.commits = current.commits if current.trains else None
         proof = prove(tally, members.everyone, leads=members.leads)
         self._progress.close(proof.lines[-1])
@@ -563,9 +448,9 @@ class Account:
         with self._final():
             for each in self._driven:
                 each.end()
-            for phase in list(self._open):
+            for phase in list(self._phases.open):
                 self.settle(phase)
-            self._progress.measure(self._samplers)
+            self._phases.measure()
             last = self._progress.last_line(self._attempt.run, self.discarded)
             if self._attempt.prints and last:
                 emit(last)

@@ -1,0 +1,205 @@
+"""The phases of an account: the data of each, and where its next epoch begins."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch.utils import data
+
+from torchtally.accounting import loader, resume
+from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.progress import Progress
+from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.state import PhaseState
+from torchtally.accounting.tally import Phase, Tally
+from torchtally.errors import Refused
+from torchtally.log import log
+from torchtally.proof import line as tally_line
+from torchtally.proof.contract import CONTRACTS, Contract
+
+_UNKNOWN = "unknown"  # the data's fingerprint
+
+
+class Phases:
+    """What a start of a run has declared of each phase, and its epochs in progress.
+
+    Attributes:
+        samplers: The order of each declared phase.
+        trains: Whether commits count its samples.
+        open: Its epoch in progress, if there is one.
+    """
+
+    def __init__(self, progress: Progress, attempt: Attempt):
+        self._progress, self._attempt = progress, attempt
+        self.samplers: dict[str, Sampler] = {}
+        self.trains: dict[str, bool] = {}
+        self.open: dict[str, EpochInProgress] = {}
+        self._loaders: dict[str, data.DataLoader[Any]] = {}
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
+        phase = next((name for name, trains in self.trains.items() if trains), next(iter(self.trains)))
+        known = self._progress.phases[phase]
+        position = self.open[phase].position if phase in self.open else known.position
+        reached = position.consumed if position else 0
+        return known.completed + 1, reached, known.consumed + reached
+
+    def declare(
+        self,
+        phase: str,
+        n: int,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        contract: Contract,
+        fingerprint: str | None,
+        trains: bool,
+    ) -> Sampler:
+        """Return the sampler of a phase: `Account.sampler`. Raises Refused."""
+        if phase not in self._progress.given:
+            raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._progress.given)}")
+        if batch_size < 1:
+            raise Refused(f"{phase}: batch_size={batch_size} must be a whole number from 1")
+        if contract not in CONTRACTS:
+            raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
+        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
+            raise Refused(f"{phase}: {problem}")
+        sampler = Sampler(
+            n,
+            batch_size=batch_size,
+            seed=self._attempt.run.seed,
+            shuffle=shuffle,
+            contract=contract,
+            rank=self._attempt.members.rank,
+            world=self._attempt.members.world,
+        )
+        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
+        self._progress.declare(phase, known)
+        self.samplers[phase], self.trains[phase] = sampler, trains
+        return sampler
+
+    def load(
+        self,
+        phase: str,
+        dataset: Any,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        contract: Contract,
+        trains: bool,
+        **options: Any,
+    ) -> data.DataLoader[Any]:
+        """Return the loader of a phase: `Account.loader`. Raises Refused."""
+        stream = isinstance(dataset, data.IterableDataset)
+        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "at_indices")):
+            raise Refused(
+                f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
+            )
+        sampler = self.declare(
+            phase,
+            len(dataset),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            contract=contract,
+            fingerprint=getattr(dataset, "fingerprint", None),
+            trains=trains,
+        )
+        self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+        return self._loaders[phase]
+
+    def measure(self) -> None:
+        """Find how far the plan reaches. Raises Refused if a plan in steps has no sampler yet."""
+        self._progress.measure(self.samplers)
+
+    def steps(self, phase: str, epoch: int) -> int:
+        """Return the number of steps of an epoch of the plan."""
+        self.measure()
+        sampler = self.samplers[phase]
+        return replace(sampler.shard, start=0, end=self._progress.end(phase, epoch)).steps(sampler.batch)
+
+    def skipped(self, phase: str) -> int:
+        """Return the number of steps of a phase's next epoch that a loaded state has."""
+        epoch = self._progress.completed(phase) + 1
+        steps, sampler, (start, skip) = self.steps(phase, epoch), self.samplers[phase], self._place(phase)
+        shard = replace(sampler.shard, start=start, end=self._progress.end(phase, epoch))
+        return steps - (shard.steps(sampler.batch) - skip)
+
+    def begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> EpochInProgress:
+        """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it. A collective call."""
+        if phase not in self.samplers:
+            raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
+        self.measure()
+        progress, sampler = self._progress, self.samplers[phase]
+        chosen, end = progress.phases[phase], progress.end(phase, epoch)
+        position, loaded = chosen.position, progress.loaded
+        start, skip = self._place(phase)
+        sampler.choose(epoch, start, skip, end)
+        facts = {
+            "phase": phase,
+            "epoch": epoch,
+            **{f"{name} of {phase}": value for name, value in chosen.identity.items()},
+            f"batch size of {phase}": sampler.batch_size,
+            f"position of {phase}": start + skip * sampler.batch,
+            "number of ranks that share the samples": sampler.world,
+            "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
+        }
+        self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
+        self._attempt.begin()
+        if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
+            log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
+        tally = Tally(
+            replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
+            Phase(
+                name=phase,
+                epoch=epoch,
+                n=sampler.n,
+                batch=sampler.batch,
+                contract=sampler.contract,
+                order=sampler.order,
+                start=start,
+                end=end,
+            ),
+        )
+        if start or skip:
+            resume.restore(tally, skip)
+        progress.phases[phase] = chosen.shared_out(start, sampler.world)
+        commits = position.commits if position else 0
+        self.open[phase] = EpochInProgress(tally, sampler, trains=self.trains[phase], skip=skip, commits=commits)
+        return self.open[phase]
+
+    def _place(self, phase: str) -> tuple[int, int]:
+        """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""
+        position, sampler = self._progress.phases[phase].position, self.samplers[phase]
+        return resume.place(position, sampler.world, sampler.batch) if position else (0, 0)
+
+    def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
+        """Why an epoch cannot begin with these batches."""
+        sampler, planned = self.samplers[phase], self._progress.epochs[phase]
+        completed = self._progress.completed(phase)
+        if not 1 <= epoch <= planned:
+            return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
+        if epoch <= completed:
+            return f"{phase} epoch {epoch} was made before"
+        if epoch != completed + 1:
+            return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
+        if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
+            return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
+        if not getattr(batches, "in_order", True):
+            return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
+        own = self._loaders.get(phase)
+        if own is not None and own is not batches and getattr(batches, "dataset", None) is own.dataset:
+            return (
+                f"{phase}: the DataLoader must be what account.loader returned, and not a copy: do not prepare it, and "
+                "do not skip batches of it"
+            )
+        # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
+        source = getattr(batches, "dataset", None)
+        able = isinstance(source, loader.ByStep) or (isinstance(source, loader.StreamByStep) and len(sampler))
+        if sampler.idle and not able:
+            return (
+                f"{phase} leaves this rank without a sample in the last step ({sampler.n} samples, {sampler.world} "
+                "ranks), and its loader makes no empty batch: use account.loader, or contract padded or drop_last"
+            )
+        return None
