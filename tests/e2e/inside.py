@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 CHECKPOINTS = Path("/output/checkpoints")
+OWN, SCRIPT = Path("/output/gpt"), "/files/gpt.py"  # of examples/gpt.py: a folder for each checkpoint
 PORT = ":5BA0"  # 23456, where the agents meet
 LISTENING, CONNECTED = "0A", "01"  # in /proc/net/tcp
 LIMIT = 240  # seconds to wait for a moment
@@ -45,8 +46,9 @@ def processes() -> list[Process]:
 
 def ranks() -> list[Process]:
     """One that its agent has not started yet has no such name; one that it starts anew has a program of its own."""
+    own = ("torchtally.commands.train", SCRIPT)
     return [
-        each for each in processes() if each.name.startswith("rank ") or "torchtally.commands.train" in each.command
+        each for each in processes() if each.name.startswith("rank ") or any(name in each.command[1:3] for name in own)
     ]
 
 
@@ -92,11 +94,16 @@ def waiting_for_data() -> Callable[[], bool]:
 
 def saving() -> bool:
     """A checkpoint is half written, and not the first."""
+    if OWN.exists():
+        *before, newest = sorted(OWN.glob("*-epoch-*")) or [OWN]
+        return any((each / "manifest.json").exists() for each in before) and not (newest / "manifest.json").exists()
     return any(CHECKPOINTS.glob("epoch-*.checkpoint")) and any(CHECKPOINTS.glob(".epoch-*.checkpoint.*"))
 
 
 def saved(epoch: int, within: bool) -> bool:
     """There is a checkpoint of this epoch, or of a later one; `within`: not of its beginning."""
+    if any(OWN.glob("*-epoch-*/manifest.json")):  # a plan in steps, which ends within an epoch
+        return True
     for name in (path.name for path in CHECKPOINTS.glob("epoch-*.checkpoint")):
         _, number, _, position = name.partition(".")[0].split("-")
         if int(number) >= epoch and (not within or int(position)):

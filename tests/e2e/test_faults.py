@@ -4,10 +4,11 @@ All rows are `make e2e-faults`; `make e2e` leaves out those marked `nightly`. Ei
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -21,6 +22,7 @@ from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, F
 from torchtally import events
 
 WORKER = "demo-worker-1"
+GPT = ["--steps", "400", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.5s"]
 TRAINING = ["--set-json", f'args=["--epochs", "{faults.EPOCHS}", "--batch-size", "125", "--save-seconds", "0.2"]']
 _PROGRESS = (events.Saved, events.Epoch)
 
@@ -34,6 +36,7 @@ class Case:
     restarts: bool | None = True  # whether pods start again; None: that is a matter of a moment
     options: list[str] = field(default_factory=list)
     around: Callable[[Namespace], AbstractContextManager[list[str]]] = nodes.nothing
+    own: bool = False  # examples/gpt.py in place of a task
     needs: Literal["operator", "own_cluster", "operator_apart"] = "operator"
     nightly: bool = True
 
@@ -64,6 +67,12 @@ def at_a_moment(deed: Callable[[str, str], Fault], pod: str, moment: str, policy
     )
 
 
+def of_ones_own(deed: Callable[[str, str], Fault], pod: str, moment: str, policy: str, nightly: bool = True) -> Case:
+    case = at_a_moment(deed, pod, moment, policy, nightly=nightly)
+    own = {"name": f"own-{case.name}", "fault": f"GPT under FSDP2: {case.fault}", "own": True}
+    return replace(case, **own, around=nodes.shared_volume, needs="own_cluster")
+
+
 CASES = [
     at_a_moment(kill, MASTER, MID_EPOCH, "OnFailure"),
     at_a_moment(kill, WORKER, MID_EPOCH, "ExitCode"),
@@ -85,6 +94,10 @@ CASES = [
     at_a_moment(delete, MASTER, RENDEZVOUS, "ExitCode"),
     at_a_moment(delete, WORKER, DATA, "OnFailure"),
     at_a_moment(delete, WORKER, SAVE, "ExitCode"),
+    of_ones_own(kill, WORKER, MID_EPOCH, "OnFailure", nightly=False),
+    of_ones_own(kill, MASTER, SAVE, "ExitCode"),
+    of_ones_own(delete, WORKER, MID_EPOCH, "ExitCode"),
+    of_ones_own(delete, MASTER, SAVE, "OnFailure"),
     Case(
         name="kill-master-when-all-workers-have-ended",
         fault="kill -9 the agent in the master when all workers have ended",
@@ -170,6 +183,19 @@ def train(namespace: Namespace, *options: str) -> None:
     namespace.install(*KIND_VALUES, *data_values(), *TRAINING, *options)
 
 
+def train_own(namespace: Namespace, *options: str) -> None:
+    command = ["run", "--", "python", "/files/gpt.py", *GPT]
+    script = ["--set-file", rf"files.gpt\.py={ROOT / 'examples/gpt.py'}", "--set", "task="]
+    namespace.install(*KIND_VALUES, *script, "--set-json", f"args={json.dumps(command)}", *options)
+
+
+def sample(namespace: Namespace) -> str:
+    """What the GPT makes up, which follows from its weights, once the job has succeeded."""
+    namespace.wait_for_job("demo", "Succeeded")
+    (found,) = re.findall("^sample: (.*)$", namespace.log(MASTER), re.MULTILINE)
+    return found
+
+
 def weights(namespace: Namespace) -> str:
     """Their hash, as the master reports it, once the job has succeeded."""
     namespace.wait_for_job("demo", "Succeeded")
@@ -203,15 +229,29 @@ def undisturbed(operator: None, namespaces: None) -> str:
         namespace.delete()
 
 
+@pytest.fixture(scope="session")
+def undisturbed_own(own_cluster: None, operator: None, namespaces: None) -> str:
+    namespace = Namespace("torchtally-undisturbed-own")
+    namespace.create()
+    try:
+        with nodes.shared_volume(namespace) as options:
+            train_own(namespace, *options)
+            return sample(namespace)
+    finally:
+        namespace.delete()
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=f"{case.name}-{case.policy}", marks=case.marks) for case in CASES]
 )
-def test_fault(undisturbed: str, namespace: Namespace, request: pytest.FixtureRequest, case: Case) -> None:
+def test_fault(namespace: Namespace, request: pytest.FixtureRequest, case: Case) -> None:
     request.getfixturevalue(case.needs)
+    start, outcome = (train_own, sample) if case.own else (train, weights)
+    undisturbed = request.getfixturevalue("undisturbed_own" if case.own else "undisturbed")
     with case.around(namespace) as options:
-        train(namespace, "--set", f"restartPolicy={case.policy}", *case.options, *options)
+        start(namespace, "--set", f"restartPolicy={case.policy}", *case.options, *options)
         when = case.disturb(namespace)
-        model = weights(namespace)
+        model = outcome(namespace)
         script = str(ROOT / "scripts/verify_shards.py")
         verified = run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, check=False)
         report = json.loads(verified.stdout)
