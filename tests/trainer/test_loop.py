@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.nn import functional
 
-from torchtally.accounting.tally import Phase
 from torchtally.errors import Refused, Unproven
 from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
@@ -109,7 +108,7 @@ class Listening(Callback):
     def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
         self.heard.append(("begin", done))
 
-    def step(self, phase: Phase, samples: int, done: float) -> None:
+    def step(self, epoch: int, samples: int, done: float) -> None:
         self.heard.append((samples, round(done, 3)))
 
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from accounts import run as run_ranks
 from launched import LIMIT, until
+from squares import Squares
 
-from torchtally import tasks
+from torchtally import Account, tasks
 from torchtally.accounting.tally import Run
 from torchtally.monitoring import mlflow_client
 from torchtally.monitoring.mlflow_client import Recorder
@@ -114,6 +116,32 @@ def test_a_run_is_recorded_with_its_model_and_its_proof(
     assert torch.equal(mlflow.pytorch.load_model(uri)(inputs), model(inputs))
     signature = mlflow.models.get_model_info(uri).signature
     assert "(-1, 28, 28)" in str(signature.inputs) and "(-1, 10)" in str(signature.outputs)
+
+
+def own_loop(uri: str) -> None:
+    os.environ |= {"TORCHTALLY_MLFLOW": "tests", "MLFLOW_TRACKING_URI": uri}
+    with Account(task="own", plan={"train": 2}, seed=7) as account:
+        source = account.loader("train", Squares(9), batch_size=2)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, source):
+                account.commit()
+                account.log(loss=torch.tensor(1 / batch.step))
+
+
+def test_an_own_loop_is_recorded_with_its_numbers_and_its_proof(server: Server) -> None:
+    first, _ = run_ranks(2, own_loop, server.uri)
+    assert first["code"] == 0, first["err"]
+    run = found(server.uri, first["lines"][0]["run"])
+    assert (run.info.status, run.data.tags["task"], run.data.tags["data"]) == ("FINISHED", "own", "squares")
+    assert run.data.params == {"seed": "7", "plan": "{'train': 2}"}
+    client = mlflow.MlflowClient(server.uri)
+    losses = client.get_metric_history(run.info.run_id, "train_loss")
+    assert (losses[0].step, losses[0].value) == (1, 1.0)
+    assert losses[-1].value == pytest.approx(1 / 3)
+    assert losses[-1].step == 6
+    assert run.data.tags["torchtally.proof"] == "every sample as the contract says"
+    proof = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/proof.json")
+    assert [line["phase"] for line in proof["lines"]] == ["train", "train", "all"]
 
 
 def test_a_run_that_starts_again_goes_on_with_its_record(

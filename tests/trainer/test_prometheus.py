@@ -17,7 +17,7 @@ import pytest
 import ranks
 from prometheus_client.parser import text_string_to_metric_families
 
-from torchtally.accounting.tally import Phase, Run
+from torchtally.accounting.tally import Run
 from torchtally.monitoring.prometheus import Metrics
 
 LIMIT = 300  # seconds
@@ -120,6 +120,15 @@ def test_what_is_wrong_is_counted() -> None:
     assert value("torchtally_attempt") == 2
 
 
+def test_a_programs_own_number_does_not_replace_another_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = Metrics(RUN)
+    for value in (1.0, 2.0):
+        metrics.metrics(1, train_perplexity=value, step_seconds=value)
+    assert metrics.registry.get_sample_value("torchtally_train_perplexity") == 2
+    assert metrics.registry.get_sample_value("torchtally_step_seconds_count") == 0
+    assert capsys.readouterr().err.count("torchtally_step_seconds is another metric") == 1
+
+
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     asked = {name for panel in dashboard["panels"] for each in panel["targets"] for name in NAME.findall(each["expr"])}
@@ -132,6 +141,6 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
 def test_the_test_between_two_epochs_is_no_step() -> None:
     metrics = Metrics(RUN)
     for epoch in (1, 1, 1, 2, 2):
-        metrics.step(Phase(name="train", epoch=epoch, n=10, batch=5, contract="exact", order="feistel-1"), 5, 0.1)
+        metrics.step(epoch, 5, 0.1)
     assert metrics.registry.get_sample_value("torchtally_step_seconds_count") == 3
     assert metrics.registry.get_sample_value("torchtally_samples_total") == 25

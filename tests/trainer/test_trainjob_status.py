@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from launched import ENTRY, LIMIT, until
 
-from torchtally.accounting.tally import Phase
 from torchtally.environment import StatusServer
 from torchtally.monitoring import trainjob_status
 from torchtally.monitoring.trainjob_status import Reporter
@@ -35,7 +34,6 @@ START = f"from torchtally.monitoring import trainjob_status; trainjob_status._EV
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.first"
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/demo/trainjobs/digits/status"
 COMPLAINT = "torchtally: Kubeflow Trainer at 127.0.0.1 does not accept the training's progress: "
-PHASE = Phase(name="train", epoch=1, n=100, batch=10, contract="exact", order="feistel-1")
 
 
 class Certificates:
@@ -285,6 +283,22 @@ def test_a_proof_that_ends_the_run_is_told(environment: dict[str, str], trainer:
     assert int(found["samples_lost"]) == int(found["samples_doubled"]) > 10_000
 
 
+@pytest.mark.parametrize("library", ["lightning", "accelerate", "trainer"])
+def test_a_librarys_training_with_an_account_is_reported(
+    environment: dict[str, str], trainer: Trainer, library: str
+) -> None:
+    environment |= {"HF_HUB_OFFLINE": "1", **url(trainer.server_address[1])}
+    script = [sys.executable, "-c", ENTRY, "run", "--", sys.executable, f"scripts/{library}_tallied.py"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=LIMIT, cwd=HERE)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = trainer.reports
+    assert (first["progressPercentage"], last["progressPercentage"]) == (0, 100)
+    found = metrics(last)
+    assert (found["proofs_held"], found["proofs_failed"], found["samples_lost"]) == ("2", "0", "0")
+    assert float(found["samples_per_second"]) > 0
+    assert ("train_loss" in found) == (library != "accelerate")  # whose loop is the user's own
+
+
 @pytest.mark.parametrize("trouble", ["refuses", "is another", "hangs", "is away"])
 def test_a_server_that_does_not_take_it_costs_a_sentence(
     environment: dict[str, str], trainer: Trainer, hanging: int, trouble: str, tmp_path: Path
@@ -351,7 +365,7 @@ def test_what_a_state_becomes(often: None, begun: Callable[[int], Reporter], tra
         **{"samples_lost": "3", "samples_doubled": "1"},
     }
     time.sleep(1)  # a training's own time
-    training.step(PHASE, 10, 0.6)
+    training.step(1, 10, 0.6)
     training.metrics(1, train_loss=1 / 3, test_loss=float("nan"))
     training.proof({"phase": "test", "lost": 0, "doubled": 0}, True)
     training.proof({"phase": "train", "lost": 0, "doubled": 0}, False)  # only a rank's own line is wrong
@@ -364,7 +378,7 @@ def test_what_a_state_becomes(often: None, begun: Callable[[int], Reporter], tra
         **{"train_loss": "0.333333", "test_loss": "nan", "proofs_held": "1", "proofs_failed": "3"},
         **{"samples_lost": "many", "samples_doubled": "3"},
     }
-    training.step(PHASE, 10, 1.0)
+    training.step(1, 10, 1.0)
     until("it is told", lambda: trainer.percentages[-1] == 99)
     training.end(True)
     assert trainer.percentages[-1] == 100
@@ -414,7 +428,7 @@ def test_nobody_waits_for_a_server_that_hangs(
     training = begun(hanging)
     begins = time.monotonic()
     for step in range(100_000):
-        training.step(PHASE, 10, 0.5 + step / 200_000)
+        training.step(1, 10, 0.5 + step / 200_000)
         training.metrics(step, train_loss=1.0)
     assert time.monotonic() - begins < trainjob_status._REQUEST_TIMEOUT / 2
     begins = time.monotonic()

@@ -4,9 +4,11 @@ PyTorchJob sets torchrun's PET_* and MASTER_*, WORLD_SIZE and RANK for a pod: RA
 torchrun's agent then sets RANK, LOCAL_RANK and WORLD_SIZE for each process.
 """
 
+import functools
 import json
 import os
 import socket
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,25 +130,28 @@ class Process:
     local_rank: int
     local_world: int  # ranks of this pod
     world: int
-    run: str  # the run's id as drawn by this pod's entry point; all ranks adopt rank 0's
+    run: str  # the run's id as drawn by this pod's entry point, or by this process; all ranks adopt rank 0's
     attempt: int
     pod: str
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "Process":
-        """Read the variables that torchrun's agent and the entry point set. Raises Refused if one is missing."""
+        """Read the variables that torchrun's agent and the entry point set. Raises Refused if torchrun has set none."""
         try:
             return cls(
                 rank=int(env["RANK"]),
                 local_rank=int(env["LOCAL_RANK"]),
                 local_world=int(env["LOCAL_WORLD_SIZE"]),
                 world=int(env["WORLD_SIZE"]),
-                run=env["TORCHTALLY_RUN"],
+                run=env.get("TORCHTALLY_RUN") or _drawn(),
                 attempt=int(env["TORCHELASTIC_RESTART_COUNT"]),
                 pod=pod_name(env),
             )
         except KeyError as missing:
-            raise Refused(f"{missing.args[0]} is not set: start a task with `torchtally run TASK`") from None
+            raise Refused(
+                f"{missing.args[0]} is not set: start a task with `torchtally run TASK`, and your own program with "
+                "`torchtally run -- COMMAND` or torchrun"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +234,25 @@ def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
     return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)
 
 
+def mlflow_experiment(env: Mapping[str, str] = os.environ) -> str | None:
+    """The experiment of MLflow in which the run is recorded; None if that is not requested."""
+    return env.get("TORCHTALLY_MLFLOW") or None
+
+
+def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether `torchtally run` has started this rank, or Spark: plain torchrun reports no cause of a failure."""
+    return "TORCHTALLY_RUN" in env
+
+
 def termination_log(env: Mapping[str, str] = os.environ) -> Path:
     """Kubernetes' file for a container's termination message; the variable follows terminationMessagePath."""
     return Path(env.get("TORCHTALLY_TERMINATION_LOG") or "/dev/termination-log")
+
+
+@functools.cache
+def _drawn() -> str:
+    """A run's id, the same for all accounts of this process."""
+    return uuid.uuid4().hex[:12]
 
 
 def _given(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -95,7 +95,7 @@ class Training:
     )
     mlflow: str | None = option(
         None,
-        "record the run in this experiment of MLflow (MLFLOW_TRACKING_URI, else a database in the output folder)",
+        "record the run in this experiment of MLflow (default: TORCHTALLY_MLFLOW)",
         metavar="NAME",
     )
 

@@ -36,6 +36,7 @@ def train(kind: type[Counting], **more: object) -> None:
             num_train_epochs=2,
             per_device_train_batch_size=8,
             save_strategy="no",
+            logging_steps=4,
             report_to=[],
             disable_tqdm=True,
         )

@@ -24,11 +24,13 @@ from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.plan import Planned
 from torchtally.accounting.progress import Progress
+from torchtally.accounting.reports import Reports, problem
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import State
 from torchtally.accounting.tally import emit, enforce, prove
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
+from torchtally.monitoring.requested import Requested
 from torchtally.pod import failure
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import Contract
@@ -70,6 +72,8 @@ class Account:
         self._randomness = 0  # the seed of the last batch
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
         self._checkpoints: Checkpoints | None = None
+        self._reports: Reports | None = None  # on the process that prints for all
+        self._phase = next(iter(plan), "")  # of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
 
     @property
@@ -106,10 +110,22 @@ class Account:
     def __enter__(self) -> Self:
         try:
             self._progress = Progress(self._plan)
+            requested, refused = None, None
+            try:
+                requested = Requested.of()
+            except Refused as error:
+                refused = str(error)  # of which all ranks learn
             self._attempt = Attempt(
-                task=self._task, plan=self._progress.given, seed=self._seed, group=self._group, anew=self._anew
+                task=self._task,
+                plan=self._progress.given,
+                seed=self._seed,
+                group=self._group,
+                anew=self._anew,
+                problem=refused,
             )
             self._phases = Phases(self._progress, self._attempt)
+            if self._attempt.prints and requested:
+                self._reports = Reports(requested, self._phases, {"seed": self._seed, "plan": self._progress.given})
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self
@@ -124,6 +140,8 @@ class Account:
             error = sentence
         if self._checkpoints:
             self._checkpoints.close(wait=error is None)
+        if self._reports:
+            self._reports.end(error)
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
@@ -222,8 +240,8 @@ class Account:
             reason: Why the run ends before its plan, such as `patience`.
         """
         with self._final():
-            problem = tally_line.text_problem("reason", reason) or self._progress.unopened(self._phases.open)
-            self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, problem)
+            wrong = tally_line.text_problem("reason", reason) or self._progress.unopened(self._phases.open)
+            self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, wrong)
             self._progress.stopped = reason
             for current in list(self._phases.open.values()):
                 current.stop()
@@ -282,10 +300,30 @@ class Account:
                     current.commit()
             for current in [each for each in self._phases.open.values() if each.trains]:
                 self._attempt.stepped(current.tally.phase.epoch)
+                if self._reports:
+                    self._reports.stepped(current)
                 if current.complete:
                     self._close(current)
             if self._checkpoints:
                 self._checkpoints.after_commit()
+
+    def log(self, **numbers: float | torch.Tensor) -> None:
+        """Report numbers of rank 0, such as `account.log(loss=loss)`: docs/guides/own-loop.md shows where they appear.
+
+        The phase of the last batch is put in front of their names: `train_loss`. Tensors are read about once a second,
+        so this does not wait for a GPU in each step.
+
+        Args:
+            numbers: Numbers, or tensors with one element, by name.
+
+        Raises:
+            Refused: A value is not one number, or a name has other characters than letters, digits, and `_`.
+        """
+        if wrong := problem(numbers):
+            with self._final():
+                raise Refused(wrong)
+        if self._reports:
+            self._reports.log(self._phase, numbers)
 
     def checkpoints(
         self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: str | float = "5m", keep: int = 2
@@ -388,6 +426,8 @@ class Account:
         if self._progress.stopped is not None and self._phases.trains.get(phase):
             return
         current = self._phases.begin(phase, epoch, batches)
+        if self._reports:
+            self._reports.begin(current)
         seed = randomness.mixed(self._seed, randomness.number_of(phase), epoch, self.rank)
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
@@ -400,6 +440,7 @@ class Account:
                 self._checkpoints.before_batch()
             known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
+            self._phase = phase
             self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
             self.reseed()
             yield batch
@@ -437,6 +478,8 @@ class Account:
         del self._phases.open[name]
         tally.commits = current.commits if current.trains else None
         proof = prove(tally, members.everyone, leads=members.leads)
+        if self._reports:
+            self._reports.close(current, proof)
         self._progress.close(proof.lines[-1])
         self._proved += 1
         try:
@@ -454,4 +497,6 @@ class Account:
             last = self._progress.last_line(self._attempt.run, self.discarded)
             if self._attempt.prints and last:
                 emit(last)
+            if self._reports and last:
+                self._reports.complete(last)
             self._attempt.complete()

@@ -34,22 +34,30 @@ class Attempt:
         seed: Seed of the order of samples.
         group: The ranks that share the samples.
         anew: Whether a restart that loads no state begins anew.
+        problem: What is wrong with the environment of this process.
 
     Raises:
         Refused: The processes contradict each other.
     """
 
     def __init__(
-        self, *, task: str, plan: Mapping[str, Any], seed: int, group: dist.ProcessGroup | None, anew: bool
+        self,
+        *,
+        task: str,
+        plan: Mapping[str, Any],
+        seed: int,
+        group: dist.ProcessGroup | None,
+        anew: bool,
+        problem: str | None,
     ) -> None:
         if not dist.is_initialized():
             raise Refused("call torch.distributed.init_process_group before you make an Account")
-        self._process, self.anew, problem = Process.from_env(os.environ), anew, None
+        self._process, self.anew = Process.from_env(os.environ), anew
         process, number = self._process, next(_accounts)
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
         else:
-            problem = tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
+            problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
         self._path = restart.path_of(number)
         own = process.run if number == 1 else f"{process.run}.{number}"
         record = restart.read(self._path, task)

@@ -33,7 +33,7 @@ class EpochInProgress:
         self.tally, self.trains, self.commits = tally, trains, commits
         self._sampler, self._expected = sampler, sampler.arrays()
         self.total = sampler.total_steps  # those that were skipped included
-        self._samples, self._batch, self._phase = sampler.total, sampler.batch, tally.phase.name
+        self._samples, self._batch, self.phase = sampler.total, sampler.batch, tally.phase.name
         self.handed = self.counted = skip
         self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
@@ -60,6 +60,10 @@ class EpochInProgress:
             world=world,
         )
 
+    def samples(self, first: int, last: int) -> int:
+        """Samples of all ranks in the steps after step `first`, up to step `last`."""
+        return min(last * self._batch, self._samples) - min(first * self._batch, self._samples)
+
     def where(self, step: int) -> str:
         """The step for a sentence."""
         return f"{self.name}, step {step} of {self.total}"
@@ -82,7 +86,7 @@ class EpochInProgress:
                 "commit() is called after optimizer.step()"
             )
         rows = min(self._batch, self._samples - (step - 1) * self._batch)
-        return Batch(batch.indices, batch.data, rows, self._phase, step, self.total)
+        return Batch(batch.indices, batch.data, rows, self.phase, step, self.total)
 
     def count(self, upto: int) -> None:
         """Count the batches up to step `upto`."""

@@ -40,11 +40,49 @@ class Phases:
     @property
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
-        phase = next((name for name, trains in self.trains.items() if trains), next(iter(self.trains)))
-        known = self._progress.phases[phase]
-        position = self.open[phase].position if phase in self.open else known.position
-        reached = position.consumed if position else 0
+        known = self._progress.phases[self._first]
+        reached = self._position(self._first)
         return known.completed + 1, reached, known.consumed + reached
+
+    @property
+    def steps_so_far(self) -> int:
+        """Steps of that phase, over all epochs."""
+        epoch, reached, _ = self.reached
+        sampler = self.samplers[self._first]
+        whole = replace(sampler.shard, start=0, end=None)
+        return (epoch - 1) * whole.steps(sampler.batch) + -(-reached // sampler.batch)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Samples that the phases which train have to consume, and those that they have consumed."""
+        self.measure()
+        planned = consumed = 0
+        for phase, (epochs, end) in self._progress.extents.items():
+            if self.trains.get(phase):
+                whole = replace(self.samplers[phase].shard, start=0, end=None).total
+                planned += epochs * whole - (whole - end if end is not None else 0)
+                consumed += self._progress.phases[phase].consumed + self._position(phase)
+        return planned, consumed
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the data of the first phase that trains."""
+        return self._progress.phases[self._first].data
+
+    @property
+    def proved(self) -> int:
+        """Number of epochs that are proved, over all starts."""
+        return sum(phase.completed for phase in self._progress.phases.values())
+
+    @property
+    def _first(self) -> str:
+        """The first phase that trains, or else the first of all."""
+        return next((name for name, trains in self.trains.items() if trains), next(iter(self.trains)))
+
+    def _position(self, phase: str) -> int:
+        """The position in the order of a phase's epoch in progress."""
+        known = self.open[phase].position if phase in self.open else self._progress.phases[phase].position
+        return known.consumed if known else 0
 
     def declare(
         self,

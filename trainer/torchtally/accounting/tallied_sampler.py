@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
@@ -97,6 +98,11 @@ class TalliedSampler(Sampler):
         """Count the batches that were handed out: call it after each `optimizer.step()`, as `Account.commit`."""
         with _ending():
             self._account.commit()
+
+    def log(self, **numbers: float | Tensor) -> None:
+        """Report numbers of rank 0, such as `sampler.log(loss=loss)`, as `Account.log`."""
+        with _ending():
+            self._account.log(**numbers)
 
     def state_dict(self) -> dict[str, str]:
         """Return how far the run is, the same on every rank: save it with the weights of the same moment."""

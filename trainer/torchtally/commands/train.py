@@ -2,23 +2,21 @@
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 
 from torchtally import compat, events, tasks
 from torchtally.accounting.tally import Run
 from torchtally.commands.setup import set_up
 from torchtally.distributed import process_group, shared_memory
-from torchtally.environment import Places, StatusServer, metrics_port
+from torchtally.environment import Places
 from torchtally.errors import Volume
 from torchtally.log import log
-from torchtally.monitoring import mlflow_client, trainjob_status
-from torchtally.monitoring.callback import Callback, Callbacks
+from torchtally.monitoring.callback import Callbacks
+from torchtally.monitoring.requested import Requested
 from torchtally.options import Training
 from torchtally.pod.failure import exit_rank
 from torchtally.training import artifacts, loop
@@ -54,7 +52,14 @@ def _fit(name: str, options: Training, output: Path) -> None:
     """Train in the loop, from the newest checkpoint if there is one, and write the model and its proof."""
     compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
     facts = {"seed": options.seed, "options": compared}
-    context = set_up(name, options.data, facts, lambda: _prepare(options, output))
+    requested: Requested | None = None  # on rank 0
+
+    def prepare() -> None:
+        nonlocal requested
+        requested = Requested.of(options.mlflow)
+        artifacts.prepare(output)
+
+    context = set_up(name, options.data, facts, prepare)
     process, task, device = context.process, context.task, context.device
 
     folder = output / FOLDER
@@ -74,8 +79,11 @@ def _fit(name: str, options: Training, output: Path) -> None:
         data=task.fingerprint,
     )
     with ExitStack() as stack:
-        requested = _callbacks(options, run, output, task.inputs(context.test.inputs[:2])) if process.rank == 0 else ()
-        callbacks = [stack.enter_context(each) for each in requested]
+        callbacks = []
+        if requested:
+            example = task.inputs(context.test.inputs[:2]).tolist()
+            watchers = requested.callbacks(run, options.training_options(), output, example)
+            callbacks = [stack.enter_context(each) for each in watchers]
         training = loop.Loop(
             task=task,
             options=options,
@@ -90,26 +98,6 @@ def _fit(name: str, options: Training, output: Path) -> None:
         train_state = training.fit(state)
         if process.rank == 0:
             _write(train_state, task, output, identity)
-
-
-def _callbacks(
-    options: Training, run: Run, output: Path, example: Tensor
-) -> Iterator[AbstractContextManager[Callback]]:
-    """The callbacks that the options and the environment request. Raises Refused."""
-    if options.mlflow is not None:
-        yield mlflow_client.recorder(options.mlflow, run, options.training_options(), output, example.tolist())
-    if port := metrics_port():
-        from torchtally.monitoring import prometheus  # imports an HTTP server
-
-        yield prometheus.exporter(port, run)
-    if server := StatusServer.from_env():
-        yield trainjob_status.reporter(server)
-
-
-def _prepare(options: Training, output: Path) -> None:
-    if options.mlflow is not None:
-        mlflow_client.check()
-    artifacts.prepare(output)
 
 
 def _write(train_state: TrainState, task: Task, output: Path, identity: dict[str, Any]) -> None:

@@ -70,6 +70,8 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.commit()
+        if logs and "loss" in logs:
+            self._account.log(loss=logs["loss"])
 
     def commit(self) -> None:
         """Count what is in the weights now."""

@@ -1,6 +1,6 @@
 """Lightning: its Trainer counts the batches, and its checkpoints hold the account's state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,6 +56,8 @@ class AccountCallback(Callback):
     ) -> None:
         if module.automatic_optimization and not outputs:
             raise Unproven("a batch is not in the weights: training_step() returned no loss for it")
+        if isinstance(outputs, Mapping) and isinstance(loss := outputs.get("loss"), torch.Tensor):
+            self._account.log(loss=loss.detach() * trainer.accumulate_grad_batches)  # Lightning has divided it
         self._commit(trainer, module)
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -131,6 +131,10 @@ class _Commits(TrainerCallback):
         self._account.commit()
         self._keep(state)
 
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        if "loss" in others["logs"]:
+            self._account.log(loss=others["logs"]["loss"])
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._keep(state)
 

@@ -1,1 +1,1 @@
-"""Callbacks of a training: MLflow, Prometheus and Kubeflow Trainer."""
+"""Watchers of a training: MLflow, Prometheus, and Kubeflow Trainer."""

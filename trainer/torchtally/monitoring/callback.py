@@ -1,11 +1,34 @@
-"""The interface by which rank 0's training loop notifies MLflow, Prometheus and Kubeflow Trainer."""
+"""The interface by which rank 0 notifies MLflow, Prometheus, and Kubeflow Trainer of its training."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torchtally.accounting.tally import Phase
+from typing import Any, Protocol
 
 LOSS_INTERVAL = 100  # steps between two values of train_loss, because reading one synchronizes with the device
+
+
+class Run(Protocol):
+    """What watchers know of the run."""
+
+    @property
+    def run(self) -> str:
+        """Id of the run."""
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def plan(self) -> Mapping[str, int]:
+        """Epochs of each phase."""
+
+    @property
+    def world(self) -> int: ...
+
+    @property
+    def data(self) -> str:
+        """The data's fingerprint."""
 
 
 class Callback:
@@ -14,7 +37,7 @@ class Callback:
     def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
         """The training starts or resumes. `done`: its completed share, 0 to 1; `lines`: all ranks' lines so far."""
 
-    def step(self, phase: Phase, samples: int, done: float) -> None:
+    def step(self, epoch: int, samples: int, done: float) -> None:
         """All ranks together have trained on `samples` in one step; `done` is the training's completed share."""
 
     def metrics(self, step: int, **values: float) -> None:
@@ -22,6 +45,9 @@ class Callback:
 
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
         """All ranks' line of a phase. `holds`: neither this line nor that of any rank is wrong."""
+
+    def complete(self, line: Mapping[str, Any]) -> None:
+        """The plan is fulfilled and proved: the last line of the run. Only an account's run reports it."""
 
 
 class Callbacks(Callback):
@@ -34,9 +60,9 @@ class Callbacks(Callback):
         for each in self._callbacks:
             each.begin(done, lines)
 
-    def step(self, phase: Phase, samples: int, done: float) -> None:
+    def step(self, epoch: int, samples: int, done: float) -> None:
         for each in self._callbacks:
-            each.step(phase, samples, done)
+            each.step(epoch, samples, done)
 
     def metrics(self, step: int, **values: float) -> None:
         for each in self._callbacks:
@@ -45,3 +71,7 @@ class Callbacks(Callback):
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
         for each in self._callbacks:
             each.proof(line, holds)
+
+    def complete(self, line: Mapping[str, Any]) -> None:
+        for each in self._callbacks:
+            each.complete(line)

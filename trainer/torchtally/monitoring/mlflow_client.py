@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Stopped
 from torchtally.log import log
-from torchtally.monitoring.callback import Callback
+from torchtally.monitoring.callback import Callback, Run
 
 # Seconds to wait for the record of a run that has ended. A pod that is stopped has only its grace period.
 _TIMEOUT = {"FINISHED": 180.0, "FAILED": 10.0, "KILLED": 3.0}
@@ -24,19 +23,21 @@ _TIMEOUT = {"FINISHED": 180.0, "FAILED": 10.0, "KILLED": 3.0}
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-def check() -> None:
+def check(experiment: str) -> None:
     """Raise Refused if MLflow is not installed."""
     if importlib.util.find_spec("mlflow") is None:
         raise Refused(
-            "--mlflow needs the extra `mlflow`: pip install 'torchtally[mlflow]', or use an image with EXTRAS=mlflow"
+            f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs the extra "
+            "`mlflow`: pip install 'torchtally[mlflow]', or use an image with EXTRAS=mlflow"
         )
 
 
 @contextmanager
 def recorder(experiment: str, run: Run, options: Mapping[str, Any], output: Path, example: Any) -> Iterator["Recorder"]:
-    """Record the training in the `with` block, and at its end the model and the proof.
+    """Record the training in the `with` block, and at its end the proof.
 
-    `example`: inputs of the model, two rows or more, as nested lists.
+    `example`: inputs of a task's model, two rows or more, as nested lists. With it, `output` has the model and the
+    proof, and the model is recorded as well. Without it, the lines of the run are the proof.
     """
     recorder = Recorder(experiment, run, options, output)
     try:
@@ -65,13 +66,21 @@ class Recorder(Callback):
             tags={"data": run.data, "world": str(run.world), "attempt": str(run.attempt)},
             output=str(output.absolute()),
         )
+        self._lines: list[Mapping[str, Any]] = []  # of all ranks together
 
     def metrics(self, step: int, **values: float) -> None:
         self._send(step=step, time=time.time_ns() // 1_000_000, metrics=values)
 
+    def proof(self, line: Mapping[str, Any], holds: bool) -> None:
+        self._lines.append(line)
+
+    def complete(self, line: Mapping[str, Any]) -> None:
+        self._lines.append(line)
+
     def end(self, status: Status, example: Any = None) -> None:
         """Record the end of the run and, with FINISHED, its model and proof. Waits up to _TIMEOUT seconds."""
-        self._send(end=status, example=example)
+        proof = {"holds": True, "lines": self._lines} if example is None and status == "FINISHED" else None
+        self._send(end=status, example=example, proof=proof)
         if self._process is None:
             return
         try:

@@ -25,6 +25,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 _RUN, _PROOF = "torchtally.run", "torchtally.proof"  # tags
+_FILE = "proof.json"
 _MAX_PENDING = 100_000  # values; beyond it the oldest are dropped
 _BATCH_SIZE = 1000  # values in a request: MLflow's maximum
 _SAMPLE_INTERVAL = 10.0  # seconds between two samples of the system metrics
@@ -62,7 +63,7 @@ def main(model_of: ModelOf) -> None:
         try:
             record.send()
             if end is not None:
-                return record.end(end["end"], end["example"])
+                return record.end(end["end"], end["example"], end["proof"])
             retry = _FIRST_RETRY
         except Exception as error:  # no error of MLflow's may end the recording
             record.warn_once(error)
@@ -103,14 +104,20 @@ class Record:
             self._failing = False
             _log(logging.INFO, "MLflow answers again and has all values of the run so far")
 
-    def end(self, status: str, example: Any) -> None:
-        """Record the status of the run and, with FINISHED, its proof and its model."""
+    def end(self, status: str, example: Any, proof: Any) -> None:
+        """Record the status of the run and, with FINISHED, its proof and a task's model.
+
+        The proof of a task, and its model, are in the output folder.
+        """
         if status == "FINISHED":
-            proof = json.loads((self._output / "proof.json").read_bytes())
-            verdict = "every sample as the contract says" if proof["holds"] else "does not hold"
+            found = proof or json.loads((self._output / _FILE).read_bytes())
+            verdict = "every sample as the contract says" if found["holds"] else "does not hold"
             self._client.set_tag(self._run, _PROOF, verdict)
-            self._client.log_artifact(self._run, str(self._output / "proof.json"))
-            self._log_model(example)
+            if proof:
+                self._client.log_dict(self._run, proof, _FILE)
+            else:
+                self._client.log_artifact(self._run, str(self._output / _FILE))
+                self._log_model(example)
         self._client.set_terminated(self._run, status)
 
     def warn_once(self, error: Exception) -> None:
@@ -127,6 +134,8 @@ class Record:
         from mlflow.entities import Param
 
         uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            self._output.mkdir(parents=True, exist_ok=True)
         mlflow.set_tracking_uri(uri or f"sqlite:///{self._output}/mlflow.db")
         self._client = mlflow.MlflowClient()
         name, run = self._start["experiment"], self._start["run"]

@@ -8,9 +8,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
 
-from torchtally.accounting.tally import Phase, Run
 from torchtally.log import log
-from torchtally.monitoring.callback import LOSS_INTERVAL, Callback
+from torchtally.monitoring.callback import LOSS_INTERVAL, Callback, Run
 
 _STEP_BUCKETS = [0.001 * 2**power for power in range(16)]  # seconds: a millisecond to half a minute
 _VALUES = {
@@ -49,7 +48,7 @@ class Metrics(Callback):
         Info("torchtally_run", "The run, its task and its data", registry=registry).info(labels)
         Gauge("torchtally_world_size", "Number of ranks", registry=registry).set(run.world)
         Gauge("torchtally_attempt", "Number of restarts of the run", registry=registry).set(run.attempt)
-        Gauge("torchtally_epochs", "Number of epochs of the run", registry=registry).set(run.plan["train"])
+        Gauge("torchtally_epochs", "Number of epochs of the run", registry=registry).set(max(run.plan.values()))
         self._epoch = Gauge("torchtally_epoch", "Current epoch", registry=registry)
         self._samples = Counter("torchtally_samples", "Samples that all ranks have trained on", registry=registry)
         self._seconds = Histogram(
@@ -71,17 +70,28 @@ class Metrics(Callback):
                 self._wrong.labels(phase, how)
         self._last_step: tuple[int, float] | None = None  # epoch and time
 
-    def step(self, phase: Phase, samples: int, done: float) -> None:
+    def step(self, epoch: int, samples: int, done: float) -> None:
         now = time.perf_counter()
-        if self._last_step and self._last_step[0] == phase.epoch:  # before an epoch's first step is an evaluation
+        if self._last_step and self._last_step[0] == epoch:  # before an epoch's first step is an evaluation
             self._seconds.observe(now - self._last_step[1])
-        self._last_step = phase.epoch, now
-        self._epoch.set(phase.epoch)
+        else:
+            self._epoch.set(epoch)
+        self._last_step = epoch, now
         self._samples.inc(samples)
 
     def metrics(self, step: int, **values: float) -> None:
         for name, value in values.items():
+            if name not in self._values:
+                self._values[name] = self._gauge(name)
             self._values[name].set(value)
+
+    def _gauge(self, name: str) -> Gauge:
+        """A gauge for a number of the user's own."""
+        try:
+            return Gauge(f"torchtally_{name}", "Last value that the program logged", registry=self.registry)
+        except ValueError:  # a name that is taken, such as step_seconds
+            log.warning(f"torchtally_{name} is another metric, so the program's own number is not served")
+            return Gauge(f"torchtally_{name}", "", registry=CollectorRegistry())
 
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
         self._proofs.labels(line["phase"], "true" if holds else "false").inc()

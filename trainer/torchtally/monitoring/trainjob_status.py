@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from http.client import HTTPException, HTTPSConnection, responses
+from itertools import islice
 from typing import Any
 
-from torchtally.accounting.tally import Phase
 from torchtally.environment import StatusServer
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback
@@ -23,6 +23,7 @@ from torchtally.proof import table
 _INTERVAL = 5.0  # seconds between two reports
 _REQUEST_TIMEOUT = 3.0  # seconds for each part of a request; less than _END_TIMEOUT, which includes a pending request
 _END_TIMEOUT = 5.0  # seconds for the last report, because the grace period of a pod is short
+_LONGEST, _MOST = 64, 200  # characters of a name, and metrics of the program's own; the fields' maxima are 64 and 256
 _MAX_SECONDS = (1 << 31) - 1  # the field's maximum
 
 
@@ -58,11 +59,12 @@ class Reporter(Callback):
         self._thread = threading.Thread(target=self._report, args=[self._status(last=False)], daemon=True)
         self._thread.start()
 
-    def step(self, phase: Phase, samples: int, done: float) -> None:
+    def step(self, epoch: int, samples: int, done: float) -> None:
         self._done = done
 
     def metrics(self, step: int, **values: float) -> None:
-        self._values = {**self._values, **values}
+        known = {**self._values, **{name: value for name, value in values.items() if len(name) <= _LONGEST}}
+        self._values = dict(islice(known.items(), _MOST))
 
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
         self._proofs = [*self._proofs, (line, holds)]

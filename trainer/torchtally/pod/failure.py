@@ -10,8 +10,10 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
-from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, lost_a_peer
+from torchtally.environment import has_entry_point, pod_name
+from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, lost_a_peer
 from torchtally.log import log
+from torchtally.pod import termination_message
 
 
 class Kind(IntEnum):
@@ -68,9 +70,16 @@ def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
 
 
 def record(error: BaseException) -> None:
-    """Record `error` of a rank for the entry point, which derives termination message and exit code from it."""
+    """Record `error` of a rank for the entry point, which derives termination message and exit code from it.
+
+    Under plain torchrun, the rank itself writes the message, unless it is the consequence of a lost peer.
+    """
     with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
         get_error_handler().record_exception(error)
+    kind = type(error).__name__
+    if not has_entry_point() and not isinstance(error, Lost) and not lost_a_peer(f"{kind}: {error}"):
+        what = f": {error}" if isinstance(error, Ending) else f" failed: {kind}: {error}"
+        termination_message.write(f"rank {os.environ.get('RANK', 0)} ({pod_name()}){what}")
 
 
 def end(ending: Ending) -> int:

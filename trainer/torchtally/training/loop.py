@@ -170,7 +170,7 @@ class Loop:
                 loss.item()  # which waits for the device
                 events.emit(events.Step(epoch=phase.epoch), run.source)
             if self.callback:
-                self.callback.step(phase, rows, train_state.done)
+                self.callback.step(phase.epoch, rows, train_state.done)
                 if train_state.steps % LOSS_INTERVAL == 0 and len(indices):
                     so_far = _steps_so_far(phase, train_state.position)
                     self.callback.metrics(so_far, train_loss=loss.item() / len(indices))

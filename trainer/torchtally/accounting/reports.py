@@ -1,0 +1,156 @@
+"""What rank 0 reports of an account's run: a line now and then in a log, and what watchers of the environment are told.
+
+Watchers have the names of the built-in tasks: a number that is logged in the phase `train` as `loss` is `train_loss`.
+"""
+
+import atexit
+import functools
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.phases import Phases
+from torchtally.accounting.tally import Proof
+from torchtally.environment import Places
+from torchtally.monitoring.callback import Callbacks
+from torchtally.monitoring.requested import Requested
+
+_LOG_SECONDS = 10.0  # between two lines of progress
+_READ_SECONDS = 1.0  # between two readings of the logged numbers, which can wait for a GPU
+
+
+class Reports:
+    """The reports of one start of a run, on the process that prints for all."""
+
+    def __init__(self, requested: Requested, phases: Phases, options: Mapping[str, Any]):
+        self._requested, self._phases, self._options = requested, phases, options
+        self._watchers: Callbacks | None = None
+        self._open = ExitStack()
+        self._begun = False
+        self._planned = self._consumed = 0  # samples of all phases that train
+        self._counted: dict[str, int] = {}  # steps of each phase's epoch that are reported
+        self._trained: dict[str, tuple[float, int]] = {}  # where its epoch began: time and steps
+        self._logged: dict[str, Any] = {}  # by name, not read yet
+        self._known: dict[str, str] = {}  # numbers that are read, for people
+        self._in_log = not sys.stderr.isatty()  # on a terminal, a program has a bar of its own
+        self._read_at = 0.0
+        self._line_at = time.monotonic() + _LOG_SECONDS
+
+    def begin(self, current: EpochInProgress) -> None:
+        """An epoch begins, or goes on."""
+        self._planned, self._consumed = self._phases.extent
+        if not self._begun:
+            self._begun = True
+            self._notify(current)
+        if current.trains:
+            self._counted[current.phase] = current.counted
+            self._trained[current.phase] = time.perf_counter(), current.counted
+
+    def stepped(self, current: EpochInProgress) -> None:
+        """The optimizer has stepped, with what counts now."""
+        before, counted = self._counted[current.phase], current.counted
+        if before == counted:
+            return
+        self._counted[current.phase] = counted
+        if self._watchers:
+            samples = current.samples(before, counted)
+            self._consumed += samples
+            self._watchers.step(current.tally.phase.epoch, samples, min(1.0, self._consumed / self._planned))
+        now = time.monotonic()
+        if self._logged and now >= self._read_at:
+            self._read()
+        if now >= self._line_at:
+            self._line_at = now + _LOG_SECONDS
+            self._print(current)
+
+    def log(self, phase: str, numbers: Mapping[str, Any]) -> None:
+        """The program reports numbers."""
+        for name, number in numbers.items():
+            # Without its graph, which it would keep in memory.
+            self._logged[f"{_label(phase)}_{name}"] = number.detach() if isinstance(number, Tensor) else number
+        if phase not in self._phases.open or time.monotonic() >= self._read_at:
+            self._read()
+
+    def close(self, current: EpochInProgress, proof: Proof) -> None:
+        """An epoch is proved, or is not."""
+        if self._logged:
+            self._read()
+        if not self._watchers:
+            return
+        if current.trains and current.phase in self._trained:
+            began, counted = self._trained[current.phase]
+            speed = current.samples(counted, current.counted) / max(time.perf_counter() - began, 1e-9)
+            self._watchers.metrics(self._phases.steps_so_far, samples_per_second=speed)
+        self._watchers.proof(proof.lines[-1], proof.holds)
+
+    def complete(self, line: Mapping[str, Any]) -> None:
+        """The plan is fulfilled."""
+        if self._watchers:
+            self._watchers.complete(line)
+
+    def end(self, error: BaseException | None) -> None:
+        """The run ends, with this error if it is not None."""
+        atexit.unregister(self._abandoned)
+        self._open.__exit__(type(error) if error else None, error, None)
+
+    def _notify(self, current: EpochInProgress) -> None:
+        """Find the watchers, now that the run and its plan are known."""
+        run = replace(current.tally.run, data=self._phases.fingerprint)
+        output = Places.from_env(os.environ).output
+        watchers = [*self._requested.callbacks(run, self._options, output)]
+        if watchers:
+            atexit.register(self._abandoned)
+            self._watchers = Callbacks([self._open.enter_context(each) for each in watchers])
+            share = self._consumed / self._planned if self._planned else 0.0
+            # Earlier epochs were proved, or there would be no state.
+            self._watchers.begin(share, [{"lost": 0, "doubled": 0}] * self._phases.proved)
+
+    def _abandoned(self) -> None:
+        """Python ends, and the account was not left."""
+        self.end(RuntimeError("the program ended before its account"))
+
+    def _read(self) -> None:
+        """Wait for the logged numbers, and report them."""
+        values = {name: float(number) for name, number in self._logged.items()}
+        self._logged = {}
+        self._known |= {name: f"{value:.4g}" for name, value in values.items()}
+        if self._watchers:
+            self._watchers.metrics(self._phases.steps_so_far, **values)
+        self._read_at = time.monotonic() + _READ_SECONDS
+
+    def _print(self, current: EpochInProgress) -> None:
+        if not self._in_log:
+            return
+        phase = current.tally.phase
+        prefix = f"{_label(phase.name)}_"
+        known = {name.removeprefix(prefix): text for name, text in self._known.items() if name.startswith(prefix)}
+        numbers = "".join(f", {name} {text}" for name, text in known.items())
+        title = f"{phase.name} epoch {phase.epoch}/{current.tally.run.plan[phase.name]}"
+        print(f"{title}: step {current.counted} of {current.total}{numbers}", flush=True)
+
+
+@functools.cache
+def _label(phase: str) -> str:
+    """A phase's name as metrics have it."""
+    return re.sub(r"\W", "_", phase, flags=re.ASCII)
+
+
+def problem(numbers: Mapping[str, Any]) -> str | None:
+    """Why these are no numbers, or have names that metrics cannot have."""
+    for name, number in numbers.items():
+        if not (name.isascii() and name.isidentifier()):
+            return f"log(): the name {name!r} must have only letters, digits, and _, and no digit first"
+        if isinstance(number, Tensor):
+            if number.numel() != 1 or number.is_complex():
+                return f"log(): {name} must be one number, and its tensor has the shape {tuple(number.shape)}"
+        elif not hasattr(number, "__float__"):
+            return f"log(): {name} must be a number, not a {type(number).__name__}"
+    return None
