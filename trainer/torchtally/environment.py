@@ -244,6 +244,14 @@ def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:
     return "TORCHTALLY_RUN" in env
 
 
+def forks(env: Mapping[str, str]) -> bool:
+    """Whether ranks may be forks of a process that has imported torch. Raises Refused."""
+    value = env.get("TORCHTALLY_FORK") or "auto"
+    if value not in ("auto", "never"):
+        raise Refused(f"TORCHTALLY_FORK={value!r} must be auto or never")
+    return value == "auto"
+
+
 def termination_log(env: Mapping[str, str] = os.environ) -> Path:
     """Kubernetes' file for a container's termination message; the variable follows terminationMessagePath."""
     return Path(env.get("TORCHTALLY_TERMINATION_LOG") or "/dev/termination-log")
