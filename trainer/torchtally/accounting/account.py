@@ -22,6 +22,7 @@ from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.locality import Locality
 from torchtally.accounting.plan import Planned
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
@@ -55,6 +56,7 @@ class Account:
         group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
             the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.
         anew: Whether a restart that loads no state begins anew. Otherwise it is refused, as its weights may not.
+        order: Order of the phases that shuffle: a `Locality` for data in shard files (default: one over all samples).
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Account:
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         anew: bool = False,
+        order: Locality | None = None,
     ):
         self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
+        self._order = order
         self._samplers: dict[str, Sampler] = {}  # by phase, as are the following
         self._trains: dict[str, bool] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
@@ -148,6 +152,7 @@ class Account:
         contract: Contract = "exact",
         fingerprint: str | None = None,
         trains: bool = True,
+        order: Locality | None = None,
     ) -> Sampler:
         """Return this rank's sampler of a phase, for a DataLoader of your own.
 
@@ -161,6 +166,7 @@ class Account:
                 compared.
             trains: Whether the samples go into the weights, so that `commit` counts them. Otherwise, as in an
                 evaluation, a batch counts when the loop asks for the next one.
+            order: Order of a phase that shuffles (default: that of the account), with the sizes of the shard files.
 
         Raises:
             Refused: An argument is not valid.
@@ -173,15 +179,19 @@ class Account:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
         if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
             raise Refused(f"{phase}: {problem}")
-        sampler = Sampler(
-            n,
-            batch_size=batch_size,
-            seed=self._seed,
-            shuffle=shuffle,
-            contract=contract,
-            rank=self.rank,
-            world=self.world,
-        )
+        try:
+            sampler = Sampler(
+                n,
+                batch_size=batch_size,
+                seed=self._seed,
+                shuffle=shuffle,
+                contract=contract,
+                order=order or (self._order if shuffle else None),
+                rank=self.rank,
+                world=self.world,
+            )
+        except Refused as refused:
+            raise Refused(f"{phase}: {refused}") from None
         known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
         self._progress.declare(phase, known)
         self._samplers[phase], self._trains[phase] = sampler, trains
@@ -196,6 +206,7 @@ class Account:
         shuffle: bool = True,
         contract: Contract = "exact",
         trains: bool = True,
+        order: Locality | None = None,
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return a DataLoader of a phase, whose batches carry the indices of their samples.
@@ -211,6 +222,8 @@ class Account:
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
             trains: Whether `commit` counts the samples. Otherwise, a batch counts when the loop asks for the next one.
+            order: Order of a phase that shuffles (default: that of the account). The dataset's attribute `shard_sizes`
+                has the sizes of its shard files, unless the order has them.
             options: Other arguments of the DataLoader, such as `num_workers` and `collate_fn`.
 
         Raises:
@@ -221,6 +234,7 @@ class Account:
             raise Refused(
                 f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
             )
+        order = order or (self._order if shuffle else None)
         sampler = self.sampler(
             phase,
             len(dataset),
@@ -229,6 +243,7 @@ class Account:
             contract=contract,
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
+            order=order and order.offered(dataset),
         )
         self._loaders[phase] = loader.Loader(dataset, sampler, **options)
         return self._loaders[phase]
