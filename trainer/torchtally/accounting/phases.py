@@ -9,6 +9,7 @@ from torch.utils import data
 from torchtally.accounting import loader, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.locality import Locality
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState
@@ -94,6 +95,7 @@ class Phases:
         contract: Contract,
         fingerprint: str | None,
         trains: bool,
+        order: Locality | None,
     ) -> Sampler:
         """Return the sampler of a phase: `Account.sampler`. Raises Refused."""
         if phase not in self._progress.given:
@@ -104,15 +106,19 @@ class Phases:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
         if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
             raise Refused(f"{phase}: {problem}")
-        sampler = Sampler(
-            n,
-            batch_size=batch_size,
-            seed=self._attempt.run.seed,
-            shuffle=shuffle,
-            contract=contract,
-            rank=self._attempt.members.rank,
-            world=self._attempt.members.world,
-        )
+        try:
+            sampler = Sampler(
+                n,
+                batch_size=batch_size,
+                seed=self._attempt.run.seed,
+                shuffle=shuffle,
+                contract=contract,
+                order=order,
+                rank=self._attempt.members.rank,
+                world=self._attempt.members.world,
+            )
+        except Refused as refused:
+            raise Refused(f"{phase}: {refused}") from None
         known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
         self._progress.declare(phase, known)
         self.samplers[phase], self.trains[phase] = sampler, trains
@@ -127,6 +133,7 @@ class Phases:
         shuffle: bool,
         contract: Contract,
         trains: bool,
+        order: Locality | None,
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
@@ -143,6 +150,7 @@ class Phases:
             contract=contract,
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
+            order=order and order.offered(dataset),
         )
         self._loaders[phase] = loader.Loader(dataset, sampler, **options)
         return self._loaders[phase]
