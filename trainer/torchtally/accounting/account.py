@@ -216,11 +216,8 @@ class Account:
         Raises:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
-        stream = isinstance(dataset, data.IterableDataset)
-        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "at_indices")):
-            raise Refused(
-                f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
-            )
+        if problem := loader.lacks(dataset):
+            raise Refused(f"{phase}: {problem}")
         sampler = self.sampler(
             phase,
             len(dataset),
