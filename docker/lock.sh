@@ -14,7 +14,7 @@ if grep -qvF "  torch-$version+cpu-" torch-cpu.sha256; then
     exit 1
 fi
 
-extras=(keras mlflow s3 spark)
+extras=(keras mlflow parquet s3 spark webdataset)
 
 export_lock() {
     "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --group scripts "$@" \

@@ -25,6 +25,12 @@ from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
 _TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
+# For streams of libraries, by the name of the package.
+_INSTEAD = {
+    "datasets": ": load it without streaming=True, or read its files by torchtally.streams.parquet.ParquetFiles",
+    "streaming": ": read it by torchtally.streams.mds.MDS",
+    "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
+}
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
 
 
@@ -37,9 +43,12 @@ class ByStep(data.Dataset[Any]):
     def __getitem__(self, request: tuple[int, list[int]]) -> tuple[int, Any]:
         number, indices = request
         _reseed(self.sampler, indices)
-        if indices:
-            return number, collated(self.collate, self._fetched(indices), indices, indices)
-        return number, emptied(self.collate, self._fetched, 0)
+        try:
+            if indices:
+                return number, collated(self.collate, self._fetched(indices), indices, indices)
+            return number, emptied(self.collate, self._fetched, 0)
+        except Ending as ending:  # of a dataset: a worker would make a traceback of it
+            return number, ending
 
     def _fetched(self, indices: list[int]) -> Any:
         dataset = self.dataset
@@ -138,6 +147,16 @@ class Loader(data.DataLoader[Any]):
 
     def _steps(self) -> Iterator[Asked]:
         return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.arrays())
+
+
+def lacks(dataset: Any) -> str | None:
+    """Return what a dataset lacks for a loader, and what to do about it."""
+    stream = isinstance(dataset, data.IterableDataset)
+    if hasattr(dataset, "__len__") and (hasattr(dataset, "at_indices") or not stream):
+        return None
+    libraries = (kind.__module__.partition(".")[0] for kind in type(dataset).__mro__)
+    advice = next((_INSTEAD[library] for library in libraries if library in _INSTEAD), "")
+    return f"a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}{advice}"
 
 
 def checked(taken: Any, batches: Any, where: str) -> Batch:

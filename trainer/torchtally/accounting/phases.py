@@ -137,11 +137,8 @@ class Phases:
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
-        stream = isinstance(dataset, data.IterableDataset)
-        if not hasattr(dataset, "__len__") or (stream and not hasattr(dataset, "at_indices")):
-            raise Refused(
-                f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
-            )
+        if problem := loader.lacks(dataset):
+            raise Refused(f"{phase}: {problem}")
         sampler = self.declare(
             phase,
             len(dataset),

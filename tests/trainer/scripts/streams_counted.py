@@ -1,0 +1,57 @@
+"""A loop over a dataset in shard files, which goes on from its last checkpoint: streams_counted.py FOLDER KIND DATA.
+
+A sample itself says which row of the weights counts it, whichever index the loader gave it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from counted import Death
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shardfiles import BLOCK, number, of_kind
+
+from torchtally import Account
+
+folder, kind, where, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+dist.init_process_group("gloo")
+with Account(task="streams", plan={"train": 2}) as account:
+    dataset = of_kind(kind, where, **options)
+    loader = account.loader("train", dataset, batch_size=4, num_workers=1)
+    counts, death, saved = nn.Embedding(len(dataset), 1), Death(), folder / "saved.pt"
+    nn.init.zeros_(counts.weight)
+    optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+    # Of tokens, each of which is there once, the first of a row tells its number.
+    files = [np.fromfile(file, "uint16") for file in sorted(Path(where).glob("*.bin"))]
+    rows = np.concatenate([file[:-1][: (len(file) - 1) // BLOCK * BLOCK : BLOCK] for file in files]) if files else None
+    if saved.exists():
+        checkpoint = torch.load(saved)
+        counts.load_state_dict(checkpoint["counts"])
+        account.load_state_dict(checkpoint["account"])
+    commits = 0
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            death.comes()
+            samples = number(kind, batch.data)
+            if rows is not None:
+                samples = torch.from_numpy(np.searchsorted(rows, samples.numpy()))
+            (-counts(samples).sum()).backward()
+            dist.all_reduce(counts.weight.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            account.commit()
+            commits += 1
+            if commits % 4 == 0:
+                state = {"counts": counts.state_dict(), "account": account.state_dict()}
+                if dist.get_rank() == 0:
+                    torch.save(state, folder / "saved.part")
+                    (folder / "saved.part").replace(saved)
+                dist.barrier()
+    (folder / f"times-{dist.get_rank()}.json").write_text(json.dumps(counts.weight.detach().flatten().int().tolist()))
+dist.destroy_process_group()

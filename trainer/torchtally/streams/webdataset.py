@@ -1,0 +1,182 @@
+"""Tar files of WebDataset, by an index of byte offsets beside each.
+
+The index is the one that NVIDIA DALI reads and its `wds2idx` writes. Without DALI, this makes it:
+
+    python -m torchtally.streams.webdataset shard-*.tar
+"""
+
+import mmap
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from webdataset import filters
+from webdataset.shardlists import expand_urls
+from webdataset.tariterators import base_plus_ext
+
+from torchtally.atomic_file import replace
+from torchtally.errors import Refused
+from torchtally.log import log
+from torchtally.streams.files import Opener, basename, expanded, of_each, part
+from torchtally.streams.shards import Shards
+
+_VERSION = "v1.2"
+_BLOCK = 512  # bytes of a header, and what the contents of a file are filled up to
+_META = re.compile(r"__[^/]*__($|/)")  # names that WebDataset leaves out
+_FIRST_LINE = 64  # bytes that it has at most
+
+Component = tuple[str, int, int, str]  # extension, offset, size in bytes, name
+
+
+class TarFiles(Shards):
+    """Samples of WebDataset's tar files, as WebDataset makes and decodes them. Each tar file is a shard.
+
+    Beside `shard-0.tar` there must be its index `shard-0.idx`: `python -m torchtally.streams.webdataset shard-0.tar`.
+
+    Args:
+        urls: Paths or URLs of any file system of fsspec: a list, or one text with braces such as `{000..099}`, or `*`.
+        decode: Arguments of WebDataset's `decode`, such as `["pil"]`; without any, its default handlers decode. `None`
+            leaves the samples as bytes.
+        open_shards: Number of shards that a process keeps open.
+        local: Folder for copies of shards that are not on this machine (default: a temporary one).
+        cache_limit: Bytes of the copies (default: no limit).
+
+    Raises:
+        Refused: An argument is not valid, or an index is missing or does not fit its shard.
+        Volume: A shard cannot be read, and another attempt can succeed.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        decode: Sequence[str | Callable[[str, bytes], Any]] | None = (),
+        open_shards: int = 8,
+        local: str | os.PathLike[str] | None = None,
+        cache_limit: int | None = None,
+    ):
+        self._urls = expanded(urls if not isinstance(urls, str) or "*" in urls else expand_urls(urls))
+        self._decode = None if decode is None else filters.decode(*decode)
+        sizes = of_each(_samples_in, self._urls)
+        self._files = Opener(self._urls, local, cache_limit)
+        described = [[basename(url), size] for url, size in zip(self._urls, self._files.sizes, strict=True)]
+        super().__init__("webdataset", sizes, described, open_shards)
+
+    def _open(self, shard: int) -> tuple[str, mmap.mmap, list[list[Component]]]:
+        url = self._urls[shard]
+        samples = _parsed(part(_index_of(url), 0).decode(), _index_of(url))
+        if len(samples) != self.shard_sizes[shard]:
+            raise Refused(f"{_index_of(url)} has {len(samples)} samples, and it had {self.shard_sizes[shard]}")
+        with self._files.open(shard) as file:
+            opened = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        _, offset, size, _ = samples[-1][-1] if samples else ("", 0, 0, "")
+        end = offset + -(-size // _BLOCK) * _BLOCK
+        if end > len(opened):
+            raise Refused(f"{_index_of(url)} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
+        if any(opened[end : end + _BLOCK]):
+            raise Refused(f"{_index_of(url)} does not fit {url}: it ends at byte {end}, and the shard goes on there")
+        return url, opened, samples
+
+    def _read(self, opened: tuple[str, mmap.mmap, list[list[Component]]], rows: list[int]) -> list[dict[str, Any]]:
+        url, data, samples = opened
+        raw = [_sample(url, data, samples[row]) for row in rows]
+        return raw if self._decode is None else [*self._decode(iter(raw))]
+
+
+def make_index(shard: str | os.PathLike[str]) -> Path:
+    """Write the index of a tar file on this machine beside it, and return its path. Raises Refused."""
+    path = Path(shard)
+    samples: list[list[Component]] = []
+    last = None
+    try:
+        with tarfile.open(path, "r:") as members:
+            for member in members:
+                key, extension = base_plus_ext(member.name)
+                if not member.isreg() or key is None or _META.match(member.name):
+                    continue
+                if any(each.isspace() for each in member.name):
+                    raise Refused(f"{path}: {member.name!r} has a space, which an index cannot name")
+                if key != last:
+                    samples.append([])
+                last = key
+                samples[-1].append((extension, member.offset_data, member.size, member.name))
+    except (OSError, tarfile.TarError) as error:
+        raise Refused(f"{path} cannot be indexed: {error}") from None
+    lines = [f"{_VERSION} {len(samples)}", *(" ".join(f"{e} {o} {s} {n}" for e, o, s, n in each) for each in samples)]
+    index = Path(_index_of(str(path)))
+    replace(index, "".join(f"{line}\n" for line in lines).encode())
+    return index
+
+
+def _index_of(url: str) -> str:
+    return f"{url.removesuffix('.tar')}.idx"
+
+
+def _samples_in(url: str) -> int:
+    """Return the number of samples, which the first line of the index says."""
+    index = _index_of(url)
+    try:
+        first = part(index, 0, _FIRST_LINE).decode().partition("\n")[0]
+    except Refused as refused:
+        if not str(refused).endswith("does not exist"):
+            raise
+        raise Refused(f"{refused}: `python -m torchtally.streams.webdataset {basename(url)}` makes it") from None
+    version, _, number = first.partition(" ")
+    if version != _VERSION or not number.isdecimal():
+        raise Refused(f"{index} begins with {first!r}, and must begin with {_VERSION!r} and the number of samples")
+    return int(number)
+
+
+def _parsed(text: str, index: str) -> list[list[Component]]:
+    first, *lines = text.splitlines()
+    samples = []
+    for line in lines:
+        words = line.split()
+        try:
+            components = [
+                (extension, int(offset), int(size), name)
+                for extension, offset, size, name in zip(*[iter(words)] * 4, strict=True)
+            ]
+        except ValueError:
+            raise Refused(f"{index} has the line {line!r}, and not extension, offset, size, and name") from None
+        samples.append(components)
+    if first != f"{_VERSION} {len(samples)}":
+        raise Refused(f"{index} begins with {first!r}, and has {len(samples)} samples")
+    return samples
+
+
+def _sample(url: str, data: mmap.mmap, components: list[Component]) -> dict[str, Any]:
+    key, _ = base_plus_ext(components[0][3])
+    sample: dict[str, Any] = {"__key__": key, "__url__": url}
+    for extension, offset, size, name in components:
+        unfit = (
+            f"{_index_of(url)} does not fit {url}: at byte {offset} it has {name} of {size} bytes, and the shard has "
+        )
+        try:
+            header = tarfile.TarInfo.frombuf(data[offset - _BLOCK : offset], "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            raise Refused(f"{unfit}no file") from None
+        if header.size != size or not _is_named(header.name, name):
+            raise Refused(f"{unfit}{header.name} of {header.size}")
+        if extension.lower() in sample:
+            raise Refused(f"{url} has two files {extension} of the sample {key}")
+        sample[extension.lower()] = data[offset : offset + size]
+    return sample
+
+
+def _is_named(short: str, name: str) -> bool:
+    """Whether a header can be that of `name`. If it is long or not ASCII, an extended header before it has it whole."""
+    return name.startswith(short) or name.encode("ascii", "replace").decode().startswith(short)
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or sys.exit("python -m torchtally.streams.webdataset SHARD.tar ..."):
+        try:
+            print(make_index(each))
+        except Refused as problem:
+            log.error(problem)
+            sys.exit(problem.code)
