@@ -40,7 +40,7 @@ test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine,
 .PHONY: test-newest-torch
 test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
 	rm .venv/.dev
-	uv pip install --python .venv --upgrade torch
+	uv pip install --python .venv --upgrade torch torchvision
 	python -m pytest --ignore=tests/e2e --ignore=tests/tasks --ignore=tests/image $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: faults
@@ -68,7 +68,7 @@ bench-cluster: .venv/.bench ## compare the time to the first step, by phase, wit
 	scripts/e2e.sh -- python -m bench.cluster $(ARGS)
 
 .PHONY: image
-image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,s3,spark, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
+image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,gpt,keras,mlflow,s3,spark, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
 	docker/image.sh build
 
 .PHONY: image-again

@@ -7,14 +7,19 @@ set -euo pipefail
 cd "$(dirname "$0")"
 uv=${UV:-uv}
 
-version=$(sed -n '/^name = "torch"$/{n;s/version = "\(.*\)"/\1/p;q}' ../trainer/uv.lock)
-if grep -qvF "  torch-$version+cpu-" torch-cpu.sha256; then
-    echo "docker/torch-cpu.sha256 doesn't match torch $version in trainer/uv.lock: copy the SHA-256 of" \
-        "torch-$version+cpu-*.whl from https://download.pytorch.org/whl/cpu/torch/" >&2
-    exit 1
-fi
+for package in torch torchvision; do
+    version=$(sed -n "/^name = \"$package\"\$/{n;s/version = \"\(.*\)\"/\1/p;q}" ../trainer/uv.lock)
+    copy="copy the SHA-256 of $package-$version+cpu-*.whl from https://download.pytorch.org/whl/cpu/$package/"
+    if grep -F "  $package-" torch-cpu.sha256 | grep -qvF "  $package-$version+cpu-"; then
+        echo "docker/torch-cpu.sha256 doesn't match $package $version in trainer/uv.lock: $copy" >&2
+        exit 1
+    elif ! grep -qF "  $package-" torch-cpu.sha256; then
+        echo "lock: warning: docker/torch-cpu.sha256 has no $package, so the CPU image gets that of PyPI, whose" \
+            "operators need CUDA's libraries: $copy" >&2
+    fi
+done
 
-extras=(keras mlflow parquet s3 spark webdataset)
+extras=(gpt keras mlflow parquet s3 spark webdataset)
 
 export_lock() {
     "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --group scripts "$@" \
@@ -30,13 +35,13 @@ subtract() {
     ' "$1" -
 }
 
-# Filters out the CUDA packages, and adds torch's hashes on PyTorch's CPU index to those on PyPI.
+# Filters out the CUDA packages, and adds the hashes of torch and torchvision on PyTorch's CPU index to those on PyPI.
 for_cpu() {
     awk '
-        FILENAME == "torch-cpu.sha256" { hashes = hashes " \\\n    --hash=sha256:" $1; next }
+        FILENAME == "torch-cpu.sha256" { sub(/-.*/, "", $2); hashes[$2] = hashes[$2] " \\\n    --hash=sha256:" $1; next }
         /^[^ ]/ { dropped = /^(cuda|nvidia)[-=]/ }
         dropped { next }
-        /^torch==/ { sub(/ \\$/, hashes "&") }
+        /^torch(vision)?==/ { package = $1; sub(/==.*/, "", package); sub(/ \\$/, hashes[package] "&") }
         { print }
     ' torch-cpu.sha256 -
 }

@@ -7,9 +7,10 @@
 #   E2E_CONTEXT     context of your kubeconfig, with the training operator installed: the tests use this cluster, in
 #                   their own namespaces, and leave it unchanged; with the following variables
 #   E2E_IMAGE       required: an image that the cluster can pull
-#   E2E_TASKS       1: include the tasks that need torchtally:cpu-keras-mlflow-spark (with E2E_CONTEXT:
+#   E2E_TASKS       1: include the tasks that need torchtally:cpu-gpt-keras-mlflow-spark (with E2E_CONTEXT:
 #                   E2E_TASKS_IMAGE)
-#   E2E_DATA        folder on each node with the data in fashion-mnist/ and mnist/; by default, the pods download it
+#   E2E_DATA        folder on each node with the data in fashion-mnist/, image-folder/ and mnist/; by default, the pods
+#                   download it
 #   E2E_MANIFESTS   folder with jobset.yaml, trainer.yaml, trainer-runtimes.yaml and kueue.yaml, for use without
 #                   access to GitHub
 set -euo pipefail
@@ -45,10 +46,12 @@ import os
 
 from torchtally.datasets import idx
 from torchtally.environment import Places
+from torchtally.tasks.image_folder import folder
 
 places = Places.from_env(os.environ)
 for dataset in (idx.FASHION_MNIST, idx.MNIST):
     idx.load(dataset, None, places.cache)
+folder.demo(places.cache)
 print(places.cache.absolute())
 PYTHON
 }
@@ -68,6 +71,7 @@ nodes:
   - role: worker
     extraMounts: &mounts
       - {hostPath: "$folder/fashion-mnist", containerPath: /e2e/data/fashion-mnist, readOnly: true}
+      - {hostPath: "$folder/image-folder", containerPath: /e2e/data/image-folder, readOnly: true}
       - {hostPath: "$folder/mnist", containerPath: /e2e/data/mnist, readOnly: true}
       - {hostPath: "$shared", containerPath: /e2e/shared}
   - {role: worker, extraMounts: *mounts}
@@ -102,8 +106,8 @@ use_kind() {
         E2E_IMAGE=$(DEVICE=cpu REGISTRY=$(address) docker/image.sh push | tail -n 1)
     fi
     if [ -n "${E2E_TASKS:-}" ]; then
-        log "pushing torchtally:cpu-keras-mlflow-spark"
-        E2E_TASKS_IMAGE=$(DEVICE=cpu EXTRAS=keras,mlflow,spark REGISTRY=$(address) docker/image.sh push | tail -n 1)
+        log "pushing torchtally:cpu-gpt-keras-mlflow-spark"
+        E2E_TASKS_IMAGE=$(DEVICE=cpu EXTRAS=gpt,keras,mlflow,spark REGISTRY=$(address) docker/image.sh push | tail -n 1)
     fi
     export E2E_DATA=/e2e/data
     E2E_REGISTRY=$(address)

@@ -10,6 +10,10 @@ def fetched(name: str) -> Path:
     from torchtally.environment import Places
 
     places = Places.from_env(os.environ)
+    if name == "image-folder":
+        from torchtally.tasks.image_folder import folder
+
+        return folder.demo(places.cache).absolute()
     (dataset,) = (each for each in (idx.FASHION_MNIST, idx.MNIST) if each.name == name)
     idx.load(dataset, places.data, places.cache)
     return (places.data or places.cache / name).absolute()

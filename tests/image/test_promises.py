@@ -61,6 +61,14 @@ def test_torch_finds_all_libraries_but_the_drivers(start: Start) -> None:
     assert set(re.findall(r"(\S+) => not found", pod.stdout)) <= {"libcuda.so.1"}
 
 
+def test_torchvision_and_its_operators_fit_torch(start: Start) -> None:
+    program = "import torch; from torchvision import datasets; from torchvision.ops import nms"
+    program += "; boxes = torch.ones(2, 4).cumsum(1); print(nms(boxes, torch.tensor([0.5, 0.9]), 0.5).tolist())"
+    pod = start("run", "--", "python", "-c", program)
+    assert pod.wait() == 0, pod.stderr
+    assert pod.stdout.splitlines()[-1] == "[1]"
+
+
 def test_only_the_cuda_image_speaks_to_nvidias_runtime(image: dict[str, Any]) -> None:
     environment = dict(line.split("=", 1) for line in image["Env"])
     nvidia = {key: value for key, value in environment.items() if key.startswith("NVIDIA_")}

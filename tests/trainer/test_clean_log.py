@@ -7,9 +7,17 @@ from pathlib import Path
 import clean_log
 import launched
 import pytest
+from task_data import fetched
 
 from torchtally import events, tasks
 
+# The data of each task that does not generate its own.
+DATA = {
+    "fashion-mnist": "fashion-mnist",
+    "image-folder": "image-folder",
+    "keras-mnist": "mnist",
+    "mnist-cnn": "mnist",
+}
 # The entry point with a task of few samples. Its ranks are forked from it.
 FEW = """
 import dataclasses, os, signal, sys
@@ -19,8 +27,8 @@ from torchtally.training.task import Samples
 
 load, after_epoch = tasks.load, Checkpointer.after_epoch
 
-def few(name):
-    task = load(name)
+def few(name, options):
+    task = load(name, options)
     return dataclasses.replace(
         task, load=lambda *where: tuple(Samples(each.inputs[:90], each.labels[:90]) for each in task.load(*where))
     )
@@ -53,9 +61,9 @@ def logs(job: launched.Job, command: list[str], code: int = 0, **variables: str)
 
 
 @pytest.mark.parametrize("task", tasks.OPTIONS)
-def test_of_each_built_in_task(job: launched.Job, task: str, fashion_mnist: Path, mnist: Path) -> None:
-    """Their ranks find the data where the fixtures have fetched it."""
-    data = {} if task == "parameter-server" else {"TORCHTALLY_DATA": str(fashion_mnist if "fashion" in task else mnist)}
+def test_of_each_built_in_task(job: launched.Job, task: str) -> None:
+    """Their ranks find the data where it has been fetched."""
+    data = {"TORCHTALLY_DATA": str(fetched(DATA[task]))} if task in DATA else {}
     for log in logs(job, ["run", task, "--epochs", "2", "--batch-size", "16"], **data):
         clean_log.assert_clean(log)
 

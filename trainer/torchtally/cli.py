@@ -108,7 +108,7 @@ def _is_complete(arguments: argparse.Namespace, output: Path) -> bool:
         return False  # before an import of torch
     from torchtally.training import artifacts
 
-    return artifacts.is_complete(arguments.task, options, tasks.load(arguments.task).fingerprint, folder)
+    return artifacts.is_complete(arguments.task, options, tasks.load(arguments.task, options).fingerprint, folder)
 
 
 if __name__ == "__main__":

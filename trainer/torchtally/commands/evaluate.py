@@ -17,7 +17,7 @@ from torchtally import events, tasks
 from torchtally.accounting.evaluation import Evaluation
 from torchtally.accounting.tally import Run, emit
 from torchtally.atomic_file import replace
-from torchtally.commands.setup import set_up
+from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group
 from torchtally.environment import Places
 from torchtally.errors import Refused, Volume
@@ -49,7 +49,8 @@ def main() -> int:
 
 def _run(name: str, options: Training, path: Path) -> None:
     output = options.output or Places.from_env(os.environ).output
-    model = tasks.load(name).model(options)
+    task = load_task(name, options)
+    model = task.model(options)
     saved: SavedModel | None = None
 
     def load() -> None:
@@ -62,7 +63,7 @@ def _run(name: str, options: Training, path: Path) -> None:
         model.load_state_dict(saved.weights)
 
     facts = {"checkpoint": str(path), "options": {**options.model_options(), "tally": options.tally}}
-    context = set_up(name, options.data, facts, load)
+    context = set_up(task, options.data, facts, load)
     for value in model.state_dict().values():  # tensors that share the model's memory
         dist.broadcast(value, src=0)
     run = Run(

@@ -13,6 +13,7 @@ from torchtally import events, tasks
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
+from torchtally.options import Training
 from torchtally.pod import device
 from torchtally.training.task import Samples, Task
 
@@ -29,14 +30,22 @@ class RankContext:
     device: torch.device
 
 
-def set_up(name: str, data: Path | None, facts: Mapping[str, Any], prepare: Callable[[], None]) -> RankContext:
-    """Load the data of the task `name`, compare it and `facts` in the handshake, and create the process group.
+def load_task(name: str, options: Training) -> Task:
+    """Load the task. Raises Refused on every rank if it cannot be loaded on any, and Lost."""
+    try:
+        return tasks.load(name, options)
+    except Refused as refused:
+        process_group.join(Process.from_env(os.environ), {}, str(refused))
+        raise
+
+
+def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Callable[[], None]) -> RankContext:
+    """Load the data of the task, compare it and `facts` in the handshake, and create the process group.
 
     Only rank 0 calls `prepare`. Raises Refused on every rank if any rank has a problem, and Lost.
     """
     process = Process.from_env(os.environ)
     places = Places.from_env(os.environ)
-    task = tasks.load(name)
 
     # The handshake gives a problem of one rank to all, so that all pods report it.
     problem = train = test = where = None

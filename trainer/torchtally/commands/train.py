@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from torchtally import compat, events, tasks
 from torchtally.accounting.tally import Run
-from torchtally.commands.setup import set_up
+from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places
 from torchtally.errors import Volume
@@ -38,17 +38,17 @@ def main() -> int:
 
 def _run(name: str, options: Training) -> None:
     output = options.output or Places.from_env(os.environ).output
-    task = tasks.load(name)
+    task = load_task(name, options)
     if task.fit:
         train_state = task.fit(name, options, output)
-        if dist.get_rank() == 0:
+        if train_state and dist.get_rank() == 0:
             _write(train_state, task, output, artifacts.training(name, options, task.fingerprint))
     else:
-        _fit(name, options, output)
+        _fit(task, name, options, output)
     dist.barrier()  # no rank ends before the model is written
 
 
-def _fit(name: str, options: Training, output: Path) -> None:
+def _fit(task: Task, name: str, options: Training, output: Path) -> None:
     """Train in the loop, from the newest checkpoint if there is one, and write the model and its proof."""
     compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
     facts = {"seed": options.seed, "options": compared}
@@ -59,8 +59,8 @@ def _fit(name: str, options: Training, output: Path) -> None:
         requested = Requested.of(options.mlflow)
         artifacts.prepare(output)
 
-    context = set_up(name, options.data, facts, prepare)
-    process, task, device = context.process, context.task, context.device
+    context = set_up(task, options.data, facts, prepare)
+    process, device = context.process, context.device
 
     folder = output / FOLDER
     identity = artifacts.training(name, options, task.fingerprint)

@@ -1,5 +1,7 @@
 """The built-in tasks, each in a folder: `Options` in its options.py, free of torch, and `TASK` in its task.py.
 
+`TASK` is a Task, or a function that makes one from the options if it depends on them.
+
 The command line, the trainer and Spark's driver find a task by its folder.
 """
 
@@ -28,10 +30,11 @@ OPTIONS: Mapping[str, type[Training]] = {
 }
 
 
-def load(name: str) -> "Task":
-    """The built-in task with this name."""
-    found: Task = importlib.import_module(f"{__name__}.{name.replace('-', '_')}.task").TASK
-    return found
+def load(name: str, options: Training | None = None) -> "Task":
+    """The built-in task with this name and these options (default: its own). Raises Refused."""
+    found: Any = importlib.import_module(f"{__name__}.{name.replace('-', '_')}.task").TASK
+    task: Task = found(options or OPTIONS[name]()) if callable(found) else found
+    return task
 
 
 def parser(command: Literal["run", "evaluate", "spark [options]"]) -> argparse.ArgumentParser:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,20 @@ if TYPE_CHECKING:
     from torchtally.training.train_state import TrainState
 
 
+class Inputs(Protocol):
+    """What stands for a tensor that does not fit into memory: the rows of a step are made when they are asked for."""
+
+    def __getitem__(self, chosen: Any) -> Tensor:
+        """The rows of an index tensor or of a slice, on the device."""
+
+    def to(self, device: torch.device) -> Self: ...
+
+
 @dataclass(frozen=True)
 class Samples:
     """Inputs and labels, indexed alike."""
 
-    inputs: Tensor
+    inputs: Tensor | Inputs
     labels: Tensor
 
     def __len__(self) -> int:
@@ -38,6 +47,6 @@ class Task:
     inputs: Callable[[Tensor], Tensor]
     optimizer: Callable[[Iterator[nn.Parameter], Training], torch.optim.Optimizer]
     rate: Callable[[float], float] | None = None  # what the learning rate is multiplied by, from done = 0 to 1
-    # In place of the loop, for ranks that have roles: (name, options, output folder) -> on rank 0 the trained model.
-    fit: "Callable[[str, Any, Path], TrainState] | None" = None
+    # In place of the loop: (name, options, output folder) -> on rank 0 the trained model, or None if it is written.
+    fit: "Callable[[str, Any, Path], TrainState | None] | None" = None
     files: Callable[[nn.Module], Mapping[str, bytes]] = lambda model: {}  # of other forms of the model, by name

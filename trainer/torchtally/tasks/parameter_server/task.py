@@ -87,6 +87,7 @@ def _samples(n: int, seed: int) -> Samples:
 def _fingerprint() -> str:
     hashed = hashlib.sha256()
     for samples in load(None, Path()):
+        assert isinstance(samples.inputs, Tensor)
         hashed.update(samples.inputs.numpy().tobytes())
         hashed.update(samples.labels.numpy().tobytes())
     return f"sha256:{hashed.hexdigest()[:16]}"

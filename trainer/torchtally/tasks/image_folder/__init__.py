@@ -1,0 +1,1 @@
+"""A classification model of torchvision on a folder of images."""
