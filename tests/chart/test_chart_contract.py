@@ -187,6 +187,17 @@ def test_the_operators_webhook_has_nothing_to_refuse(render: Render, values: tup
         assert container["name"] == "pytorch" and container["image"]
 
 
+@pytest.mark.parametrize(("mode", "kind"), [("ReadWriteOnce", "emptyDir"), ("ReadWriteMany", "persistentVolumeClaim")])
+def test_workers_mount_a_claim_that_all_pods_can_mount(render: Render, mode: str, kind: str) -> None:
+    [job] = [each for each in render(f"--set=model.accessMode={mode}") if each["kind"] == "PyTorchJob"]
+    volumes = {
+        name: {volume["name"]: volume for volume in replica["template"]["spec"]["volumes"]}
+        for name, replica in replicas(job).items()
+    }
+    assert "persistentVolumeClaim" in volumes["Master"]["output"]
+    assert kind in volumes["Worker"]["output"]
+
+
 @every_values
 def test_pods_pass_restricted_pod_security(render: Render, values: tuple[str, ...]) -> None:
     specs = pod_specs(render(*values))

@@ -185,7 +185,12 @@ def train(namespace: Namespace, *options: str) -> None:
 
 def train_own(namespace: Namespace, *options: str) -> None:
     command = ["run", "--", "python", "/files/gpt.py", *GPT]
-    script = ["--set-file", rf"files.gpt\.py={ROOT / 'examples/gpt.py'}", "--set", "task="]
+    script = [
+        "--set-file",
+        rf"files.gpt\.py={ROOT / 'examples/gpt.py'}",
+        "--set",
+        "task=,model.accessMode=ReadWriteMany",
+    ]
     namespace.install(*KIND_VALUES, *script, "--set-json", f"args={json.dumps(command)}", *options)
 
 

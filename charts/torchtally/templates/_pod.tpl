@@ -79,7 +79,7 @@ container's. Workers pull the image first, because the operator appends an init 
 {{- $values := include "torchtally.replicaValues" . | fromYaml }}
 {{- $own := set (omit .root "Values") "Values" $values }}
 {{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
-{{- $keeps := and $values.model.enabled $mayBeRank0 }}
+{{- $keeps := and $values.model.enabled (or $mayBeRank0 (eq $values.model.accessMode "ReadWriteMany")) }}
 {{- $metrics := and $values.metrics.enabled $mayBeRank0 }}
 {{- $init := include "torchtally.initContainers" (dict "root" .root "own" $own "pulls" (not $mayBeRank0)) -}}
 metadata:
