@@ -29,8 +29,8 @@ case $device in cpu | cuda) ;; *) fail "DEVICE is '$device'; it must be cpu or c
 read -ra extras <<<"$(tr ',' '\n' <<<"${EXTRAS:-}" | sort -u | xargs)"
 for extra in "${extras[@]}"; do
     case $extra in
-    compile | gpt | keras | mlflow | s3 | spark) ;;
-    *) fail "EXTRAS is '$EXTRAS'; allowed extras are compile, gpt, keras, mlflow, s3 and spark" ;;
+    compile | gpt | keras | mlflow | parquet | s3 | spark | webdataset) ;;
+    *) fail "EXTRAS is '$EXTRAS'; allowed extras are compile, gpt, keras, mlflow, parquet, s3, spark and webdataset" ;;
     esac
 done
 tag=$(IFS=- && echo "${extras[*]:+-${extras[*]}}")

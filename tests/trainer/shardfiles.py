@@ -98,7 +98,7 @@ def of_kind(kind: str, where: str, **options: Any) -> Any:
 
 
 def number(kind: str, data: Any) -> Any:
-    """The numbers of the samples in a sample, or in a batch of the default collate_fn. Tokens are those of their rows."""
+    """The numbers of the samples of a batch, or the first tokens of its rows."""
     if kind == "tokens":
         return data[..., 0]
     return data["number.cls" if kind == "tars" else "number"]

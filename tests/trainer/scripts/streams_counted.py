@@ -4,6 +4,7 @@ A sample itself says which row of the weights counts it, whichever index the loa
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -47,6 +48,8 @@ with Account(task="streams", plan={"train": 2}) as account:
             optimizer.zero_grad()
             account.commit()
             commits += 1
+            if commits == 3 and "AWAY" in os.environ:  # the object store
+                Path(os.environ["AWAY"]).write_text("away")
             if commits % 4 == 0:
                 state = {"counts": counts.state_dict(), "account": account.state_dict()}
                 if dist.get_rank() == 0:

@@ -35,6 +35,10 @@ class Sampler(data.Sampler[int]):
         contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
         rank: This process's rank (default: that of the process group).
         world: Number of ranks (default: that of the process group).
+
+    Example:
+        >>> list(Sampler(9, shuffle=False, rank=1, world=2))
+        [1, 3, 5, 7]
     """
 
     def __init__(

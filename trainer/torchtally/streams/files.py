@@ -17,7 +17,7 @@ from torchtally.errors import Ending, Refused, Volume
 
 _REQUESTS = 16  # at a time
 _ATTEMPTS = 8  # to open a copy that others remove meanwhile
-_DENIED = ("400", "401", "403", "404", "AccessDenied", "InvalidAccessKeyId", "NoSuchBucket", "NoSuchKey")
+_DENIED = {"400", "401", "403", "404", "AccessDenied", "InvalidAccessKeyId", "NoCredentialsError", "NoSuchBucket"}
 
 
 def system(url: str) -> tuple[Any, str]:
@@ -76,10 +76,13 @@ def reading(url: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, FileNotFoundError):
             raise Refused(f"{url} does not exist") from None
-        code = getattr(error, "response", {}).get("Error", {}).get("Code")
-        final = type(error).__module__ == "builtins" and not isinstance(error, OSError)  # what was read is wrong
-        refused = final or code in _DENIED or isinstance(error, PermissionError | IsADirectoryError)
-        text = " ".join(f"{url} cannot be read: {type(error).__name__}: {error}".split())
+        kind, said = type(error).__name__, getattr(error, "response", {})
+        # What was read is wrong, or a library was used wrongly.
+        final = isinstance(error, ValueError | PermissionError | IsADirectoryError) or (
+            type(error).__module__ == "builtins" and not isinstance(error, OSError)
+        )
+        refused = final or {kind, said.get("Error", {}).get("Code")} & _DENIED
+        text = " ".join(f"{url} cannot be read: {kind}: {error}".split())
         raise (Refused if refused else Volume)(text) from None
 
 

@@ -1,7 +1,7 @@
 """MDS, the format of mosaicml-streaming, by that library's own streams and readers.
 
-Its StreamingDataset is not used: what it holds in shared memory outlives a rank that is killed, and the next start is
-refused or waits for it.
+Its StreamingDataset is not used: what it holds in shared memory outlives a job that is killed, and the library refuses
+the next start in the same folder.
 """
 
 import hashlib
@@ -38,6 +38,14 @@ class MDS(Shards):
         validate_hash: Algorithm by which a fetched shard is checked, if its index has the hash.
         keep_zip: Whether to keep the compressed form of a shard.
         allow_unsafe_types: Whether samples may contain pickled objects, which can run code.
+
+    Example:
+        >>> from streaming import MDSWriter
+        >>> with MDSWriter(out=folder, columns={"x": "int"}) as writer:
+        ...     for x in range(100):
+        ...         writer.write({"x": x})
+        >>> MDS(local=folder)[7]
+        {'x': 7}
 
     Raises:
         Refused: An argument is not valid, or the index or a shard is not whole.

@@ -36,6 +36,13 @@ class ParquetFiles(Shards):
         columns: Columns that are read (default: all).
         open_shards: Number of row groups that a process keeps.
 
+    Example:
+        >>> table = pyarrow.table({"x": range(100), "y": range(100)})
+        >>> parquet.write_table(table, f"{folder}/a.parquet", row_group_size=30)
+        >>> rows = ParquetFiles(f"{folder}/*.parquet", columns=["x"])
+        >>> rows.shard_sizes, rows[95]
+        ([30, 30, 30, 10], {'x': 95})
+
     Raises:
         Refused: An argument is not valid, or a file is not whole.
         Volume: A file cannot be read, and another attempt can succeed.

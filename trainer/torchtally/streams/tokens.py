@@ -28,6 +28,12 @@ class TokenFiles(Shards):
         local: Folder for copies of files that are not on this machine (default: a temporary one).
         cache_limit: Bytes of the copies (default: no limit).
 
+    Example:
+        >>> np.arange(100, dtype="uint16").tofile(f"{folder}/a.bin")
+        >>> rows = TokenFiles(f"{folder}/*.bin", block=4)
+        >>> len(rows), rows[1]
+        (24, tensor([4, 5, 6, 7, 8]))
+
     Raises:
         Refused: An argument is not valid, or a file is not of whole tokens.
         Volume: A file cannot be read, and another attempt can succeed.

@@ -45,6 +45,16 @@ class TarFiles(Shards):
         local: Folder for copies of shards that are not on this machine (default: a temporary one).
         cache_limit: Bytes of the copies (default: no limit).
 
+    Example:
+        >>> from webdataset import ShardWriter
+        >>> with ShardWriter(f"{folder}/shard-%03d.tar", maxcount=30, verbose=0) as sink:
+        ...     for x in range(100):
+        ...         sink.write({"__key__": f"{x:03}", "cls": x})
+        >>> for shard in expanded(f"{folder}/*.tar"):
+        ...     index = make_index(shard)
+        >>> TarFiles(f"{folder}/shard-{{000..003}}.tar")[95]["cls"]
+        95
+
     Raises:
         Refused: An argument is not valid, or an index is missing or does not fit its shard.
         Volume: A shard cannot be read, and another attempt can succeed.
