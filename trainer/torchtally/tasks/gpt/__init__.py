@@ -1,0 +1,1 @@
+"""A GPT on text files, sharded over all ranks."""
