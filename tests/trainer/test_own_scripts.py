@@ -18,15 +18,23 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 ORDINARY, OWN = (ROOT / "examples" / f"{name}_script.py" for name in ("ordinary", "own"))
 LOOP = ROOT / "examples/own_loop.py"
+
 LIMIT = 240  # seconds
 
 
-def started(script: Path, *arguments: str, world: int = 2) -> subprocess.CompletedProcess[str]:
+def started(
+    script: Path, *arguments: str, world: int = 2, threads: str | None = "1"
+) -> subprocess.CompletedProcess[str]:
     """`torchtally run -- python script` on `world` ranks of one pod."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    chosen = {"OMP_NUM_THREADS": threads} if threads else {}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PET_", "MASTER_", "TORCH")) or name == "TORCHTALLY_FORK"
+    }
     return subprocess.run(
         [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, str(script), *arguments],
-        env={**kept, "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env={**kept, "PET_NPROC_PER_NODE": str(world), **chosen, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT,

@@ -27,7 +27,10 @@ from torchtally.pod import launch
 builtins.agent = True
 {}
 command = [sys.executable, "-u", "-m", "rank_program", *sys.argv[1:]]
-os._exit(launch.launch(command, os.environ, lambda _: False, "rank_program"))
+end = launch.launch(command, os.environ, lambda _: False, "rank_program")
+if callable(end):
+    sys.exit(end())
+os._exit(end)
 """
 
 # What befalls it right after it has forked its ranks.

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from torchtally.errors import REFUSED, Refused
 from torchtally.pod import termination_message
 
 _USAGE = """torchtally run TASK [options]
+       torchtally run SCRIPT.py [arguments]
        torchtally run -- COMMAND [arguments]
        torchtally run -m MODULE [arguments]
        torchtally evaluate TASK --checkpoint PATH [options]
@@ -27,10 +29,11 @@ def main(argv: list[str] | None = None) -> int:
 
         return driver.main(argv[1:], _is_complete)
     try:
-        _launch(_parse(argv))
+        rank = _launch(_parse(argv))
     except Refused as refused:
         termination_message.announce(refused)
         return REFUSED
+    return rank()
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,15 @@ def _parse(argv: list[str]) -> _Program:
         case ["run", "--", *command]:
             return _Program(command)
         case ["run", "-m", *module]:
-            return _Program(_python(*module))
+            return _Program(_python("-m", *module))
+        case ["run", script, *_] if script.endswith(".py"):
+            return _Program(_python(*argv[1:]))
         case ["run", *task]:
             arguments = tasks.parser("run").parse_args(task)  # a mistake ends the pod before any rank starts
-            return _Program(_python("torchtally.commands.train", *task), "torchtally.commands.train", arguments)
+            return _Program(_python("-m", "torchtally.commands.train", *task), "torchtally.commands.train", arguments)
         case ["evaluate", *task]:
             tasks.parser("evaluate").parse_args(task)
-            return _Program(_python("torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
+            return _Program(_python("-m", "torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
     parser = argparse.ArgumentParser(
         prog="torchtally",
         usage=_USAGE,
@@ -78,15 +83,18 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _python(*module: str) -> list[str]:
-    return [sys.executable, "-u", "-m", *module]
+def _python(*program: str) -> list[str]:
+    return [sys.executable, "-u", *program]
 
 
-def _launch(program: _Program) -> NoReturn:
+def _launch(program: _Program) -> Callable[[], int]:
+    """Return in a forked rank alone, with what it runs."""
     from torchtally.pod import launch  # imports torch
 
     is_complete = partial(_is_complete, program.task) if program.task else lambda _: False
     code = launch.launch(program.command, os.environ, is_complete, program.module)
+    if callable(code):
+        return code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Python's own exit aborts the process if a thread is in the store's C++ code

@@ -229,6 +229,14 @@ def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
     return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)
 
 
+def forks(env: Mapping[str, str]) -> bool:
+    """Whether ranks may be forks of a process that has imported torch. Raises Refused."""
+    value = env.get("TORCHTALLY_FORK") or "auto"
+    if value not in ("auto", "never"):
+        raise Refused(f"TORCHTALLY_FORK={value!r} must be auto or never")
+    return value == "auto"
+
+
 def termination_log(env: Mapping[str, str] = os.environ) -> Path:
     """Kubernetes' file for a container's termination message; the variable follows terminationMessagePath."""
     return Path(env.get("TORCHTALLY_TERMINATION_LOG") or "/dev/termination-log")

@@ -19,10 +19,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
 from torchtally import compat, events
-from torchtally.environment import Job, Places, pod_name
+from torchtally.environment import Job, Places, forks, pod_name
 from torchtally.errors import LOST, OK, SIGNALLED, Lost, Refused
 from torchtally.log import log
-from torchtally.pod import device, failure, prefork, rendezvous, signals, termination_message
+from torchtally.pod import device, failure, prefork, rendezvous, script, signals, task, termination_message
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.rendezvous import Rendezvous
 
@@ -32,11 +32,14 @@ _SHUTDOWN_SECONDS = 20
 
 def launch(
     command: list[str], env: Mapping[str, str], is_complete: Callable[[Path], bool], module: str | None = None
-) -> int:
-    """Run `command` once for each process of this pod under torchrun's agent. Returns the exit code.
+) -> int | Callable[[], int]:
+    """Run `command` once for each process of this pod under torchrun's agent.
 
-    If it runs main() of a `module` of this package, torch is imported once for all of them (see prefork.py). If
-    `is_complete` holds for the output folder, the first pod ends without the others.
+    Torch is imported once for all of them (see prefork.py) if the command runs main() of a `module` of this package, or
+    Python. If `is_complete` holds for the output folder, the first pod ends without the others.
+
+    Returns:
+        The exit code. In a forked rank: what runs its program and returns the rank's exit code.
 
     Raises:
         Refused: The environment contradicts itself, or GPUs are requested and cannot be used.
@@ -52,11 +55,10 @@ def launch(
     processes, why = prefork.apart(lambda: device.count(job.processes, places.device, cpus))
     given = env.get("OMP_NUM_THREADS")
     threads = given or str(max(1, cpus // processes))
+    program = _forkable(command, env, module)
     _set_environment(job, threads)
-    if module:
-        prefork.fork(module, command, processes, None if given else int(threads))
-    elif not shutil.which(command[0]):
-        raise Refused(f"{command[0]!r} is not a program that can be run here")
+    if program and prefork.fork(command, processes, None if given else int(threads)):
+        return program
     _silence_agent()
     _report_start(job, processes, why, threads)
     if pods:
@@ -65,6 +67,16 @@ def launch(
         signals.handle()
     options = [*_agent_options(job, processes, env), *_verbatim(command)]
     return _report_end(_run(torchrun.parse_args(options), job, pods, env))
+
+
+def _forkable(command: list[str], env: Mapping[str, str], module: str | None) -> Callable[[], int] | None:
+    """Return what runs the command in a process that has imported torch, or None if that takes a start from nothing."""
+    if module:
+        return task.prepared(module, command[command.index(module) + 1 :])
+    if not shutil.which(command[0]):
+        raise Refused(f"{command[0]!r} is not a program that can be run here")
+    found = script.Script.of(command, env) if forks(env) else None
+    return found.run if found else None
 
 
 def _set_environment(job: Job, threads: str) -> None:
