@@ -76,7 +76,10 @@ def _forkable(command: list[str], env: Mapping[str, str], module: str | None) ->
     if not shutil.which(command[0]):
         raise Refused(f"{command[0]!r} is not a program that can be run here")
     found = script.Script.of(command, env) if forks(env) else None
-    return found.run if found else None
+    if found is None:
+        return None
+    compat.import_optimizers()
+    return found.run
 
 
 def _set_environment(job: Job, threads: str) -> None:

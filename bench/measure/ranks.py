@@ -1,0 +1,88 @@
+"""Start and memory of the ranks of a user's script, beside plain torchrun: a Markdown table.
+
+python -m bench.measure.ranks [ROUNDS]
+
+Each rank imports torch, makes a model in DDP over gloo, and takes a step. Memory is what it alone has, USS.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench import machine
+from bench.markdown import markdown, shown
+from bench.spread import spread
+
+WORLDS = (1, 2, 4)
+_SCRIPT = """
+import json, os, time
+import psutil, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+model(torch.ones(32, 512)).sum().backward()
+optimizer.step()
+done = time.time()
+dist.barrier()
+told = [None] * dist.get_world_size()
+dist.all_gather_object(told, [done, psutil.Process().memory_full_info().uss])
+if dist.get_rank() == 0:
+    print(json.dumps(told), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+_OWN = [str(Path(sys.executable).with_name("torchtally")), "run"]
+_WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--standalone"], {}),
+    "torchtally, `TORCHTALLY_FORK=never`": (_OWN, {"TORCHTALLY_FORK": "never"}),
+    "torchtally": (_OWN, {}),
+}
+
+
+def measured(way: str, world: int) -> tuple[float, float]:
+    """Seconds from the command to the end of the last rank's first step, and MB that a rank has for itself."""
+    launcher, more = _WAYS[way]
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "step.py"
+        script.write_text(_SCRIPT)
+        own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        began = time.time()
+        ended = subprocess.run(
+            [*launcher, str(script)],
+            env=os.environ | own | more | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    ranks = json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("[[")))
+    return max(done for done, _ in ranks) - began, sum(own for _, own in ranks) / len(ranks) / 1e6
+
+
+def table(rounds: int) -> Iterator[str]:
+    """The lines of the table. The ways take turns, because a slow phase of the machine affects all."""
+    cases = [(world, way) for world in WORLDS for way in _WAYS]
+    found: dict[tuple[int, str], list[tuple[float, float]]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for world, way in cases:
+            found[world, way].append(measured(way, world))
+    rows = [
+        [str(world), way, *(shown(spread(values)) for values in zip(*found[world, way], strict=True))]
+        for world, way in cases
+    ]
+    yield from markdown(["ranks", "started by", "first step, s", "memory of a rank alone, MB"], rows, left=(1,))
+    about, versions = machine.describe(), machine.versions()
+    yield ""
+    yield f"Medians of {rounds} rounds, with the minimum and the maximum in brackets. {about['processor']}, "
+    yield f"{about['cores']} cores, {about['memory_gb']} GB; python {versions['python']}, torch {versions['torch']}; "
+    yield f"load average {os.getloadavg()[0]:.1f} at the end; commit {machine.commit()}."
+
+
+if __name__ == "__main__":
+    for line in table(int(sys.argv[1]) if len(sys.argv) > 1 else 5):
+        print(line, flush=True)
