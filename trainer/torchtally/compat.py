@@ -66,7 +66,10 @@ def rpc_over_tcp(seconds: float) -> "TensorPipeRpcBackendOptions":
 
 def import_optimizers() -> None:
     """Import what an optimizer imports when it is made, so that ranks forked later share it."""
+    before = dict(os.environ)
     importlib.import_module("torch._dynamo")
+    for name in os.environ.keys() - before.keys():  # a default for processes that it starts itself
+        del os.environ[name]
 
 
 def exit_barrier_key() -> str:
