@@ -220,6 +220,29 @@ def test_a_loader_that_would_leave_ddp_waiting_is_refused_on_every_rank() -> Non
         assert "rank 1 (pod-1): train leaves this rank without a sample in the last step" in each["err"]
 
 
+def stateful(loads: bool) -> list[int]:
+    """torchdata's loader, which may have a state of its own."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with Account(task="t", plan={"train": 1}) as account:
+        sampler = account.sampler("train", N, batch_size=SIZE)
+        loader = StatefulDataLoader(Pairs(), batch_size=SIZE, sampler=sampler)
+        if loads:
+            loader.load_state_dict(loader.state_dict())
+        taken = []
+        for batch in account.epoch("train", 1, loader):
+            taken += batch.indices.tolist()
+            account.commit()
+    return taken
+
+
+def test_a_loader_that_would_skip_by_a_state_of_its_own_is_refused() -> None:
+    pytest.importorskip("torchdata")
+    assert sorted(alone(stateful, False)["result"]) == list(range(N))
+    ended = alone(stateful, True)
+    assert (ended["code"], "the state of the StatefulDataLoader was loaded" in ended["err"]) == (2, True), ended["err"]
+
+
 def differs(facts: list[dict[str, Any]]) -> None:
     mine = facts[dist.get_rank()]
     dataset = Squares(mine.get("n", N))

@@ -102,14 +102,33 @@ def test_lightning_validates_or_saves_once_an_epoch(how: str, tmp_path: Path, un
     assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}")
 
 
+def limited(script: str, steps: int, accumulate: int) -> tuple[str, str]:
+    """The arguments of a script that makes so many steps of the optimizer."""
+    options = {"max_steps": steps} | ({"max_epochs": -1} if script == LIGHTNING else {})
+    more = json.loads(ACCUMULATED[script]) if accumulate == 4 else {}
+    return json.dumps(options | more), "steps"
+
+
 @pytest.mark.nightly
+@pytest.mark.parametrize(("steps", "accumulate", "batches"), [(33, 1, 7), (10, 4, 8)])
 @pytest.mark.parametrize("script", [LIGHTNING, TRAINER])
-def test_a_plan_in_steps_goes_on_in_its_last_epoch(script: str, tmp_path: Path, undisturbed: Any) -> None:
-    """Of 33 steps, 7 are in the third epoch."""
-    arguments = ('{"max_steps": 33, "max_epochs": -1}' if script == LIGHTNING else '{"max_steps": 33}', "steps")
+def test_a_plan_in_steps_goes_on_in_its_last_epoch(
+    script: str, steps: int, accumulate: int, batches: int, tmp_path: Path, undisturbed: Any
+) -> None:
+    """In the third epoch are 7 of 33 steps, and 2 of 10 that take 4 batches each."""
+    arguments = limited(script, steps, accumulate)
     outcome = resumes(tmp_path, script, *arguments, dies=32)
     assert outcome == undisturbed(script, *arguments)
-    assert sum(outcome["times"]) == (2 * N + 7 * 8 if script == LIGHTNING else 2 * (N + 1) + 7 * 8)
+    assert sum(outcome["times"]) == 2 * (N if script == LIGHTNING else N + 1) + batches * 8
+
+
+@pytest.mark.parametrize("script_name", [LIGHTNING, TRAINER])
+def test_a_librarys_own_limit_of_steps_is_a_plan(script_name: str, tmp_path: Path) -> None:
+    """Steps of 4 batches, of which an epoch of 26 batches has 7."""
+    ended = alone(script, script_name, str(tmp_path), *limited(script_name, 10, 4))
+    assert ended["code"] == 0, ended["err"]
+    assert "✓ the first 48 samples of the order exactly once" in ended["out"]
+    assert sum(found(tmp_path)["times"]) == N + 48
 
 
 def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> None:
@@ -141,7 +160,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
             LIGHTNING,
             ['{"max_steps": 20, "max_epochs": -1}'],
             2,
-            "max_epochs=-1 and max_steps=20 do not make",
+            'pass max_epochs=3, or max_steps=78; or plan {"train": Steps(20)}',
         ),
         (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
         (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
@@ -149,7 +168,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
         (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),
         (TRAINER, ["{}", "stops"], 3, "the loop left the epoch in step 4 of 26"),
-        (TRAINER, ['{"max_steps": 20}'], 2, "the Trainer makes 20 steps, which is not the plan of train"),
+        (TRAINER, ['{"max_steps": 20}'], 2, 'or max_steps=78; or plan {"train": Steps(20)}'),
         (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
         (TRAINER, ['{"dataloader_drop_last": true}'], 2, "dataloader_drop_last False"),
         (TRAINER, ["{}", "untold"], 2, "the collate_fn together returned a dict, which does not tell which samples"),

@@ -30,15 +30,19 @@ N, SIZE = 30, 2
     each=st.integers(1, 9),
     world=st.integers(1, 5),
     contract=st.sampled_from(CONTRACTS),
+    accumulate=st.integers(1, 5),
 )
-def test_a_plan_in_steps_makes_that_many(steps: int, n: int, each: int, world: int, contract: Any) -> None:
+def test_a_plan_in_steps_makes_that_many(
+    steps: int, n: int, each: int, world: int, contract: Any, accumulate: int
+) -> None:
     whole = Shard(n=n, rank=0, world=world, contract=contract)
     batch = each * world
     if not whole.total:
         return
-    epochs, end = extent(Steps(steps), whole, batch)
+    epochs, end = extent(Steps(steps, accumulate), whole, batch)
     last = Shard(n=n, rank=0, world=world, contract=contract, end=end)
-    assert (epochs - 1) * whole.steps(batch) + last.steps(batch) == steps
+    per_epoch, in_last = (-(-shard.steps(batch) // accumulate) for shard in (whole, last))
+    assert (epochs - 1) * per_epoch + in_last == steps
     assert end is None or 0 < end < n
     every = [Shard(n=n, rank=rank, world=world, contract=contract, end=end) for rank in range(world)]
     if end:
@@ -157,8 +161,12 @@ def misused(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "code", "sentence"),
     [
-        ("no loader", 2, "the plan of train is Steps(count=5): its loader or sampler must be made before it is used"),
-        ("zero", 2, "the plan of train is Steps(count=0): it must have whole numbers from 1"),
+        (
+            "no loader",
+            2,
+            "the plan of train is Steps(count=5, accumulate=1): its loader or sampler must be made before it is used",
+        ),
+        ("zero", 2, "the plan of train is Steps(count=0, accumulate=1): it must have whole numbers from 1"),
         ("half", 2, "the plan of train is 1.5: it must have whole numbers from 0"),
         ("negative", 2, "the plan of train is -1: it must have whole numbers from 0"),
         ("no reason", 2, '"reason" is "", allowed is printable text'),

@@ -65,7 +65,8 @@ FOLDER = Path(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
-planned = {"train": Steps(33) if how == "steps" else EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})
+steps = Steps(options.get("max_steps", -1), options.get("accumulate_grad_batches", 1))
+planned = {"train": steps if how == "steps" else EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})
 with Account(task="counted", plan=planned) as ACCOUNT:
     batches = ACCOUNT.batches("train", ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1))
     tests = None

@@ -54,7 +54,8 @@ folder = Path(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
-with Account(task="counted", plan={"train": Steps(33) if how == "steps" else EPOCHS}) as account:
+steps = Steps(options.get("max_steps", -1), options.get("gradient_accumulation_steps", 1))
+with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}) as account:
     model = Counted()
     arguments = TrainingArguments(
         **{

@@ -282,6 +282,11 @@ class Account:
             Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
         with self._final():
+            if getattr(batches, "next_iter_state", None) is not None:  # as torchdata names it
+                raise Refused(
+                    f"the state of the {type(batches).__name__} was loaded, which would skip batches once more "
+                    "than the account does: load the account's state alone"
+                )
             yield from self._epoch(phase, epoch, batches)
 
     def commit(self, *batches: Batch) -> None:

@@ -50,6 +50,11 @@ class Epochs:
         epochs = range(1, self.account.plan[self.phase] + 1)
         return sum(math.ceil(self.account.steps(self.phase, epoch) / accumulated) for epoch in epochs)
 
+    def plan_of_steps(self, steps: int, accumulated: int) -> str:
+        """Return the end of a sentence that names the plan of a library's own number of steps, "" if it has none."""
+        more = f", accumulate={accumulated}" if accumulated > 1 else ""
+        return f'; or plan {{"{self.phase}": Steps({steps}{more})}}' if steps > 0 else ""
+
     def state_dict(self) -> dict[str, str]:
         """Return `Account.state_dict()`."""
         return self.account.state_dict()

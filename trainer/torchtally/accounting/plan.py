@@ -10,12 +10,13 @@ from torchtally.proof.shards import Shard
 
 @dataclass(frozen=True)
 class Steps:
-    """A plan of `count` steps: batches of all ranks together, over as many epochs as that takes.
+    """A plan of `count` steps of the optimizer, over as many epochs as that takes.
 
-    With gradient accumulation over k batches, an optimizer's step takes k of them.
+    A step takes a batch of each rank, or `accumulate` batches of each. The last step of an epoch takes what is left.
     """
 
     count: int
+    accumulate: int = 1
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def extent(planned: Planned, shard: Shard, batch: int) -> Extent:
     if isinstance(planned, int):
         return planned, None
     if isinstance(planned, Steps):
-        epochs, rest = divmod(planned.count, shard.steps(batch))
-        rest *= batch
+        epochs, rest = divmod(planned.count, -(-shard.steps(batch) // planned.accumulate))
+        rest *= planned.accumulate * batch
     else:
         epochs, rest = divmod(-(-planned.count // planned.each), shard.total)
     if not rest:

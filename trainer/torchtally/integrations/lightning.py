@@ -96,10 +96,11 @@ class AccountCallback(Callback):
                 f"the Trainer would take {trainer.num_training_batches} of the {len(batches)} batches of an epoch: "
                 "limit_train_batches, overfit_batches and fast_dev_run must be their defaults"
             )
+        hint = batches.plan_of_steps(trainer.max_steps, trainer.accumulate_grad_batches)
         if (trainer.max_epochs, trainer.max_steps) not in ((planned, -1), (planned, steps), (-1, steps)):
             raise Refused(
                 f"max_epochs={trainer.max_epochs} and max_steps={trainer.max_steps} do not make the plan of "
-                f"{batches.phase}: pass max_epochs={planned}, or max_steps={steps}"
+                f"{batches.phase}: pass max_epochs={planned}, or max_steps={steps}{hint}"
             )
 
 

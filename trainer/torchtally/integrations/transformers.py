@@ -150,6 +150,7 @@ class _Commits(TrainerCallback):
             raise Refused(
                 f"the Trainer makes {state.max_steps} steps, which is not the plan of train: pass "
                 f"num_train_epochs={self._account.plan['train']}, or max_steps={steps}"
+                f"{epochs.plan_of_steps(args.max_steps, args.gradient_accumulation_steps)}"
             )
         if args.ignore_data_skip:
             raise Refused("ignore_data_skip must be False: the account needs no time to skip")

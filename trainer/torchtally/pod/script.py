@@ -83,7 +83,7 @@ class Script:
         imported = {name.partition(".")[0] for name in sys.modules} - {"__main__", "__mp_main__"}
         try:
             folder = self._folder()
-            if not sys.flags.safe_path:
+            if not os.environ.get("PYTHONSAFEPATH"):
                 sys.path[0] = folder
             own = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208
             sources = [path.read_bytes() for path in self._sources()]
