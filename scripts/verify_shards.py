@@ -3,10 +3,12 @@
 
 import argparse
 import io
+import json
 import sys
 from pathlib import Path
 
 try:
+    from torchtally.proof.shard_sizes import ShardSizes
     from verify import console, report
     from verify.log import Log
     from verify.verdict import UnknownRun, judge
@@ -38,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             _read_job(log, options)
         for path in options.paths:
             _read(log, path)
+        log.told = [_sizes(path) for path in options.sizes]
         verdicts = judge(log, options.run, options.expect_per_pod)
     except (BadInput, UnknownRun) as error:
         print(f"verify_shards: {error}", file=sys.stderr)
@@ -62,6 +65,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--expect-per-pod", type=int, metavar="COUNT", help="samples that each pod must have consumed in a train epoch"
     )
+    parser.add_argument(
+        "--sizes", action="append", default=[], metavar="FILE", help="sizes of a dataset's shards, as a list in JSON"
+    )
     options = parser.parse_args(argv)
     if bool(options.job) == bool(options.paths):
         parser.error("give either --job NAME or logs to read (files, folders, or - for standard input)")
@@ -70,6 +76,16 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     if options.expect_per_pod is not None and options.expect_per_pod < 0:
         parser.error(f"--expect-per-pod is {options.expect_per_pod}, must be 0 or more")
     return options
+
+
+def _sizes(path: str) -> ShardSizes:
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return ShardSizes.of(json.load(file))
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, OverflowError) as error:
+        raise BadInput(f"{path} must have sizes of shards as a list in JSON: {error}") from error
 
 
 def _read_job(log: Log, options: argparse.Namespace) -> None:

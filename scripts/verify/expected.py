@@ -1,5 +1,6 @@
 """The samples that each rank should have consumed, from the fields of its line alone. Nothing here grows with n."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -12,9 +13,18 @@ from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import TallyLine
 from torchtally.proof.modular import P
+from torchtally.proof.order import sizes_of
+from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Progression, Shard
 
 CAN_NAME = bool(find_spec("sympy"))  # without it a wrong digest is found, but no lost or doubled sample is named
+
+
+def with_sizes(line: TallyLine, sizes: Mapping[str, ShardSizes]) -> TallyLine:
+    """The line with the sizes that its order names, if they are known by their fingerprint."""
+    named = sizes_of(line.shard.order)
+    known = sizes.get(named.fingerprint) if named else None
+    return replace(line, sizes=known) if known and known.total == line.n else line
 
 
 def size(line: TallyLine) -> int:

@@ -8,15 +8,22 @@ from operator import attrgetter
 
 from torchtally.proof.digest import OF_POSITIONS, Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
+from torchtally.proof.locality import UnknownSizes
 from torchtally.proof.run_summary import RunSummary
+from torchtally.proof.shard_sizes import ShardSizes
 
 from . import digest_check, expected
-from .phrasing import counted, differing, numbers, who
+from .phrasing import counted, differing, not_checked, numbers, who
 from .problem import Block, Problem
 
 
-def compare(lines: list[TallyLine], last: RunSummary | None) -> tuple[list[Problem], list[Problem]]:
-    """The problems of the lines, and the lines that are missing. Without `last`, there is at least one line."""
+def compare(
+    lines: list[TallyLine], last: RunSummary | None, sizes: Mapping[str, ShardSizes]
+) -> tuple[list[Problem], list[Problem]]:
+    """The problems of the lines, and the lines that are missing. Without `last`, there is at least one line.
+
+    `sizes` has those of shard files, by their fingerprint.
+    """
     blocks: dict[Block, dict[Rank, TallyLine]] = defaultdict(dict)
     for line in lines:
         blocks[line.block][line.rank] = line
@@ -46,7 +53,7 @@ def compare(lines: list[TallyLine], last: RunSummary | None) -> tuple[list[Probl
                 continue
             texts += _faults(line)
             if block[0] in comparable:
-                texts += digest_check.faults(line)
+                texts += _digest_faults(expected.with_sizes(line, sizes))
         every = list(ranks.values())
         differ = list(_disagreements(every, where, ("start", "end", "batch", "commits")))  # in which epochs may differ
         problems += differ
@@ -120,6 +127,13 @@ def _faults(line: TallyLine) -> Iterator[str]:
         lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
         outside = f", {line.outside} of them outside of the dataset" if line.outside else ""
         yield f"{name}: {lost} lost, {doubled} doubled{outside}"
+
+
+def _digest_faults(line: TallyLine) -> list[str]:
+    try:
+        return [*digest_check.faults(line)]
+    except UnknownSizes as unknown:
+        return [f"{who([line.rank])}: {not_checked(unknown)}"]
 
 
 def _commit_faults(lines: list[TallyLine]) -> Iterator[str]:

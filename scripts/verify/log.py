@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TextIO
 
 from torchtally.proof import line as tally_line
@@ -13,6 +14,7 @@ from torchtally.proof.digest import unpack
 from torchtally.proof.line import NAMES, PREFIX, Attempt, TallyLine
 from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
+from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 
 from .phrasing import differing
 
@@ -53,6 +55,7 @@ class Log:
     complaints: list[Complaint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    told: list[ShardSizes] = field(default_factory=list)  # with --sizes
 
     def read(self, source: str, stream: TextIO) -> None:
         """Add the lines of a stream, whose name is for complaints."""
@@ -89,6 +92,12 @@ class Log:
             self.complaints.append(Complaint(text, summary.run))  # of no attempt: there is but one end
         if summary not in twins:
             twins.append(summary)
+
+    @property
+    def sizes(self) -> dict[str, ShardSizes]:
+        """All sizes of shard files that are known, by their fingerprint."""
+        phases = (phase for last in chain(*self.lasts.values()) for phase in last.phases.values())
+        return by_fingerprint([*self.told, *(each.sizes for each in chain(self.lines.values(), phases))])
 
     @property
     def runs(self) -> list[str]:

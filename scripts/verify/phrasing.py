@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchtally.proof.digest import NAMES, Digest
 from torchtally.proof.line import Attempt, Rank
+from torchtally.proof.locality import UnknownSizes
 
 if TYPE_CHECKING:
     from .verdict import Verdict
@@ -57,6 +58,14 @@ def span(noun: str, first: int, last: int) -> str:
 def differing(one: Digest, other: Digest) -> str:
     """The names of the words that are not the same in both, as docs/reference/line.md has them."""
     return ", ".join(name for name, a, b in zip(NAMES, one.words, other.words, strict=True) if a != b)
+
+
+def not_checked(unknown: UnknownSizes) -> str:
+    """Why what follows from an order is not proved."""
+    return (
+        f"its samples cannot be checked, because no log has the sizes of the shards whose fingerprint is {unknown}: pass "
+        "them with --sizes"
+    )
 
 
 def summary(verdict: "Verdict") -> str:

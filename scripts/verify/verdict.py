@@ -58,7 +58,10 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
 
 def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     every = [line for line in log.lines.values() if line.run == run]
+    sizes = log.sizes
     last = lineage.end(log.lasts[run], every)
+    if last:
+        last = summary_check.with_sizes(last, sizes)
     faults = list(summary_check.faults(last)) if last else []
     proven = last is not None and not faults
     lines = lineage.of(every, last)
@@ -77,7 +80,7 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     if not lines and not last:  # all that is known of the run is what is wrong with its lines
         verdict.problems += missing
         return verdict
-    found, absent = line_check.compare(lines, last)
+    found, absent = line_check.compare(lines, last, sizes)
     missing += absent
     if proven and expect_per_pod is None:  # the samples of each pod are in its own lines alone
         verdict.notes += [f"{text}; the run's last line is proof enough" for text in _at_once(missing)]

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torchtally.accounting.collate import each_row as each_row
     from torchtally.accounting.evaluation import evaluate as evaluate
     from torchtally.accounting.evaluation import gather_predictions as gather_predictions
+    from torchtally.accounting.locality import Locality as Locality
     from torchtally.accounting.plan import Steps as Steps
     from torchtally.accounting.plan import Tokens as Tokens
     from torchtally.accounting.tallied_sampler import TalliedSampler as TalliedSampler
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "Account": "torchtally.accounting.account",
     "Batch": "torchtally.accounting.collate",
+    "Locality": "torchtally.accounting.locality",
     "Steps": "torchtally.accounting.plan",
     "TalliedSampler": "torchtally.accounting.tallied_sampler",
     "Tokens": "torchtally.accounting.plan",
@@ -23,7 +25,17 @@ _EXPORTS = {
     "evaluate": "torchtally.accounting.evaluation",
     "gather_predictions": "torchtally.accounting.evaluation",
 }
-__all__ = ["Account", "Batch", "Steps", "TalliedSampler", "Tokens", "each_row", "evaluate", "gather_predictions"]
+__all__ = [
+    "Account",
+    "Batch",
+    "Locality",
+    "Steps",
+    "TalliedSampler",
+    "Tokens",
+    "each_row",
+    "evaluate",
+    "gather_predictions",
+]
 
 
 def __getattr__(name: str) -> Any:

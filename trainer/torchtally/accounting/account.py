@@ -21,6 +21,7 @@ from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.locality import Locality
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.plan import Planned
 from torchtally.accounting.progress import Progress
@@ -53,6 +54,7 @@ class Account:
         group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
             the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.
         anew: Whether a restart that loads no state begins anew. Otherwise it is refused, as its weights may not.
+        order: Order of the phases that shuffle: a `Locality` for data in shard files (default: one over all samples).
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Account:
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         anew: bool = False,
+        order: Locality | None = None,
     ):
         self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
+        self._order = order
         self._proved = 0  # epochs of this attempt
         self._driven: list[Epochs] = []
         self._randomness = 0  # the seed of the last batch
@@ -109,7 +113,7 @@ class Account:
             self._attempt = Attempt(
                 task=self._task, plan=self._progress.given, seed=self._seed, group=self._group, anew=self._anew
             )
-            self._phases = Phases(self._progress, self._attempt)
+            self._phases = Phases(self._progress, self._attempt, self._order)
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self
@@ -139,6 +143,7 @@ class Account:
         contract: Contract = "exact",
         fingerprint: str | None = None,
         trains: bool = True,
+        order: Locality | None = None,
     ) -> Sampler:
         """Return this rank's sampler of a phase, for a DataLoader of your own.
 
@@ -152,6 +157,7 @@ class Account:
                 compared.
             trains: Whether the samples go into the weights, so that `commit` counts them. Otherwise, as in an
                 evaluation, a batch counts when the loop asks for the next one.
+            order: Order of a phase that shuffles (default: that of the account), with the sizes of the shard files.
 
         Raises:
             Refused: An argument is not valid.
@@ -164,6 +170,7 @@ class Account:
             contract=contract,
             fingerprint=fingerprint,
             trains=trains,
+            order=order,
         )
 
     def loader(
@@ -175,6 +182,7 @@ class Account:
         shuffle: bool = True,
         contract: Contract = "exact",
         trains: bool = True,
+        order: Locality | None = None,
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return a DataLoader of a phase, whose batches carry the indices of their samples.
@@ -190,13 +198,22 @@ class Account:
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
             trains: Whether `commit` counts the samples. Otherwise, a batch counts when the loop asks for the next one.
+            order: Order of a phase that shuffles (default: that of the account). The dataset's attribute `shard_sizes`
+                has the sizes of its shard files, unless the order has them.
             options: Other arguments of the DataLoader, such as `num_workers` and `collate_fn`.
 
         Raises:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
         return self._phases.load(
-            phase, dataset, batch_size=batch_size, shuffle=shuffle, contract=contract, trains=trains, **options
+            phase,
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            contract=contract,
+            trains=trains,
+            order=order,
+            **options,
         )
 
     def epochs(self) -> Iterator[int]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchtally.proof import digest, permutation
 from torchtally.proof.digest import Digest
+from torchtally.proof.locality import LocalOrder
 from torchtally.proof.modular import P
 from torchtally.proof.shards import Progression, Shard
 
@@ -22,11 +23,15 @@ def indices(shard: Shard, begin: int, end: int, device: torch.device) -> Tensor:
     positions = torch.arange(first, last, shard.world, device=device)
     if last > shard.n:  # of `padded` alone
         positions %= shard.n
+    if isinstance(shard.order, LocalOrder):  # its tables are on the CPU
+        return torch.from_numpy(shard.samples_at(positions.cpu().numpy())).to(device)
     return positions if shard.order == "sequential" else permute(positions, shard.n, shard.seed, shard.epoch)
 
 
 def positions_of(indices: Tensor, shard: Shard) -> Tensor:
     """Positions of any samples in the epoch's order, as Shard.positions_of."""
+    if isinstance(shard.order, LocalOrder):
+        return torch.from_numpy(shard.positions_of(indices.cpu().numpy())).to(indices.device)
     return indices if shard.order == "sequential" else locate(indices, shard.n, shard.seed, shard.epoch)
 
 

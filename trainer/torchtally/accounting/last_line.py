@@ -5,15 +5,16 @@ from typing import Any
 
 from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Run
-from torchtally.errors import Unproven
+from torchtally.errors import Refused, Unproven
 from torchtally.proof import digest, run_summary
+from torchtally.proof.locality import UnknownSizes
 from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
 
 
 def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, discarded: int) -> dict[str, Any]:
     """Return the line, after a check that it proves all phases on its own. `stopped` says why the run ends early.
 
-    Raises Unproven.
+    Raises Unproven, or Refused if the order of a phase is not known.
     """
     worlds = _of_run(phases)
     summary = RunSummary(
@@ -31,6 +32,7 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
                 n=phase.n,
                 contract=phase.contract,
                 order=phase.order,
+                sizes=phase.sizes,
                 data=phase.data,
                 consumed=phase.consumed,
                 digest=phase.digest,
@@ -44,7 +46,11 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
     )
     printed = RunSummary.parse(summary.printed()).printed()
     for name, phase in phases.items():
-        if summary.expected(name) != (phase.consumed, digest.unpack(phase.digest)):
+        try:
+            expected = summary.expected(name)
+        except UnknownSizes:
+            raise Refused(f"{name}: its loader or sampler must be made before the run ends, for its order") from None
+        if expected != (phase.consumed, digest.unpack(phase.digest)):
             raise Unproven(f"{name} is not proved: its epochs together have not consumed what the contract says")
     return printed
 

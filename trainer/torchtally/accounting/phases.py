@@ -9,6 +9,7 @@ from torch.utils import data
 from torchtally.accounting import loader, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.locality import Locality
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState
@@ -30,8 +31,8 @@ class Phases:
         open: Its epoch in progress, if there is one.
     """
 
-    def __init__(self, progress: Progress, attempt: Attempt):
-        self._progress, self._attempt = progress, attempt
+    def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None):
+        self._progress, self._attempt, self._order = progress, attempt, order
         self.samplers: dict[str, Sampler] = {}
         self.trains: dict[str, bool] = {}
         self.open: dict[str, EpochInProgress] = {}
@@ -56,6 +57,7 @@ class Phases:
         contract: Contract,
         fingerprint: str | None,
         trains: bool,
+        order: Locality | None,
     ) -> Sampler:
         """Return the sampler of a phase: `Account.sampler`. Raises Refused."""
         if phase not in self._progress.given:
@@ -66,15 +68,19 @@ class Phases:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
         if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
             raise Refused(f"{phase}: {problem}")
-        sampler = Sampler(
-            n,
-            batch_size=batch_size,
-            seed=self._attempt.run.seed,
-            shuffle=shuffle,
-            contract=contract,
-            rank=self._attempt.members.rank,
-            world=self._attempt.members.world,
-        )
+        try:
+            sampler = Sampler(
+                n,
+                batch_size=batch_size,
+                seed=self._attempt.run.seed,
+                shuffle=shuffle,
+                contract=contract,
+                order=order or (self._order if shuffle else None),
+                rank=self._attempt.members.rank,
+                world=self._attempt.members.world,
+            )
+        except Refused as refused:
+            raise Refused(f"{phase}: {refused}") from None
         known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
         self._progress.declare(phase, known)
         self.samplers[phase], self.trains[phase] = sampler, trains
@@ -89,6 +95,7 @@ class Phases:
         shuffle: bool,
         contract: Contract,
         trains: bool,
+        order: Locality | None,
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
@@ -97,6 +104,7 @@ class Phases:
             raise Refused(
                 f"{phase}: a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}"
             )
+        order = order or (self._order if shuffle else None)
         sampler = self.declare(
             phase,
             len(dataset),
@@ -105,6 +113,7 @@ class Phases:
             contract=contract,
             fingerprint=getattr(dataset, "fingerprint", None),
             trains=trains,
+            order=order and order.offered(dataset),
         )
         self._loaders[phase] = loader.Loader(dataset, sampler, **options)
         return self._loaders[phase]

@@ -55,6 +55,7 @@ class Progress:
         for name, before in known.identity.items():
             if (now := found.identity[name]) != before:
                 raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}")
+        self.phases[phase] = replace(known, sizes=found.sizes)  # a state can have their fingerprint alone
 
     def measure(self, samplers: Mapping[str, Sampler]) -> None:
         """Find how far the plan reaches: a plan in steps needs the phase's batch. Raises Refused."""

@@ -7,8 +7,11 @@ import torch
 import torch.distributed as dist
 from torch.utils import data
 
+from torchtally.accounting.locality import Locality
+from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
-from torchtally.proof.permutation import Indices, Order
+from torchtally.proof.order import Order
+from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
 
 _CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
@@ -28,6 +31,7 @@ class Sampler(data.Sampler[int]):
         batch_size: Samples of this rank in a step. It only matters for `steps`.
         seed: Seed of the order of samples, from 0.
         shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+        order: An order with locality, with the sizes of the shards, in place of one over all samples.
         contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
         rank: This process's rank (default: that of the process group).
         world: Number of ranks (default: that of the process group).
@@ -40,12 +44,15 @@ class Sampler(data.Sampler[int]):
         batch_size: int = 1,
         seed: int = 0,
         shuffle: bool = True,
+        order: Locality | None = None,
         contract: Contract = "exact",
         rank: int | None = None,
         world: int | None = None,
     ):
         self.n, self.batch_size, self.seed, self.contract = n, batch_size, seed, contract
-        self.order: Order = "feistel-1" if shuffle else "sequential"
+        if order and not shuffle:
+            raise Refused(f"order={order} needs shuffle=True")
+        self.order: Order = order.of(n) if order else "feistel-1" if shuffle else "sequential"
         self.rank = dist.get_rank() if rank is None else rank
         self.world = dist.get_world_size() if world is None else world
         # Epoch, start, steps to skip, and end: shared with workers that outlive an epoch.

@@ -13,9 +13,10 @@ from torchtally.accounting.plan import Extent
 from torchtally.proof import digest, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
-from torchtally.proof.permutation import Order
+from torchtally.proof.order import Order, sizes_of
 from torchtally.proof.rules import HUGE, MANY, Values
 from torchtally.proof.run_summary import World
+from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 
 VERSION = 1
 
@@ -94,7 +95,7 @@ class PhaseState:
 
     n: Annotated[int, rules.samples]
     contract: Annotated[Contract, rules.contract]
-    order: Annotated[Order, rules.order]
+    order: Annotated[str, rules.order]
     data: Annotated[str, rules.text]
     completed: Annotated[int, rules.integer(0, MANY)]  # epochs
     consumed: Annotated[int, rules.integer(0, HUGE * MANY)]  # samples in those
@@ -102,6 +103,7 @@ class PhaseState:
     worlds: Annotated[tuple[World, ...], _worlds]
     end: Annotated[tuple[int, int] | None, _end]  # epoch and position where the phase has ended before its plan
     position: Annotated[Position | None, _position]  # None between two epochs
+    sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -109,7 +111,8 @@ class PhaseState:
         return cls(
             n=n,
             contract=contract,
-            order=order,
+            order=str(order),
+            sizes=sizes_of(order),
             data=data,
             completed=0,
             consumed=0,
@@ -185,9 +188,13 @@ class State:
 
     def to_text(self) -> str:
         """The state as JSON."""
-        values = {"v": VERSION, **asdict(self)}
+        phases = {}
         for name, phase in self.phases.items():
-            values["phases"][name]["digest"] = digest.as_text(phase.digest)
+            phases[name] = asdict(replace(phase, sizes=None)) | {"digest": digest.as_text(phase.digest)}
+            phases[name]["sizes"] = stated_runs(phase.sizes)
+            if phases[name]["sizes"] is None:
+                del phases[name]["sizes"]
+        values = {"v": VERSION, **asdict(replace(self, phases={})), "phases": phases}
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.locality import Locality
 from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure
@@ -48,6 +49,7 @@ class TalliedSampler(Sampler):
         task: Name of the run in its logs and proofs (default: the script's name).
         group: The ranks that share the samples (default: all), as in `Account`.
         anew: Whether a restart that loads no state begins anew, as in `Account`.
+        order: An order for data in shard files, as in `Account`.
     """
 
     def __init__(
@@ -61,18 +63,21 @@ class TalliedSampler(Sampler):
         task: str | None = None,
         group: dist.ProcessGroup | None = None,
         anew: bool = False,
+        order: Locality | None = None,
     ):
         self._account = Account(
-            task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed, group=group, anew=anew
+            task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed, group=group, anew=anew, order=order
         ).__enter__()
-        super().__init__(
-            len(dataset),
-            seed=seed,
-            shuffle=shuffle,
-            contract="drop_last" if drop_last else "padded",
-            rank=self._account.rank,
-            world=self._account.world,
-        )
+        with _ending():
+            super().__init__(
+                len(dataset),
+                seed=seed,
+                shuffle=shuffle,
+                order=order and order.offered(dataset),
+                contract="drop_last" if drop_last else "padded",
+                rank=self._account.rank,
+                world=self._account.world,
+            )
         self._given: DataLoader[Any] | None = None
         self._epochs: Epochs | None = None
         self._told: int | None = None  # the argument of set_epoch, until that epoch begins

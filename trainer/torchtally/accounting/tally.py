@@ -22,7 +22,8 @@ from torchtally.proof.contract import Contract
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
-from torchtally.proof.permutation import Indices, Order
+from torchtally.proof.order import Order, sizes_of
+from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Progression, Shard
 
 # Indices that enter the digest at a time. On a GPU, this waits for it.
@@ -276,7 +277,8 @@ def _line(
         start=phase.start,
         batch=phase.batch,
         contract=phase.contract,
-        order=phase.order,
+        order=str(phase.order),
+        sizes=sizes_of(phase.order) if rank == "all" else None,
         expected=expected,
         consumed=consumed,
         digest=digest.packed,

@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self
 
 from torchtally.proof import digest, rules
+from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.modular import P
-from torchtally.proof.permutation import Order
 from torchtally.proof.rules import HUGE, Rule, Values
+from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.shards import Shard
 
 PREFIX = "TORCHTALLY "
@@ -97,7 +98,8 @@ class TallyLine:
     commits: Annotated[int | None, rules.integer(0, HUGE)] = None  # of each rank, where the loop commits its steps
     seed: Annotated[int, rules.seed]
     contract: Annotated[Contract, rules.contract]
-    order: Annotated[Order, rules.order]
+    order: Annotated[str, rules.order]
+    sizes: Annotated[ShardSizes | None, rules.shard_sizes, OF_A_RANK] = None  # of "all" alone, if there is room
     data: Annotated[str, rules.text]  # the data's fingerprint
     expected: Annotated[
         int, rules.integer(0, HUGE), OF_A_RANK
@@ -123,12 +125,14 @@ class TallyLine:
     @property
     def shard(self) -> Shard:
         """The shard that the line is about; of "all", rank 0's."""
+        order = orders.parse(self.order, self.sizes)
+        assert order
         return Shard(
             n=self.n,
             rank=0 if self.rank == "all" else self.rank,
             world=self.world,
             contract=self.contract,
-            order=self.order,
+            order=order,
             seed=self.seed,
             epoch=self.epoch,
             start=self.start,
@@ -147,15 +151,17 @@ class TallyLine:
 
     def values(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
-        lists = {"lost_indices": [*self.lost_indices], "doubled_indices": [*self.doubled_indices]}
+        lists: dict[str, Any] = {"lost_indices": [*self.lost_indices], "doubled_indices": [*self.doubled_indices]}
+        lists["sizes"] = stated_runs(self.sizes)
         return {name: getattr(self, name) for name in NAMES} | {"digest": digest.as_text(self.digest), **lists}
 
     def printed(self) -> dict[str, Any]:
         """The fields that the line has: not indices where nothing is wrong, and no optional field that is None."""
-        left_out = {name for name in _MAY_BE_NONE if getattr(self, name) is None}
+        values = self.values()
+        left_out = {name for name in _MAY_BE_NONE if values[name] is None}
         if not self.lost and not self.doubled:
             left_out |= {"lost_indices", "doubled_indices"}
-        return {"v": VERSION} | {name: value for name, value in self.values().items() if name not in left_out}
+        return {"v": VERSION} | {name: value for name, value in values.items() if name not in left_out}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:

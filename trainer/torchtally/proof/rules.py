@@ -13,8 +13,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from torchtally.proof import digest as digests
 from torchtally.proof.contract import CONTRACTS
+from torchtally.proof.locality import LocalOrder
 from torchtally.proof.modular import P
-from torchtally.proof.permutation import ORDERS
+from torchtally.proof.order import PLAIN, parse
+from torchtally.proof.shard_sizes import ShardSizes
 
 HUGE = 1 << 63
 MANY = 1_000_000  # epochs or ranks, far above any real run: a garbled number must not fill the memory
@@ -71,10 +73,29 @@ def choice(allowed: tuple[str, ...]) -> Rule:
 attempt = integer(0, HUGE)
 began = integer(0, 253_402_300_799_999)  # milliseconds from 1970 to the end of 9999; 0 where it is not known
 contract = choice(CONTRACTS)
-order = choice(ORDERS)
 samples = integer(1, P - 1)  # of a dataset
 seed = integer(0, (1 << 64) - 1)
 world = integer(1, MANY)
+
+
+def order(line: Values, name: str) -> str:
+    """The text of an order."""
+    value = line.values.get(name)
+    if isinstance(value, str) and parse(value):
+        return value
+    raise line.bad(name, f"{' or '.join(PLAIN)} or locality-1 with its window, lanes and fingerprint of sizes")
+
+
+def shard_sizes(line: Values, name: str) -> ShardSizes:
+    """The sizes of the shard files that the order's text has the fingerprint of."""
+    stated, n = parse(order(line, "order")), samples(line, "n")
+    try:
+        found = ShardSizes.of_runs(line.values.get(name))
+    except ValueError as error:
+        raise line.bad(name, f"the sizes of shard files: {error}") from None
+    if not isinstance(stated, LocalOrder) or found != stated.sizes or found.total != n:
+        raise line.bad(name, f"the sizes that the order names, {n} samples together")
+    return found
 
 
 def plan(line: Values, name: str) -> dict[str, int]:

@@ -12,11 +12,12 @@ from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from torchtally.proof import digest, rules
+from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import VERSION, Attempt
-from torchtally.proof.permutation import Order
 from torchtally.proof.rules import HUGE, MANY, Values
+from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.shards import Progression, Shard
 
 World = tuple[int, int, int]  # epoch, position, ranks: from there on the training continued with so many ranks
@@ -65,10 +66,11 @@ class PhaseSummary:
 
     n: Annotated[int, rules.samples]
     contract: Annotated[Contract, rules.contract]
-    order: Annotated[Order, rules.order]
+    order: Annotated[str, rules.order]
     data: Annotated[str, rules.text]
     consumed: Annotated[int, rules.integer(0, HUGE * MANY)]
     digest: Annotated[bytes, rules.packed_digest]  # folded and packed; base64 in the line
+    sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names, if there is room
     # Where the phase was shared out otherwise than by the run's `worlds`; it may resume in its middle, too.
     worlds: Annotated[tuple[World, ...] | None, _worlds_of_phase] = None
     # Epoch and position before which the phase ends: its plan is in steps, or the run has stopped before.
@@ -77,7 +79,11 @@ class PhaseSummary:
     def values(self) -> dict[str, Any]:
         """The fields that the line has, as JSON has them."""
         values = _values(self) | {"digest": digest.as_text(self.digest)}
-        lists = {"worlds": self.worlds and [list(world) for world in self.worlds], "end": self.end and list(self.end)}
+        lists = {
+            "worlds": self.worlds and [list(world) for world in self.worlds],
+            "end": self.end and list(self.end),
+            "sizes": stated_runs(self.sizes),
+        }
         return {name: value for name, value in (values | lists).items() if value is not None}
 
 
@@ -175,7 +181,7 @@ class RunSummary:
         """How many samples all epochs of a phase consume under its contract, and their digests folded.
 
         O(len(worlds)), except for epochs in which samples of a shuffled order are repeated or left out: each has its
-        own digest.
+        own digest. Raises UnknownSizes where these need sizes of shard files that are not known.
         """
         return self.samples(phase), self._digest(phase)
 
@@ -198,7 +204,9 @@ class RunSummary:
     def _shards(self, phase: str) -> Iterator[tuple[range, Shard]]:
         """Successive epochs that were shared out alike, and the first one's shard of rank 0."""
         stated, last = self.phases[phase], self.epochs(phase)
-        any_ = Shard(n=stated.n, rank=0, world=1, contract=stated.contract, order=stated.order, seed=self.seed, start=0)
+        order = orders.parse(stated.order, stated.sizes)
+        assert order
+        any_ = Shard(n=stated.n, rank=0, world=1, contract=stated.contract, order=order, seed=self.seed, start=0)
         end = self.end(phase, last)
         for alike, start, world in _legs(last, *self._shared_out(phase)):
             shard = replace(any_, epoch=alike[0], start=start, world=world)

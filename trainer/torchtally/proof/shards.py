@@ -10,7 +10,9 @@ import numpy as np
 
 from torchtally.proof import permutation
 from torchtally.proof.contract import Contract
-from torchtally.proof.permutation import Indices, Order
+from torchtally.proof.locality import LocalOrder
+from torchtally.proof.order import Order
+from torchtally.proof.permutation import Indices
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Shard:
     world: int
     contract: Contract = "exact"
     order: Order = "sequential"
-    seed: int = 0  # of feistel-1, as `epoch` is
+    seed: int = 0  # of an order that shuffles, as `epoch` is
     epoch: int = 1
     start: int = 0  # the position from which on these ranks share the samples
     end: int | None = None  # the position before which the phase ends, each sample once; None: the whole order
@@ -91,18 +93,22 @@ class Shard:
     def indices(self, begin: int = 0, end: int | None = None) -> Indices:
         """Sample indices of the shard's samples number `begin` to `end`, in the order in which they are consumed."""
         own = self.positions(begin, end)
-        if self.order == "sequential":
-            return own
-        return permutation.permute_in_place(own, self.n, self.seed, self.epoch)
+        if self.order == "feistel-1":
+            return permutation.permute_in_place(own, self.n, self.seed, self.epoch)
+        return self.samples_at(own)
 
     def samples_at(self, positions: Indices) -> Indices:
         """Sample indices at any positions of the epoch's order."""
+        if isinstance(self.order, LocalOrder):
+            return self.order.samples_at(positions, self.seed, self.epoch)
         if self.order == "sequential":
             return positions
         return permutation.permute(positions, self.n, self.seed, self.epoch)
 
     def positions_of(self, indices: Indices) -> Indices:
         """Positions of any samples in the epoch's order."""
+        if isinstance(self.order, LocalOrder):
+            return self.order.positions_of(indices, self.seed, self.epoch)
         if self.order == "sequential":
             return indices
         return permutation.locate(indices, self.n, self.seed, self.epoch)

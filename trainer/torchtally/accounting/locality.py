@@ -1,0 +1,47 @@
+"""The order that a user chooses for a dataset in shard files, before the sizes of the files are known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from torchtally.errors import Refused
+from torchtally.proof.locality import MOST, LocalOrder
+from torchtally.proof.shard_sizes import ShardSizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locality:
+    """An order with locality, for a dataset that is read from shard files: each epoch, few of them are open at a time.
+
+    Each epoch has a new order of the files, and shuffles the samples of `window` neighboring files together.
+
+    Args:
+        window: Number of shard files that are shuffled together.
+        lanes: Number of places of the order that are read at the same time. With the number of ranks, each rank reads
+            files of its own. The order depends on it, so it stays the same if the number of ranks changes.
+        sizes: Number of samples of each shard file, in the dataset's order (default: the dataset's attribute
+            `shard_sizes`).
+    """
+
+    window: int
+    lanes: int = 1
+    sizes: Sequence[int] | None = field(default=None, repr=False)
+
+    def offered(self, dataset: Any) -> Self:
+        """Return this with the sizes that a dataset offers, unless it has some."""
+        return replace(self, sizes=getattr(dataset, "shard_sizes", None)) if self.sizes is None else self
+
+    def of(self, n: int) -> LocalOrder:
+        """Return the order of n samples. Raises Refused."""
+        for name, value in (("window", self.window), ("lanes", self.lanes)):
+            if type(value) is not int or not 1 <= value <= MOST:
+                raise Refused(f"{name}={value!r} of a Locality must be a whole number from 1 to {MOST}")
+        if self.sizes is None:
+            raise Refused(f"{self} needs the dataset's attribute shard_sizes, or Locality(sizes=…, …)")
+        try:
+            sizes = ShardSizes.of(self.sizes)
+        except ValueError as error:
+            raise Refused(f"the sizes of the shards must be {error}") from None
+        if sizes.total != n:
+            raise Refused(f"the sizes of the shards add up to {sizes.total}, and the dataset has {n} samples")
+        return LocalOrder(self.window, self.lanes, sizes)
