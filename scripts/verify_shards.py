@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 try:
-    from torchtally.proof.shard_sizes import ShardSizes
     from verify import console, report
     from verify.log import Log
     from verify.verdict import UnknownRun, judge
@@ -40,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
             _read_job(log, options)
         for path in options.paths:
             _read(log, path)
-        log.told = [_sizes(path) for path in options.sizes]
+        for path in options.sizes:
+            _read_sizes(log, path)
         verdicts = judge(log, options.run, options.expect_per_pod)
     except (BadInput, UnknownRun) as error:
         print(f"verify_shards: {error}", file=sys.stderr)
@@ -78,10 +78,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _sizes(path: str) -> ShardSizes:
+def _read_sizes(log: Log, path: str) -> None:
     try:
         with Path(path).open(encoding="utf-8") as file:
-            return ShardSizes.of(json.load(file))
+            log.tell(json.load(file))
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, OverflowError) as error:

@@ -76,6 +76,10 @@ class Log:
                         self.complaints.append(replace(found, text=f"{where}: {found.text}"))
             number += text.endswith("\n")
 
+    def tell(self, sizes: Any) -> None:
+        """Add the sizes of a dataset's shards, which orders name by their fingerprint. Raises ValueError."""
+        self.told.append(ShardSizes.of(sizes))
+
     def _add_line(self, line: TallyLine, where: str) -> None:
         key = (line.run, line.attempt, line.began, line.phase, line.epoch, line.rank)
         twin = self.lines.setdefault(key, line)
@@ -96,8 +100,8 @@ class Log:
     @property
     def sizes(self) -> dict[str, ShardSizes]:
         """All sizes of shard files that are known, by their fingerprint."""
-        phases = (phase for last in chain(*self.lasts.values()) for phase in last.phases.values())
-        return by_fingerprint([*self.told, *(each.sizes for each in chain(self.lines.values(), phases))])
+        of_phases = (phase.sizes for last in chain(*self.lasts.values()) for phase in last.phases.values())
+        return by_fingerprint(chain(self.told, (line.sizes for line in self.lines.values()), of_phases))
 
     @property
     def runs(self) -> list[str]:

@@ -63,8 +63,8 @@ def differing(one: Digest, other: Digest) -> str:
 def not_checked(unknown: UnknownSizes) -> str:
     """Why what follows from an order is not proved."""
     return (
-        f"its samples cannot be checked, because no log has the sizes of the shards whose fingerprint is {unknown}: pass "
-        "them with --sizes"
+        "its samples cannot be checked, because no log has the sizes of the shards whose fingerprint is "
+        f"{unknown}: pass them with --sizes"
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,55 @@ def order(n: int, seed: int, epoch: int) -> list[int]:
     return list(permuted)
 
 
+def mixed(x: int) -> int:
+    """An output of SplitMix."""
+    z = (x + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+@dataclass(frozen=True)
+class Local:
+    """The order locality-1 of shard files with these sizes."""
+
+    sizes: tuple[int, ...]
+    window: int = 2
+    lanes: int = 1
+
+    @property
+    def fingerprint(self) -> str:
+        return "sha256:" + hashlib.sha256(b"".join(size.to_bytes(8, "big") for size in self.sizes)).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return f"locality-1 window={self.window} lanes={self.lanes} sizes={self.fingerprint}"
+
+    @property
+    def runs(self) -> list[list[int]]:
+        return [[len([*same]), size] for size, same in itertools.groupby(self.sizes)]
+
+    def order(self, seed: int, epoch: int) -> list[int]:
+        """Queue up the files, cut the queue into lanes, shuffle their windows, and take from the lanes in turn."""
+        samples = iter(range(sum(self.sizes)))
+        files = [[*itertools.islice(samples, size)] for size in self.sizes]
+        queue = [
+            (sample, place // self.window)
+            for place, file in enumerate(order(len(files), seed, epoch))
+            for sample in files[file]
+        ]
+        lanes = []
+        numbers = itertools.count()
+        for lane in range(self.lanes):
+            length = len(range(lane, sum(self.sizes), self.lanes))
+            own, queue = queue[:length], queue[length:]
+            shuffled: list[int] = []
+            for _, window in itertools.groupby(own, lambda each: each[1]):
+                block = [sample for sample, _ in window]
+                shuffled += [block[at] for at in order(len(block), mixed((mixed(seed) + next(numbers)) % 2**64), epoch)]
+            lanes.append(shuffled)
+        return [sample for turn in itertools.zip_longest(*lanes) for sample in turn if sample is not None]
+
+
 def deal(samples: list[int], world: int, contract: str, start: int = 0) -> list[list[int]]:
     """Hand out the samples from `start` on one by one, as cards to players."""
     hands: list[list[int]] = [[] for _ in range(world)]
@@ -90,14 +140,18 @@ def run(
     resumed: dict[tuple[str, int], tuple[int, int]] | None = None,
     commits: bool = False,
     ends: Ends | None = None,
+    local: Local | None = None,
     **common: Any,
 ) -> list[Line]:
     """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch.
+
+    With `local`, the training has that order, of as many samples as its files have.
 
     Each of `worlds` after the first is another attempt, which has done the rest of its epoch again. So is each of
     `resumed`: a phase and epoch, and from which position on how many ranks have done it.
     """
     plan = {"train": 2, "test": 2} if plan is None else plan
+    n = sum(local.sizes) if local else n
     name = common.get("run", RUN)
     lines = []
     begins = {1: start}
@@ -117,7 +171,9 @@ def run(
                 attempt, (begin, world) = attempt + 1, resumed[phase, epoch]
             used = contract if shuffled else "exact"
             size = n if shuffled else max(1, n // 6)
-            samples = order(size, seed, epoch) if shuffled else list(range(size))
+            samples = list(range(size))
+            if shuffled:
+                samples = local.order(seed, epoch) if local else order(size, seed, epoch)
             positions = {sample: position for position, sample in enumerate(samples)}
             before = samples[:begin]
             dealt = deal(samples, world, used, begin) if end is None else deal(samples[:end], world, "exact", begin)
@@ -149,7 +205,8 @@ def run(
                         **committed,
                         "seed": seed,
                         "contract": used,
-                        "order": "feistel-1" if shuffled else "sequential",
+                        "order": str(local or "feistel-1") if shuffled else "sequential",
+                        **({"sizes": local.runs} if local and shuffled and rank == "all" else {}),
                         "data": "sha256:0123456789abcdef",
                         **counts(shard, taken, positions, name),
                     }
@@ -180,7 +237,7 @@ def last(
     h = base(common["run"] + " epochs")
     phases: dict[str, Line] = {}
     for line in every:
-        names = ("n", "contract", "order", "data")
+        names = {"n", "contract", "order", "data", "sizes"} & line.keys()
         phase = phases.setdefault(line["phase"], {**{name: line[name] for name in names}, "consumed": 0, "words": [0]})
         phase["consumed"] += line["consumed"]
         more = [word * h ** line["epoch"] for word in decoded(line["digest"])]

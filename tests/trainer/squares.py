@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from torchtally.accounting.tally import Phase, Run
 from torchtally.proof.contract import Contract
-from torchtally.proof.permutation import Order
+from torchtally.proof.order import Order
 from torchtally.training import loop
 
 N, SIZE = 49, 8  # over 2 and 3 ranks the last step has one sample, and the others none

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
+from torchtally.accounting.locality import Locality
 from torchtally.proof.contract import Contract
 
 
@@ -223,7 +224,9 @@ def differs(facts: list[dict[str, Any]]) -> None:
     mine = facts[dist.get_rank()]
     dataset = Squares(mine.get("n", N))
     dataset.fingerprint = mine.get("fingerprint", "squares")
-    with Account(task="t", plan={"train": 1}, seed=mine.get("seed", 0)) as account:
+    dataset.shard_sizes = mine.get("sizes")
+    order = Locality(window=2) if "sizes" in mine else None
+    with Account(task="t", plan={"train": 1}, seed=mine.get("seed", 0), order=order) as account:
         source = account.loader("train", dataset, batch_size=mine.get("batch", 4), shuffle=mine.get("shuffle", True))
         for _ in account.epoch("train", mine.get("epoch", 1), source):
             raise AssertionError("no step before all agree")
@@ -237,6 +240,12 @@ def differs(facts: list[dict[str, Any]]) -> None:
         ({"fingerprint": "a"}, {"fingerprint": "b"}, "has data of train b and rank 0 (pod-0) has a"),
         ({"batch": 2}, {"batch": 3}, "has batch size of train 3 and rank 0 (pod-0) has 2"),
         ({"shuffle": True}, {"shuffle": False}, "has order of train sequential and rank 0 (pod-0) has feistel-1"),
+        (
+            {"sizes": [40, 9]},
+            {"sizes": [9, 40]},
+            "has order of train locality-1 window=2 lanes=1 sizes=sha256:"
+            "82d985c3d457cb61 and rank 0 (pod-0) has locality-1 window=2 lanes=1 sizes=sha256:",
+        ),
     ],
 )
 def test_ranks_that_hold_different_things_end_before_the_first_step(ours: Any, theirs: Any, sentence: str) -> None:
@@ -260,6 +269,30 @@ def wrong(arguments: dict[str, Any]) -> None:
         ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
         ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
         ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),
+        (
+            {"order": Locality(window=2)},
+            "train: Locality(window=2, lanes=1) needs the dataset's attribute shard_sizes, or Locality(sizes=…, …)",
+        ),
+        (
+            {"order": Locality(window=2, sizes=[40, 8])},
+            "train: the sizes of the shards add up to 48, and the dataset has 49 samples",
+        ),
+        (
+            {"order": Locality(window=2, sizes=[50, -1])},
+            "train: the sizes of the shards must be 1 to 16777216 whole numbers from 0, one for each shard",
+        ),
+        (
+            {"order": Locality(window=0, sizes=[49])},
+            "train: window=0 of a Locality must be a whole number from 1 to 1000000",
+        ),
+        (
+            {"order": Locality(window=1, lanes=2.0, sizes=[49])},
+            "train: lanes=2.0 of a Locality must be a whole number from 1 to 1000000",
+        ),
+        (
+            {"order": Locality(window=1, sizes=[49]), "shuffle": False},
+            "train: order=Locality(window=1, lanes=1) needs shuffle=True",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:

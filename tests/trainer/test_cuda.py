@@ -10,7 +10,7 @@ from torchtally.accounting import cuda
 from torchtally.proof import digest, permutation
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.modular import P
-from torchtally.proof.permutation import Order
+from torchtally.proof.order import Order
 from torchtally.proof.shards import Shard
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.modular import P
-from torchtally.proof.permutation import Indices, Order
+from torchtally.proof.order import Order
+from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Progression, Shard
 
 G = digest.base("run")

@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from accounts import alone, run
 from counting import Counting, Noisy
 from torch.utils.data import DataLoader, IterableDataset
 
-from torchtally import Account, TalliedSampler
+from torchtally import Account, Locality, TalliedSampler
 from torchtally.proof.contract import Contract
+from torchtally.proof.shard_sizes import ShardSizes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -31,11 +32,12 @@ def trains(
     accumulate: int = 1,
     contract: Contract = "exact",
     size: int = 4,
+    order: Locality | None = None,
 ) -> dict[str, Any]:
     """Train from `saved` on, and "die" after `until` commits: the rest of the accumulation is handed out by then."""
     training = Counting(N)
-    account = Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5).__enter__()
-    loader = account.loader("train", Noisy(N), batch_size=size, contract=contract, num_workers=workers)
+    account = Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5, order=order).__enter__()
+    loader = account.loader("train", Sharded(N), batch_size=size, contract=contract, num_workers=workers)
     tests = account.loader("test", Noisy(7), batch_size=4, shuffle=False, trains=False)
     if saved:
         account.load_state_dict(saved["account"])
@@ -54,6 +56,12 @@ def trains(
             pass
     account.__exit__(None, None, None)
     return {"times": training.times, "sha256": training.sha256}
+
+
+class Sharded(Noisy):
+    """Its samples are in shard files."""
+
+    shard_sizes: Sequence[int] = (20, 0, 31, 7, 25, 18)
 
 
 def verified(*attempts: list[dict[str, Any]]) -> Verdict:
@@ -127,6 +135,23 @@ def test_contracts_that_repeat_or_leave_out_hold_over_a_resume(contract: Contrac
     assert len(once) <= 3 * EPOCHS
 
 
+@pytest.mark.parametrize("contract", ["exact", "padded"])
+def test_an_order_with_locality_goes_on_at_other_numbers_of_ranks(contract: Contract) -> None:
+    order = Locality(window=2, lanes=2)
+    killed = run(2, trains, None, 5, 1, 1, contract, 4, order)
+    again = run(3, trains, killed[0]["result"], 3, 0, 1, contract, 4, order)
+    resumed = run(1, trains, again[0]["result"], None, 0, 1, contract, 4, order)
+    assert resumed[0]["code"] == 0, resumed[0]["err"]
+    assert contract == "padded" or resumed[0]["result"]["times"] == [EPOCHS] * N
+    assert {EPOCHS, *resumed[0]["result"]["times"]} <= {EPOCHS, EPOCHS + 1, EPOCHS + 2}
+    verdict = verified(killed, again, resumed)
+    assert verdict.holds, verdict.problems
+    assert {str(line.order).split()[0] for line in verdict.lines} == {"locality-1", "sequential"}
+    state = json.loads(killed[0]["result"]["account"]["torchtally"])["phases"]["train"]
+    assert state["order"] == "locality-1 window=2 lanes=2 sizes=" + ShardSizes.of(Sharded.shard_sizes).fingerprint
+    assert state["sizes"] == [[1, size] for size in Sharded.shard_sizes]
+
+
 def test_the_batch_may_change_with_a_resume() -> None:
     killed = run(2, trains, None, 6)
     resumed = run(2, trains, killed[0]["result"], None, 0, 1, "exact", 7)
@@ -173,6 +198,39 @@ def test_a_tallied_sampler_goes_on_in_the_middle_of_an_epoch(until: int) -> None
 
 
 # A state that cannot be loaded.
+
+
+def resharded(first: Locality, other: Locality, sizes: Sequence[int], before: bool) -> None:
+    """Load the state of a run with an order, in an account with another order or other sizes of shard files."""
+    account = Account(task="t", plan={"train": 2}, order=first).__enter__()
+    next(account.epoch("train", 1, account.loader("train", Sharded(N), batch_size=4)))
+    account.commit()
+    data = Sharded(N)
+    data.shard_sizes = sizes
+    with Account(task="t", plan={"train": 2}, order=other) as again:
+        if before:
+            again.load_state_dict(account.state_dict())
+        again.loader("train", data, batch_size=4)
+        again.load_state_dict(account.state_dict())
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    ("other", "sizes"),
+    [
+        (Locality(window=2), (20, 31, 0, 7, 25, 18)),
+        (Locality(window=3), Sharded.shard_sizes),
+        (Locality(window=2, lanes=2), Sharded.shard_sizes),
+    ],
+)
+def test_an_order_that_has_changed_since_is_refused(other: Locality, sizes: Sequence[int], before: bool) -> None:
+    found = alone(resharded, Locality(window=2), other, sizes, before)
+    was, now = (
+        f"locality-1 window={each.window} lanes={each.lanes} sizes={ShardSizes.of(files).fingerprint}"
+        for each, files in ((Locality(window=2), Sharded.shard_sizes), (other, sizes))
+    )
+    assert found["code"] == 2
+    assert f"train: its order was {was} in this run, and now it is {now}" in found["err"]
 
 
 def loads(change: dict[str, Any], how: str = "") -> None:

@@ -14,7 +14,8 @@ from torchtally.proof import digest, run_summary
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.modular import P
-from torchtally.proof.permutation import Order, permute
+from torchtally.proof.order import Order
+from torchtally.proof.permutation import permute
 from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
 from torchtally.proof.shards import Shard
 
