@@ -1,0 +1,210 @@
+"""The verdict on runs whose order is locality-1: from the lines alone, or with the sizes of the shards told."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import bruteforce
+import numpy as np
+import pytest
+import verify_shards
+from bruteforce import Line, Local
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judged import line, read, sentences, verdict
+
+from torchtally.proof import locality
+from torchtally.proof.order import Order, parse
+from torchtally.proof.shard_sizes import ShardSizes
+from verify.verdict import judge
+
+LOCAL = Local((3, 0, 7, 1, 12, 5, 9), window=2, lanes=2)
+contracts = st.sampled_from(["exact", "padded", "drop_last"])
+locals_ = st.builds(
+    Local,
+    st.lists(st.integers(0, 20), min_size=1, max_size=9).filter(any).map(tuple),
+    st.integers(1, 4),
+    st.integers(1, 5),
+)
+
+
+def order_of(local: Local) -> Order:
+    found = parse(str(local), ShardSizes.of(local.sizes))
+    assert found
+    return found
+
+
+@settings(deadline=None)
+@given(locals_, st.integers(0, 2**64 - 1), st.integers(1, 99))
+def test_the_order_is_that_of_a_queue_of_files_cut_into_lanes(local: Local, seed: int, epoch: int) -> None:
+    order = order_of(local)
+    assert isinstance(order, locality.LocalOrder)
+    everything = np.arange(sum(local.sizes))
+    assert order.samples_at(everything, seed, epoch).tolist() == local.order(seed, epoch)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), locals_, st.integers(1, 5), contracts, st.booleans())
+def test_a_faithful_run_holds(data: st.DataObject, local: Local, world: int, contract: str, ended: bool) -> None:
+    n = sum(local.sizes)
+    start = data.draw(st.integers(0, n - 1))
+    end: Any = {"train": (2, data.draw(st.integers(1, n - 1)))} if ended and n > 1 else None
+    lines = bruteforce.run(world=world, contract=contract, seed=3, start=start, ends=end, local=local)
+    assert sentences(lines) == []
+    last = bruteforce.last(lines, [(1, 0, 1), (1, start, world)][not start :], own=("train",), ends=end)
+    stopped = {"stopped": "deadline"} if end else {}
+    assert sentences([*lines, last | stopped]) == []
+    assert sentences([last | stopped]) == []
+
+
+def test_a_lost_and_a_doubled_sample_are_named() -> None:
+    order = LOCAL.order(0, 1)
+    lost, doubled = order[2], order[5 * 4 + 2]
+
+    def consume(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        if (phase, epoch, rank) != ("train", 1, 2):
+            return shard
+        return [*(sample for sample in shard if sample != lost), doubled]
+
+    assert f"train epoch 1: rank 2: 1 ({lost}) lost, 1 ({doubled}) doubled" in sentences(
+        bruteforce.run(consume=consume, local=LOCAL)
+    )
+    lines = bruteforce.run(consume=consume, local=LOCAL)
+    for each in lines:  # as a trainer says that only counts
+        each.pop("lost_indices", None), each.pop("doubled_indices", None)
+        each |= {"lost": 0, "doubled": 0}
+    found = sentences(lines)
+    named = [f"sample {lost} was never consumed", f"sample {doubled} was consumed twice"]
+    assert any("rank 2 reports nothing lost or doubled" in each and all(n in each for n in named) for each in found)
+
+
+def test_a_rank_that_shuffles_its_own_files_is_found() -> None:
+    def own(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return random.Random(rank).sample(range(sum(LOCAL.sizes)), len(shard)) if phase == "train" else shard
+
+    assert {each.split(":")[0] for each in sentences(bruteforce.run(consume=own, local=LOCAL))} == {
+        "train epoch 1",
+        "train epoch 2",
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), contracts)
+def test_any_single_changed_value_breaks_the_proof(data: st.DataObject, contract: str) -> None:
+    lines = bruteforce.run(world=3, contract=contract, local=LOCAL)
+    lines.append(bruteforce.last(lines))
+    at = data.draw(st.sampled_from(range(len(lines))))
+    changed = json.loads(json.dumps(lines[at]))
+    where = changed["phases"]["train"] if at == len(lines) - 1 else changed
+    others = [str(Local(LOCAL.sizes, 3, 2)), str(Local(LOCAL.sizes, 2, 1)), str(Local((37,), 2, 2)), "feistel-1"]
+    if "sizes" in where and data.draw(st.booleans()):
+        where["sizes"] = data.draw(st.sampled_from([[], [[1, 37]], where["sizes"][::-1], None, [[1, 3]], "3"]))
+    elif where["order"] != "sequential":
+        where["order"] = data.draw(st.sampled_from(others))
+    else:
+        where["sizes"] = LOCAL.runs
+    assert sentences([*lines[:at], changed, *lines[at + 1 :]])
+
+
+# Sizes that no line has: there are too many.
+
+
+def bare(lines: list[Line]) -> list[Line]:
+    for each in lines:
+        for where in (each, *each.get("phases", {}).values()):
+            where.pop("sizes", None)
+    return lines
+
+
+UNKNOWN = (
+    "its samples cannot be checked, because no log has the sizes of the shards whose fingerprint is "
+    f"{LOCAL.fingerprint}: pass them with --sizes"
+)
+
+
+def told(lines: list[Line], sizes: Any) -> list[str]:
+    log = read(bruteforce.text(lines))
+    log.tell(sizes)
+    [found] = judge(log)
+    return [str(problem) for problem in found.problems]
+
+
+def test_every_sample_exactly_once_is_proved_without_the_sizes() -> None:
+    lines = bare(bruteforce.run(local=LOCAL))
+    assert sentences([*lines, *bare([bruteforce.last(lines)])]) == []
+
+
+@pytest.mark.parametrize("contract", ["padded", "drop_last"])
+def test_what_needs_the_sizes_is_not_proved_without_them(contract: str) -> None:
+    lines = bruteforce.run(contract=contract, local=LOCAL)
+    lines = bare([*lines, bruteforce.last(lines)])
+    assert sentences(lines) == [
+        *(f"train epoch {epoch}: all ranks together: {UNKNOWN}" for epoch in (1, 2)),
+        f"train: the last line: {UNKNOWN}",
+    ]
+    assert f"train: the last line: {UNKNOWN}" in sentences(lines[-1:])
+    assert told(lines, LOCAL.sizes) == []
+    assert told(lines, LOCAL.sizes[::-1]) == sentences(lines)
+
+
+def test_an_epoch_that_ends_early_needs_the_sizes() -> None:
+    lines = bare(bruteforce.run(ends={"train": (2, 13)}, local=LOCAL))
+    assert sentences(lines) == [f"train epoch 2: all ranks together: {UNKNOWN}"]
+    assert told(lines, LOCAL.sizes) == []
+
+
+def test_one_line_with_the_sizes_is_enough() -> None:
+    lines = bruteforce.run(contract="padded", local=LOCAL)
+    sizes = line(lines, "all")["sizes"]
+    line(bare(lines), "all", epoch=2)["sizes"] = sizes
+    assert sentences(lines) == []
+
+
+def test_without_the_sizes_a_lost_sample_is_found_and_not_named() -> None:
+    lines = bare(bruteforce.run(local=LOCAL, plan={"train": 1}, consume=lambda *step: step[3][step[2] == 1 :]))
+    lost = line(lines, 1)["lost_indices"][0]
+    found = sentences(lines)
+    assert f"train epoch 1: rank 1: 1 ({lost}) lost, 0 doubled" in found
+    assert f"train epoch 1: rank 1: {UNKNOWN}" in found
+
+
+def test_the_sizes_are_told_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, sizes = tmp_path / "demo.log", tmp_path / "sizes.json"
+    lines = bruteforce.run(contract="padded", local=LOCAL)
+    log.write_text(bruteforce.text(bare([*lines, bruteforce.last(lines)])))
+    sizes.write_text(json.dumps(LOCAL.sizes))
+    assert verify_shards.main([str(log)]) == 1
+    assert verify_shards.main([str(log), "--sizes", str(sizes)]) == 0
+    for wrong in ("[1, 2.5]", "{}", "[", "[-1]", "[]", "[[1]]", '["1"]'):
+        sizes.write_text(wrong)
+        capsys.readouterr()
+        assert verify_shards.main([str(log), "--sizes", str(sizes)]) == 2
+        assert f"{sizes} must have sizes of shards as a list in JSON" in capsys.readouterr().err
+    assert verify_shards.main([str(log), "--sizes", str(tmp_path / "none")]) == 2
+
+
+def test_a_line_states_sizes_of_its_own_order_only() -> None:
+    lines = bruteforce.run(local=LOCAL)
+    line(lines, "all")["sizes"] = [[1, 36], [1, 1]]
+    assert (
+        '"sizes" is [[1, 36], [1, 1]], allowed is the sizes that the order names, 37 samples together'
+        in (sentences(lines)[0])
+    )
+    assert verdict(bruteforce.run(local=LOCAL)).holds
+
+
+def test_the_order_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 ranks' lines, only samples that are repeated are looked up."""
+    looked_up: list[int] = []
+    original = locality.LocalOrder.samples_at
+
+    def samples_at(self: Any, positions: Any, *epoch: int) -> Any:
+        looked_up.append(len(positions))
+        return original(self, positions, *epoch)
+
+    local = Local((200, 3, 300, 100), window=2)
+    lines = {contract: bruteforce.run(world=100, contract=contract, local=local) for contract in ("exact", "padded")}
+    monkeypatch.setattr(locality.LocalOrder, "samples_at", samples_at)
+    assert verdict(lines["exact"]).holds and sum(looked_up) == 0
+    assert verdict(lines["padded"]).holds and sum(looked_up) == 2 * 97
