@@ -68,6 +68,8 @@ def programs(number: int) -> Iterator[list[str]]:
     for tool, n in sampler.CASES:
         yield ["sampler", tool, str(n)]
     yield ["verifier"]
+    if number == 1:
+        yield ["locality", "--samples"]  # it counts, so the other rounds would find the same
     yield ["gpu"]
     task, tools = ("mnist-cnn", TOOLS) if number % 2 else ("keras-mnist", _KERAS_TOOLS)
     for world in WORLDS:

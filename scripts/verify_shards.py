@@ -66,7 +66,11 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         "--expect-per-pod", type=int, metavar="COUNT", help="samples that each pod must have consumed in a train epoch"
     )
     parser.add_argument(
-        "--sizes", action="append", default=[], metavar="FILE", help="sizes of a dataset's shards, as a list in JSON"
+        "--sizes",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="sizes of a dataset's shard files, as a list in JSON",
     )
     options = parser.parse_args(argv)
     if bool(options.job) == bool(options.paths):
@@ -85,7 +89,7 @@ def _read_sizes(log: Log, path: str) -> None:
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, OverflowError) as error:
-        raise BadInput(f"{path} must have sizes of shards as a list in JSON: {error}") from error
+        raise BadInput(f"{path} must have sizes of shard files as a list in JSON: {error}") from error
 
 
 def _read_job(log: Log, options: argparse.Namespace) -> None:

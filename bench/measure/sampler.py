@@ -21,6 +21,8 @@ CASES = [
     ("streaming", 10**7),  # holds several arrays of all indices: 3.3 GB for 10⁸, 33 GB for 10⁹
     ("torchtally", 10**9),
     ("torchtally", 10**12),
+    ("locality-1", 10**7),
+    ("locality-1", 10**9),
 ]
 _WORLD = 4
 _SHARD = 1 << 16  # samples in a file of mosaicml-streaming: 1 KiB each in 64 MiB, its default
@@ -47,15 +49,26 @@ def main() -> None:
 
 
 def _torchtally(n: int) -> Iterator[int]:
+    return _taken("feistel-1", n)
+
+
+def _locality(n: int) -> Iterator[int]:
+    from torchtally.accounting.locality import Locality
+
+    full, rest = divmod(n, _SHARD)
+    return _taken(Locality(window=8, lanes=_WORLD, sizes=[_SHARD] * full + [rest] * bool(rest)).of(n), n)
+
+
+def _taken(order: Any, n: int) -> Iterator[int]:
     from torchtally.proof.shards import Shard
 
-    def take(n: int, begin: int, end: int) -> int:
-        return len(Shard(n=n, rank=0, world=_WORLD, order="feistel-1").indices(begin, end))
+    def take(order: Any, n: int, begin: int, end: int) -> int:
+        return len(Shard(n=n, rank=0, world=_WORLD, order=order).indices(begin, end))
 
-    take(1000, 0, 1)  # numpy's initialization
+    take("feistel-1", 1000, 0, 1)  # numpy's initialization
     end = min(_MOST, n // _WORLD)
     bounds = [0, 1, *range(_CHUNK, end, _CHUNK), end]
-    return (take(n, begin, stop) for begin, stop in pairwise(bounds))
+    return (take(order, n, begin, stop) for begin, stop in pairwise(bounds))
 
 
 def _torch(n: int) -> Iterator[int]:
@@ -77,9 +90,7 @@ def _streaming(n: int) -> Iterator[int]:
 
     Resampling of streams, which makes another such array, and the exchange among ranks are left out.
     """
-    for name in ("streaming", "streaming.base"):  # their __init__ imports all of streaming, which needs 30 packages
-        package = sys.modules.setdefault(name, ModuleType(name))
-        package.__path__ = [str(metadata.distribution("mosaicml-streaming").locate_file(name.replace(".", "/")))]
+    find_streaming()
     import numpy as np
     from streaming.base import partition, shuffle
 
@@ -95,6 +106,13 @@ def _streaming(n: int) -> Iterator[int]:
         yield own - 1
 
     return made()
+
+
+def find_streaming() -> None:
+    """Let mosaicml-streaming's orders be imported alone: its own __init__ imports all, which needs 30 packages."""
+    for name in ("streaming", "streaming.base"):
+        package = sys.modules.setdefault(name, ModuleType(name))
+        package.__path__ = [str(metadata.distribution("mosaicml-streaming").locate_file(name.replace(".", "/")))]
 
 
 def _counted(sampler: Iterable[int]) -> Iterator[int]:
@@ -114,6 +132,7 @@ TOOLS: dict[str, Callable[[int], Iterator[int]]] = {
     "torch": _torch,
     "torchdata": _torchdata,
     "streaming": _streaming,
+    "locality-1": _locality,
 }
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def _line(job: SimulatedJob, epoch: int, rank: Rank, samples: int, consumed: Dig
         batch=_BATCH * job.ranks,
         seed=shard.seed,
         contract=shard.contract,
-        order=shard.order,
+        order=str(shard.order),
         data="sha256:0000000000000000",
         expected=samples,
         consumed=samples,

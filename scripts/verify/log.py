@@ -77,7 +77,7 @@ class Log:
             number += text.endswith("\n")
 
     def tell(self, sizes: Any) -> None:
-        """Add the sizes of a dataset's shards, which orders name by their fingerprint. Raises ValueError."""
+        """Add the sizes of a dataset's shard files, which orders name by their fingerprint. Raises ValueError."""
         self.told.append(ShardSizes.of(sizes))
 
     def _add_line(self, line: TallyLine, where: str) -> None:

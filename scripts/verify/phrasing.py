@@ -63,7 +63,7 @@ def differing(one: Digest, other: Digest) -> str:
 def not_checked(unknown: UnknownSizes) -> str:
     """Why what follows from an order is not proved."""
     return (
-        "its samples cannot be checked, because no log has the sizes of the shards whose fingerprint is "
+        "its samples cannot be checked, because no log has the sizes of the shard files whose fingerprint is "
         f"{unknown}: pass them with --sizes"
     )
 

@@ -1,4 +1,4 @@
-"""The verdict on runs whose order is locality-1: from the lines alone, or with the sizes of the shards told."""
+"""The verdict on runs whose order is locality-1: from the lines alone, or with the sizes of the shard files told."""
 
 import json
 import random
@@ -118,7 +118,7 @@ def bare(lines: list[Line]) -> list[Line]:
 
 
 UNKNOWN = (
-    "its samples cannot be checked, because no log has the sizes of the shards whose fingerprint is "
+    "its samples cannot be checked, because no log has the sizes of the shard files whose fingerprint is "
     f"{LOCAL.fingerprint}: pass them with --sizes"
 )
 
@@ -180,7 +180,7 @@ def test_the_sizes_are_told_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
         sizes.write_text(wrong)
         capsys.readouterr()
         assert verify_shards.main([str(log), "--sizes", str(sizes)]) == 2
-        assert f"{sizes} must have sizes of shards as a list in JSON" in capsys.readouterr().err
+        assert f"{sizes} must have sizes of shard files as a list in JSON" in capsys.readouterr().err
     assert verify_shards.main([str(log), "--sizes", str(tmp_path / "none")]) == 2
 
 

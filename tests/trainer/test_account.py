@@ -275,11 +275,11 @@ def wrong(arguments: dict[str, Any]) -> None:
         ),
         (
             {"order": Locality(window=2, sizes=[40, 8])},
-            "train: the sizes of the shards add up to 48, and the dataset has 49 samples",
+            "train: the sizes of the shard files add up to 48, and the dataset has 49 samples",
         ),
         (
             {"order": Locality(window=2, sizes=[50, -1])},
-            "train: the sizes of the shards must be 1 to 16777216 whole numbers from 0, one for each shard",
+            "train: the sizes of the shard files must be 1 to 16777216 whole numbers from 0, one for each shard file",
         ),
         (
             {"order": Locality(window=0, sizes=[49])},

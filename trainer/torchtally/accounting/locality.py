@@ -41,7 +41,7 @@ class Locality:
         try:
             sizes = ShardSizes.of(self.sizes)
         except ValueError as error:
-            raise Refused(f"the sizes of the shards must be {error}") from None
+            raise Refused(f"the sizes of the shard files must be {error}") from None
         if sizes.total != n:
-            raise Refused(f"the sizes of the shards add up to {sizes.total}, and the dataset has {n} samples")
+            raise Refused(f"the sizes of the shard files add up to {sizes.total}, and the dataset has {n} samples")
         return LocalOrder(self.window, self.lanes, sizes)

@@ -31,7 +31,7 @@ class Sampler(data.Sampler[int]):
         batch_size: Samples of this rank in a step. It only matters for `steps`.
         seed: Seed of the order of samples, from 0.
         shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
-        order: An order with locality, with the sizes of the shards, in place of one over all samples.
+        order: An order with locality, with the sizes of the shard files, in place of one over all samples.
         contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
         rank: This process's rank (default: that of the process group).
         world: Number of ranks (default: that of the process group).

@@ -142,15 +142,15 @@ def _scramble(x: _Words, key: np.uint32, odd: np.uint32, out: _Words, other: _Wo
 
 def round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.uint32]]:
     """A word to xor and an odd multiplier a round, from a splitmix64 stream that starts at (seed, epoch)."""
-    for words in _words(np.array([seed & _MASK], dtype=np.uint64), epoch, _shape(n)[2]):
-        yield _key(words[0])
+    for word in _words(np.array([seed & _MASK], dtype=np.uint64), epoch, _shape(n)[2])[:, 0]:
+        yield _key(word)
 
 
-def _words(seeds: npt.NDArray[np.uint64], epoch: int, rounds: int) -> Iterator[npt.NDArray[np.uint64]]:
+def _words(seeds: npt.NDArray[np.uint64], epoch: int, rounds: int) -> npt.NDArray[np.uint64]:
     """For each round, a word of each seed's stream."""
     start = np.uint64(0xD1342543DE82EF95) * (splitmix64(seeds) ^ np.uint64(epoch))
-    for number in range(rounds):
-        yield splitmix64(start + np.uint64(number))
+    numbers: npt.NDArray[np.uint64] = np.arange(rounds, dtype=np.uint64)[:, None]
+    return splitmix64(start + numbers)
 
 
 def _key(words: Any) -> _Key:
