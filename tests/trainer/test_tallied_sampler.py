@@ -15,6 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import each_row
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.locality import Locality
 from torchtally.accounting.tallied_sampler import TalliedSampler
 
 N, SIZE, EPOCHS = 49, 8, 2
@@ -85,6 +86,34 @@ def test_every_rank_sees_as_many_as_with_distributed_sampler(
     for epoch in range(EPOCHS):
         together = [index for each in found for index in each["result"][epoch]]
         assert len(set(together)) == (48 if drop_last else 49)
+
+
+def trains_locally(order: Locality) -> list[int]:
+    sampler = TalliedSampler(DATA, epochs=1, order=order)
+    loader = DataLoader(DATA, batch_size=SIZE, sampler=sampler, collate_fn=each_row(tripled))
+    sampler.set_epoch(0)
+    seen = []
+    for batch in sampler.tally(loader):
+        seen += [number // 3 for number in batch.tolist()]
+        sampler.commit()
+    sampler.done()
+    return seen
+
+
+def test_an_order_with_locality_is_that_of_the_sampler() -> None:
+    """One window over 49 samples, 20 and 29 of them in a file: either file first."""
+    found = run(2, trains_locally, Locality(window=1, sizes=[20, 29]))
+    assert [each["code"] for each in found] == [0, 0], found
+    order = [sample for turn in zip(*(each["result"] for each in found), strict=True) for sample in turn][:N]
+    assert {*order[:20]} == {*range(20)} or {*order[:29]} == {*range(20, 49)}
+    line = next(line for line in found[0]["lines"] if line["rank"] == "all")
+    assert line["sizes"] == [[1, 20], [1, 29]]
+
+
+def test_an_order_without_sizes_is_refused_in_a_sentence() -> None:
+    found = alone(trains_locally, Locality(window=1))
+    assert found["code"] == 2
+    assert "Locality(window=1, lanes=1) needs the dataset's attribute shard_sizes" in found["err"]
 
 
 def test_a_library_that_leaves_an_epoch_early_has_lost_what_it_did_not_take() -> None:
