@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchtally.accounting.last_line import last_line
 from torchtally.accounting.locality import Locality
+from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.state import PhaseState, State
+from torchtally.accounting.tally import Run
+from torchtally.errors import Refused, Unproven
 from torchtally.proof import digest, permutation
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.locality import LocalOrder, UnknownSizes
@@ -257,3 +262,20 @@ def test_a_worker_that_is_spawned_has_the_order_too() -> None:
     sampler.set_epoch(3)
     copy = pickle.loads(pickle.dumps(sampler.order))
     assert [*sampler] == copy.samples_at(np.arange(9), 0, 3).tolist()
+
+
+def test_a_state_that_has_the_fingerprint_alone_has_the_sizes_again_from_the_loader() -> None:
+    order = LocalOrder(1, 1, ShardSizes.of([*range(1, STATED + 2)]))
+    declared = PhaseState.beginning(n=order.sizes.total, contract="padded", order=order, data="numbers")
+    before, after = Progress({"train": 1}), Progress({"train": 1})
+    before.declare("train", declared.shared_out(0, 2))
+    before.extents = {"train": (1, None)}
+    run = Run(run="a", attempt=0, pod="p", task="t", plan={"train": 1}, rank=0, world=2, seed=0, data="numbers")
+    text = before.state(run, {}).to_text()
+    assert '"sizes"' not in text and order.sizes.fingerprint in text
+    after.load(State.from_text(text))
+    with pytest.raises(Refused, match="train: its loader or sampler must be made before the run ends"):
+        last_line(run, after.phases, None, 0)
+    after.declare("train", declared)
+    with pytest.raises(Unproven):  # nothing is consumed yet
+        last_line(run, after.phases, None, 0)

@@ -127,7 +127,7 @@ class Account:
                 anew=self._anew,
                 problem=refused,
             )
-            self._phases = Phases(self._progress, self._attempt)
+            self._phases = Phases(self._progress, self._attempt, self._order)
             if self._attempt.prints and requested:
                 self._reports = Reports(requested, self._phases, {"seed": self._seed, "plan": self._progress.given})
         except Ending as ending:
@@ -188,7 +188,7 @@ class Account:
             contract=contract,
             fingerprint=fingerprint,
             trains=trains,
-            order=order or (self._order if shuffle else None),
+            order=order,
         )
 
     def loader(
@@ -230,7 +230,7 @@ class Account:
             shuffle=shuffle,
             contract=contract,
             trains=trains,
-            order=order or (self._order if shuffle else None),
+            order=order,
             **options,
         )
 

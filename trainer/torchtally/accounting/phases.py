@@ -31,8 +31,8 @@ class Phases:
         open: Its epoch in progress, if there is one.
     """
 
-    def __init__(self, progress: Progress, attempt: Attempt):
-        self._progress, self._attempt = progress, attempt
+    def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None):
+        self._progress, self._attempt, self._order = progress, attempt, order
         self.samplers: dict[str, Sampler] = {}
         self.trains: dict[str, bool] = {}
         self.open: dict[str, EpochInProgress] = {}
@@ -113,7 +113,7 @@ class Phases:
                 seed=self._attempt.run.seed,
                 shuffle=shuffle,
                 contract=contract,
-                order=order,
+                order=order or (self._order if shuffle else None),
                 rank=self._attempt.members.rank,
                 world=self._attempt.members.world,
             )
@@ -139,6 +139,7 @@ class Phases:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
         if problem := loader.lacks(dataset):
             raise Refused(f"{phase}: {problem}")
+        order = order or (self._order if shuffle else None)
         sampler = self.declare(
             phase,
             len(dataset),
