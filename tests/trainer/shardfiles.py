@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 PER_SHARD = 7
 BLOCK = 5
@@ -59,7 +60,10 @@ def key(index: int) -> str:
     return f"{('', 'é', 'folder/', 'long' * 30)[index % 4]}{index:04}"
 
 
-def write_tokens(folder: Path, n: int, rows: Iterable[int] = (20, 0, 37, 44), dtype: str = "uint16") -> None:
+ROWS = (20, 0, 37, 44)  # of each file
+
+
+def write_tokens(folder: Path, n: int, rows: Iterable[int] = ROWS, dtype: str = "uint16") -> None:
     """`n` is the sum of `rows`. The tokens of all files are those of one sequence."""
     folder.mkdir(parents=True, exist_ok=True)
     first = 0
@@ -97,8 +101,14 @@ def of_kind(kind: str, where: str, **options: Any) -> Any:
     return datasets.Dataset.from_parquet(sorted(map(str, Path(where).glob("*.parquet"))), cache_dir=f"{where}/cache")
 
 
+def first_tokens() -> list[int]:
+    """The first token of each row of the files that `write_tokens` writes by default."""
+    starts = np.cumsum([0, *(number * BLOCK + 1 + file for file, number in enumerate(ROWS))])
+    return [int(start) + row * BLOCK for start, rows in zip(starts, ROWS, strict=False) for row in range(rows)]
+
+
 def number(kind: str, data: Any) -> Any:
-    """The numbers of the samples of a batch, or the first tokens of its rows."""
+    """The numbers of the samples of a batch, which they have in them."""
     if kind == "tokens":
-        return data[..., 0]
+        return torch.tensor([first_tokens().index(token) for token in data[:, 0].tolist()])
     return data["number.cls" if kind == "tars" else "number"]

@@ -8,7 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from counted import Death
@@ -16,7 +15,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from shardfiles import BLOCK, number, of_kind
+from shardfiles import number, of_kind
 
 from torchtally import Account
 
@@ -28,9 +27,6 @@ with Account(task="streams", plan={"train": 2}) as account:
     counts, death, saved = nn.Embedding(len(dataset), 1), Death(), folder / "saved.pt"
     nn.init.zeros_(counts.weight)
     optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
-    # Of tokens, each of which is there once, the first of a row tells its number.
-    files = [np.fromfile(file, "uint16") for file in sorted(Path(where).glob("*.bin"))]
-    rows = np.concatenate([file[:-1][: (len(file) - 1) // BLOCK * BLOCK : BLOCK] for file in files]) if files else None
     if saved.exists():
         checkpoint = torch.load(saved)
         counts.load_state_dict(checkpoint["counts"])
@@ -39,10 +35,7 @@ with Account(task="streams", plan={"train": 2}) as account:
     for epoch in account.epochs():
         for batch in account.epoch("train", epoch, loader):
             death.comes()
-            samples = number(kind, batch.data)
-            if rows is not None:
-                samples = torch.from_numpy(np.searchsorted(rows, samples.numpy()))
-            (-counts(samples).sum()).backward()
+            (-counts(number(kind, batch.data)).sum()).backward()
             dist.all_reduce(counts.weight.grad)
             optimizer.step()
             optimizer.zero_grad()

@@ -65,7 +65,8 @@ def launch(
         rendezvous_handler_registry.register(rendezvous.BACKEND, pods.create)
     else:
         signals.handle()
-    options = [*_agent_options(job, processes, env), *_verbatim(command)]
+    # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
+    options = [*_agent_options(job, processes, env), "--", *_verbatim(command)]
     return _report_end(_run(torchrun.parse_args(options), job, pods, env))
 
 

@@ -76,12 +76,13 @@ def reading(url: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, FileNotFoundError):
             raise Refused(f"{url} does not exist") from None
-        kind, said = type(error).__name__, getattr(error, "response", {})
+        kind, said = type(error).__name__, getattr(error, "response", None) or {}
+        code = said.get("Error", {}).get("Code") if isinstance(said, dict) else None  # botocore's
         # What was read is wrong, or a library was used wrongly.
         final = isinstance(error, ValueError | PermissionError | IsADirectoryError) or (
             type(error).__module__ == "builtins" and not isinstance(error, OSError)
         )
-        refused = final or {kind, said.get("Error", {}).get("Code")} & _DENIED
+        refused = final or {kind, code} & _DENIED
         text = " ".join(f"{url} cannot be read: {kind}: {error}".split())
         raise (Refused if refused else Volume)(text) from None
 

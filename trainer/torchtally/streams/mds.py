@@ -36,7 +36,6 @@ class MDS(Shards):
         download_retry: Number of attempts to fetch a shard after the first.
         download_timeout: Seconds that an attempt may take.
         validate_hash: Algorithm by which a fetched shard is checked, if its index has the hash.
-        keep_zip: Whether to keep the compressed form of a shard.
         allow_unsafe_types: Whether samples may contain pickled objects, which can run code.
 
     Example:
@@ -63,7 +62,6 @@ class MDS(Shards):
         download_retry: int = 2,
         download_timeout: float = 60,
         validate_hash: str | None = None,
-        keep_zip: bool = False,
         allow_unsafe_types: bool = False,
     ):
         if remote is None and local is None:
@@ -78,13 +76,13 @@ class MDS(Shards):
             "download_retry": download_retry,
             "download_timeout": download_timeout,
             "validate_hash": validate_hash,
-            "keep_zip": keep_zip,
+            "keep_zip": False,
         }
         self._stream_of: tuple[int, Stream] | None = None
         self._readers = self._shards()
-        names = [each.basename for reader in self._readers for pair in reader.file_pairs for each in pair if each]
+        names = [reader.raw_data.basename for reader in self._readers]
         limit = bytes_to_int(cache_limit) if isinstance(cache_limit, str) else cache_limit
-        self._copies = Copies(self._folder, names, limit)
+        self._copies = Copies(self._folder, names, limit if self._remote else None)
         index = hashlib.sha256((self._folder / _INDEX).read_bytes()).hexdigest()
         super().__init__("mds", [reader.samples for reader in self._readers], index, open_shards)
 
@@ -115,7 +113,9 @@ class MDS(Shards):
             return [*self._stream.get_shards(_ALONE, self._unsafe)]
 
     def _url(self, name: str) -> str:
-        return f"{(self._remote or str(self._folder)).rstrip('/')}/{name}"
+        if self._remote is None:
+            return str(self._folder / name)
+        return "/".join(filter(None, [self._remote.rstrip("/"), self._options["split"], name]))
 
     def _open(self, shard: int) -> tuple[Any, mmap.mmap, NDArray[np.uint32]]:
         reader = self._readers[shard]

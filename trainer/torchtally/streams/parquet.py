@@ -70,9 +70,7 @@ class ParquetFiles(Shards):
         url, known = self._urls[file], self._footers[file]
         found, metadata = _footer(url, known.length)
         if found.sha256 != known.sha256:
-            raise Refused(
-                f"{url} has changed: the SHA-256 of its footer was {known.sha256}, and now it is {found.sha256}"
-            )
+            raise Refused(f"{url} has changed: the hash of its footer was {known.sha256}, and now it is {found.sha256}")
         fs, path = system(url)
         with reading(url), fs.open(path, "rb") as opened:
             return parquet.ParquetFile(opened, metadata=metadata).read_row_group(group, columns=self._columns)
