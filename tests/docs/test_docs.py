@@ -26,7 +26,7 @@ def torchtally(*arguments: str) -> str:
 
 
 def tasks() -> list[str]:
-    [names] = re.findall(r"Tasks: ([\w\s,-]+)\.", torchtally("--help"))
+    [names] = re.findall(r"Tasks: ([\w\s,-]+)\.", torchtally("--help").replace("-\n", "-"))
     return re.split(r",\s+", names)
 
 
