@@ -2,11 +2,13 @@
 
 python -m bench.measure.ranks [ROUNDS]
 
-Each rank imports torch, makes a model in DDP over gloo, and takes a step. Memory is what it alone has, USS.
+Each rank imports torch, makes a model in DDP over gloo, and takes a step. Memory is what it alone has, USS. The CPU
+time is that of the whole job, which other programs on the machine disturb least.
 """
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -45,14 +47,14 @@ _WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
-def measured(way: str, world: int) -> tuple[float, float]:
-    """Seconds from the command to the end of the last rank's first step, and MB that a rank has for itself."""
+def measured(way: str, world: int) -> tuple[float, float, float]:
+    """Seconds from the command to the last rank's first step, CPU seconds of the job, and MB of a rank for itself."""
     launcher, more = _WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "step.py"
         script.write_text(_SCRIPT)
         own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        began = time.time()
+        began, before = time.time(), _cpu_seconds()
         ended = subprocess.run(
             [*launcher, str(script)],
             env=os.environ | own | more | {"OMP_NUM_THREADS": "1"},
@@ -61,13 +63,14 @@ def measured(way: str, world: int) -> tuple[float, float]:
             check=True,
         )
     ranks = json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("[[")))
-    return max(done for done, _ in ranks) - began, sum(own for _, own in ranks) / len(ranks) / 1e6
+    memory = sum(own for _, own in ranks) / len(ranks) / 1e6
+    return max(done for done, _ in ranks) - began, _cpu_seconds() - before, memory
 
 
 def table(rounds: int) -> Iterator[str]:
     """The lines of the table. The ways take turns, because a slow phase of the machine affects all."""
     cases = [(world, way) for world in WORLDS for way in _WAYS]
-    found: dict[tuple[int, str], list[tuple[float, float]]] = {case: [] for case in cases}
+    found: dict[tuple[int, str], list[tuple[float, float, float]]] = {case: [] for case in cases}
     for _ in range(rounds):
         for world, way in cases:
             found[world, way].append(measured(way, world))
@@ -75,12 +78,18 @@ def table(rounds: int) -> Iterator[str]:
         [str(world), way, *(shown(spread(values)) for values in zip(*found[world, way], strict=True))]
         for world, way in cases
     ]
-    yield from markdown(["ranks", "started by", "first step, s", "memory of a rank alone, MB"], rows, left=(1,))
+    header = ["ranks", "started by", "first step, s", "CPU time of the job, s", "memory of a rank alone, MB"]
+    yield from markdown(header, rows, left=(1,))
     about, versions = machine.describe(), machine.versions()
     yield ""
     yield f"Medians of {rounds} rounds, with the minimum and the maximum in brackets. {about['processor']}, "
     yield f"{about['cores']} cores, {about['memory_gb']} GB; python {versions['python']}, torch {versions['torch']}; "
     yield f"load average {os.getloadavg()[0]:.1f} at the end; commit {machine.commit()}."
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

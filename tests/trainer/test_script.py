@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from test_own_scripts import SCRIPTS, started
 
 from torchtally.environment import forks
 from torchtally.errors import Refused
-from torchtally.pod.script import Script
+from torchtally.pod.script import _READ_BY_IMPORTS, Script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
@@ -27,7 +28,7 @@ COMMANDS += [[PYTHON, "-m", "started.nothing"], [PYTHON, "nothing.py"], [PYTHON,
 # Runs each command in a fork of a process that has imported torch. It leaves its end to Python.
 FORKS = """
 import json, os, sys
-from torchtally.pod.script import Script
+from torchtally.pod.script import _READ_BY_IMPORTS, Script
 for number, command in enumerate(json.loads(sys.argv[1])):
     sys.stdout.flush()
     if not (pid := os.fork()):
@@ -132,6 +133,12 @@ def test_a_fork_can_be_python_with_a_script_or_a_module(
     command: list[str], environment: dict[str, str], is_one: bool
 ) -> None:
     assert (Script.of(command, environment) is not None) == is_one
+
+
+def test_the_guide_names_the_variables_that_are_read_by_imports() -> None:
+    guide = (SCRIPTS.parents[2] / "docs/guides/own-script.md").read_text()
+    (text,) = re.findall(r"one that begins with ([^\n]*(?:\n  [^\n]*)*)", guide)
+    assert re.findall(r"`(\w+)_`", text) == re.findall(r"[A-Z]{2,}", _READ_BY_IMPORTS.pattern.decode())
 
 
 def test_the_choice_of_the_user_is_auto_or_never() -> None:

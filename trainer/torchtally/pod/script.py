@@ -21,7 +21,8 @@ import torch
 
 # Read when torch, numpy, and what they link against are loaded. A program that sets one of them does so before that.
 _READ_BY_IMPORTS = re.compile(
-    rb"\b(ATEN|GOMP|GOTO|KMP|MKL|NPY|NUMPY|OMP|OPENBLAS|PYTORCH|TORCH|TORCHDYNAMO|TORCHINDUCTOR)_[A-Z]"
+    rb"\b(ATEN|GOMP|GOTO|KMP|MKL|MPMATH|NPY|NUMPY|OMP|OPENBLAS|PYTORCH|SYMPY|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TQDM|"
+    rb"TRITON)_[A-Z]"
 )
 # Each has a number of threads of its own, which the pod's OMP_NUM_THREADS must not replace.
 _THREADS = ("GOTO_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
