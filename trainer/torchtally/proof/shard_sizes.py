@@ -28,7 +28,7 @@ class ShardSizes:
         """Raises ValueError that says what sizes must be."""
         found = np.asarray(sizes)
         if found.ndim != 1 or found.dtype.kind not in "iu" or not 1 <= len(found) <= MOST or found.min() < 0:
-            raise ValueError(f"1 to {MOST} whole numbers from 0, one for each shard")
+            raise ValueError(f"1 to {MOST} whole numbers from 0, one for each shard file")
         array = found.astype(np.int64)
         return cls("sha256:" + hashlib.sha256(array.astype(">i8").tobytes()).hexdigest()[:16], array)
 
