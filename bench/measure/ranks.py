@@ -85,7 +85,8 @@ def table(rounds: int) -> Iterator[str]:
     about = machine.describe()
     yield ""
     yield f"Medians of {rounds} rounds, with the minimum and the maximum in brackets. {about['processor']}, "
-    yield f"{about['cores']} cores, {about['memory_gb']} GB; python {platform.python_version()}, torch {version('torch')}; "
+    yield f"{about['cores']} cores, {about['memory_gb']} GB; python {platform.python_version()}, "
+    yield f"torch {version('torch')}; "
     yield f"load average {os.getloadavg()[0]:.1f} at the end; commit {machine.commit()}."
 
 

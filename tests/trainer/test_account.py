@@ -187,7 +187,7 @@ def own_loader(contract: Contract, dataset: Any, size: int, options: dict[str, A
 def test_any_other_dataloader_counts_if_the_index_comes_with_the_sample(contract: Contract) -> None:
     for rank, each in enumerate(run(3, own_loader, contract, Pairs(), SIZE, {"num_workers": 1})):
         assert each["code"] == 0, each["err"]
-        assert each["result"] == expected(rank, 3, "train", 1, contract, "feistel-1")
+        assert each["result"] == expected(rank, 3, 1, contract, "feistel-1")
 
 
 @pytest.mark.parametrize(

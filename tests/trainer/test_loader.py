@@ -46,7 +46,7 @@ def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> 
     + [(2, ["exact"], {"num_workers": 3})],
     ids=str,
 )
-def test_every_rank_takes_the_steps_of_the_trainers_own_loop(
+def test_every_rank_takes_its_part_of_each_step(
     world: int, contracts: list[Contract], options: dict[str, Any], dataset: Any
 ) -> None:
     found = run(world, epochs, dataset, contracts, options)
@@ -54,7 +54,7 @@ def test_every_rank_takes_the_steps_of_the_trainers_own_loop(
     for contract, epoch in itertools.product(contracts, (1, 2)):
         steps = [each["result"][contract, epoch] for each in found]
         for rank, own in enumerate(steps):
-            assert [indices for indices, _ in own] == expected(rank, world, contract, epoch, contract, "feistel-1")
+            assert [indices for indices, _ in own] == expected(rank, world, epoch, contract, "feistel-1")
         for together in zip(*steps, strict=True):
             assert {rows for _, rows in together} == {sum(len(indices) for indices, _ in together)}
     lines = [line for each in found for line in each["lines"]]
@@ -87,7 +87,7 @@ def in_order(options: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.parametrize("options", [{}, {"num_workers": 3}])
 def test_a_file_that_is_read_from_its_beginning_to_its_end(options: dict[str, Any]) -> None:
     for rank, each in enumerate(run(2, in_order, options)):
-        assert each["result"] == expected(rank, 2, "test", 1, "exact", "sequential") * 2
+        assert each["result"] == expected(rank, 2, 1, "exact", "sequential") * 2
 
 
 # An empty batch is like the others, but for its rows.

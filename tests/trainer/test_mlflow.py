@@ -140,6 +140,7 @@ def test_an_own_loop_is_recorded_with_its_numbers_and_its_proof(server: Server) 
     assert losses[-1].value == pytest.approx(1 / 3)
     assert losses[-1].step == 6
     assert run.data.tags["torchtally.proof"] == "every sample as the contract says"
+    mlflow.set_tracking_uri(server.uri)
     proof = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/proof.json")
     assert [line["phase"] for line in proof["lines"]] == ["train", "train", "all"]
 

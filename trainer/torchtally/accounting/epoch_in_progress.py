@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from torchtally.accounting.collate import Batch
-from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.schedule import Schedule
 from torchtally.accounting.state import Position
 from torchtally.accounting.tally import Tally
 from torchtally.errors import Refused, Unproven
@@ -19,22 +19,24 @@ _MANY_PENDING = 256  # batches without a commit: more than gradients are accumul
 class EpochInProgress:
     """Counts the batches of one rank in one phase of one epoch.
 
-    Each batch is compared with its step at once. A position therefore says all: a rank that has committed s steps has
-    consumed exactly the samples of its first s steps.
+    `hand_out` compares each batch with its step at once. A position therefore says all: a rank that has committed s
+    steps has consumed exactly the samples of its first s steps. `take` leaves the comparison to the proof, for indices
+    on a GPU, which would have to be waited for. A position then says how far the steps are, and the tally of each rank
+    what they had.
 
     Args:
         tally: Receives the samples that are consumed.
-        sampler: Chooses the samples of each step; its epoch, start and skipped steps are set.
+        schedule: The samples of each step.
         trains: Whether samples count when they are committed. Otherwise they count when the loop asks for the next.
         commits: Commits of this epoch before a resume.
     """
 
-    def __init__(self, tally: Tally, sampler: Sampler, *, trains: bool, skip: int, commits: int):
+    def __init__(self, tally: Tally, schedule: Schedule, *, trains: bool = True, commits: int = 0):
         self.tally, self.trains, self.commits = tally, trains, commits
-        self._sampler, self._expected = sampler, sampler.arrays()
-        self.total = sampler.total_steps  # those that were skipped included
-        self._samples, self._batch, self.phase = sampler.total, sampler.batch, tally.phase.name
-        self.handed = self.counted = skip
+        self.schedule, self._expected = schedule, schedule.arrays()
+        self.total = schedule.steps  # those that were skipped included
+        self._samples, self._batch, self.phase = schedule.total, schedule.batch, tally.phase.name
+        self.handed = self.counted = schedule.skip
         self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
         self.explicit = False  # whether commits name their batches
@@ -48,9 +50,14 @@ class EpochInProgress:
         return self.counted == self.total
 
     @property
+    def reached(self) -> int:
+        """How far: `position.consumed`."""
+        return self.tally.phase.start + self.counted * self._batch
+
+    @property
     def position(self) -> Position:
         """How far the samples that count reach."""
-        phase, world = self.tally.phase, self._sampler.world
+        phase, world = self.tally.phase, self.schedule.shard.world
         return Position(
             epoch=phase.epoch,
             start=phase.start,
@@ -64,6 +71,17 @@ class EpochInProgress:
         """Samples of all ranks in the steps after step `first`, up to step `last`."""
         return min(last * self._batch, self._samples) - min(first * self._batch, self._samples)
 
+    @property
+    def title(self) -> str:
+        """The epoch for a line of progress."""
+        phase = self.tally.phase
+        return f"{phase.name} epoch {phase.epoch}/{self.tally.run.plan[phase.name]}"
+
+    @property
+    def progress(self) -> str:
+        """A line of progress."""
+        return f"{self.title}: step {self.counted} of {self.total}"
+
     def where(self, step: int) -> str:
         """The step for a sentence."""
         return f"{self.name}, step {step} of {self.total}"
@@ -75,18 +93,22 @@ class EpochInProgress:
         if not np.array_equal(taken, expected) and not np.array_equal(np.sort(taken), np.sort(expected)):
             lacks, foreign = _less(expected, taken), _less(taken, expected)
             parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
-            size = self._sampler.batch_size
+            size = self._batch // self.schedule.shard.world
             hint = f"; the loader's batch_size must be the sampler's, {size}" if len(taken) != len(expected) else ""
             raise Unproven(f"{self.where(step)} is not proved: the batch {' and '.join(parts)}{hint}")
-        self.handed = step
-        self._pending.append(batch.indices)
+        rows = self.take(batch.indices)
+        return Batch(batch.indices, batch.data, rows, self.phase, step, self.total)
+
+    def take(self, indices: Tensor) -> int:
+        """Note a batch as handed out, whatever samples it has. Returns the samples of all ranks that its step has."""
+        self.handed += 1
+        self._pending.append(indices)
         if self.trains and len(self._pending) == _MANY_PENDING:
             log.warning(
                 f"{self.name}: {_MANY_PENDING} batches are handed out and not committed; a batch counts once "
                 "commit() is called after optimizer.step()"
             )
-        rows = min(self._batch, self._samples - (step - 1) * self._batch)
-        return Batch(batch.indices, batch.data, rows, self.phase, step, self.total)
+        return min(self._batch, self._samples - (self.handed - 1) * self._batch)
 
     def count(self, upto: int) -> None:
         """Count the batches up to step `upto`."""

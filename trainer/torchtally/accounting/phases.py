@@ -210,7 +210,7 @@ class Phases:
             resume.restore(tally, skip)
         progress.phases[phase] = chosen.shared_out(start, sampler.world)
         commits = position.commits if position else 0
-        self.open[phase] = EpochInProgress(tally, sampler, trains=self.trains[phase], skip=skip, commits=commits)
+        self.open[phase] = EpochInProgress(tally, sampler.schedule, trains=self.trains[phase], commits=commits)
         return self.open[phase]
 
     def _place(self, phase: str) -> tuple[int, int]:

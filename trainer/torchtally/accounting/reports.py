@@ -129,12 +129,10 @@ class Reports:
     def _print(self, current: EpochInProgress) -> None:
         if not self._in_log:
             return
-        phase = current.tally.phase
-        prefix = f"{_label(phase.name)}_"
+        prefix = f"{_label(current.phase)}_"
         known = {name.removeprefix(prefix): text for name, text in self._known.items() if name.startswith(prefix)}
         numbers = "".join(f", {name} {text}" for name, text in known.items())
-        title = f"{phase.name} epoch {phase.epoch}/{current.tally.run.plan[phase.name]}"
-        print(f"{title}: step {current.counted} of {current.total}{numbers}", flush=True)
+        print(f"{current.progress}{numbers}", flush=True)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from torchtally.accounting.schedule import Schedule
 from torchtally.accounting.state import Position
 from torchtally.accounting.tally import Tally
 from torchtally.proof import digest
@@ -26,7 +27,7 @@ def restore(tally: Tally, skip: int) -> None:
     """Give a new tally what is consumed before `skip` steps of its phase. O(samples / ranks)."""
     shard, phase = tally.shard, tally.phase
     before = np.arange(shard.rank, phase.start, shard.world, dtype=np.int64)
-    own = shard.positions(0, skip * phase.batch // shard.world)
+    own = shard.positions(0, Schedule(shard, phase.batch).begin(skip))
     tally.restore(_digest(before, shard, tally), _digest(own, shard, tally), len(own), [])
 
 

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils import data
 
 from torchtally.accounting.locality import Locality
+from torchtally.accounting.schedule import Schedule
 from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
 from torchtally.proof.order import Order
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
-
-_CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
 
 _WHOLE = -1  # the end of an epoch that has none of its own
 
@@ -98,6 +96,11 @@ class Sampler(data.Sampler[int]):
         """Whether this rank has no sample in the last step, which all ranks make."""
         return self.total_steps * self.batch_size - len(self) >= self.batch_size
 
+    @property
+    def schedule(self) -> Schedule:
+        """The steps of what was chosen."""
+        return Schedule(self.shard, self.batch, int(self._place[2]))
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, from its beginning."""
         self.choose(epoch, 0, 0)
@@ -112,14 +115,7 @@ class Sampler(data.Sampler[int]):
 
     def arrays(self) -> Iterator[Indices]:
         """Yield the same as arrays."""
-        shard, skip = self.shard, int(self._place[2])
-        chunk = max(1, _CHUNK // self.batch_size) * self.batch_size
-        for at in range(skip * self.batch_size, shard.size, chunk):
-            some = shard.indices(at, at + chunk)
-            for begin in range(0, len(some), self.batch_size):
-                yield some[begin : begin + self.batch_size]
-        if self.idle and skip < self.total_steps:
-            yield np.empty(0, dtype=np.int64)
+        return self.schedule.arrays()
 
     def __iter__(self) -> Iterator[int]:
         for indices in self.steps():

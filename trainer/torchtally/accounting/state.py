@@ -38,6 +38,15 @@ class Position:
         return self.start + self.steps * self.batch
 
 
+def shared_out(worlds: tuple[World, ...], epoch: int, start: int, world: int) -> tuple[World, ...]:
+    """The worlds of a phase after `world` ranks have shared out an epoch from position `start` on."""
+    if worlds:
+        since, position, ranks = worlds[-1]
+        if (position if since == epoch else 0, ranks) == (start, world):
+            return worlds
+    return (*(each for each in worlds if each[:2] != (epoch, start)), (epoch, start, world))
+
+
 def _position(line: Values, name: str) -> Position | None:
     value = line.values.get(name)
     if value is None and name in line.values:
@@ -129,13 +138,7 @@ class PhaseState:
 
     def shared_out(self, start: int, world: int) -> Self:
         """The phase after `world` ranks have shared out the epoch in progress from position `start` on."""
-        epoch = self.completed + 1
-        if self.worlds:
-            since, position, ranks = self.worlds[-1]
-            if (position if since == epoch else 0, ranks) == (start, world):
-                return self
-        earlier = tuple(each for each in self.worlds if each[:2] != (epoch, start))
-        return replace(self, worlds=(*earlier, (epoch, start, world)))
+        return replace(self, worlds=shared_out(self.worlds, self.completed + 1, start, world))
 
     def after(self, line: Mapping[str, Any]) -> Self:
         """The phase after one more epoch, of which this is the line of all ranks together."""

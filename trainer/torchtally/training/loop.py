@@ -14,6 +14,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from torchtally import events
+from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.tally import Phase, Run, Tally, enforce, prove
 from torchtally.distributed import ddp, running_stats
@@ -111,11 +112,12 @@ class Loop:
     def _epoch(self, train_state: TrainState, phase: Phase, step: Step, first: bool) -> None:
         """Train the rest of an epoch, prove it, evaluate, prove that, and save."""
         run, options, model = self.run, self.options, train_state.model
-        tally = train_state.begin(phase)
+        current = train_state.begin(phase)
+        tally, before = current.tally, current.counted
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        consumed = self._train(train_state, step, tally, report=first and run.rank == 0)
-        speed = consumed / (time.perf_counter() - began)
+        self._train(train_state, step, current, report=first and run.rank == 0)
+        speed = current.samples(before, current.total) / (time.perf_counter() - began)
         loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
         train_state.lines.append(_proved(tally, options.tally, first, self.callback))
@@ -144,17 +146,17 @@ class Loop:
             )
         self.checkpointer.after_epoch(train_state, last=train_state.epoch > options.epochs)
 
-    def _train(self, train_state: TrainState, step: Step, tally: Tally, report: bool) -> int:
-        """Make the rest of an epoch's steps, and `report` the first; returns how many samples all ranks consumed."""
+    def _train(self, train_state: TrainState, step: Step, current: EpochInProgress, report: bool) -> None:
+        """Make the rest of an epoch's steps, and `report` the first."""
         train_state.model.train()
-        run, phase = tally.run, tally.phase
+        run, phase = current.tally.run, current.tally.phase
         statistics = running_stats.of(train_state.model)
-        everything, steps = tally.shard.total, tally.shard.steps(phase.batch)
-        first = train_state.steps
-        taken = self.batches(run, phase) if self.batches else batches(run, phase, self.device)
-        for number, indices in enumerate(_progress(islice(taken, first, None), run, phase, first), first):
-            rows = min(phase.batch, everything - number * phase.batch)
-            _reseed(run, phase, number, self.device)
+        taken = current.schedule.tensors(self.device)
+        if self.batches:
+            taken = islice(self.batches(run, phase), current.counted, None)
+        for indices in _progress(taken, current):
+            rows = current.take(indices)
+            _reseed(run, phase, current.counted, self.device)
             if self.task.rate:
                 for group in train_state.optimizer.param_groups:  # nothing to save: it follows from the position
                     group["lr"] = train_state.optimizer.defaults["lr"] * self.task.rate(train_state.done)
@@ -162,22 +164,20 @@ class Loop:
             # step, also where the last batch is uneven or, on some ranks, empty.
             loss = step(indices.to(self.device, non_blocking=True), run.world / max(rows, 1))
             running_stats.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
-            tally.record(indices)
+            current.commit()
             train_state.loss += loss
-            train_state.steps = number + 1
             if report:
                 report = False
                 loss.item()  # which waits for the device
                 events.emit(events.Step(epoch=phase.epoch), run.source)
             if self.callback:
                 self.callback.step(phase.epoch, rows, train_state.done)
-                if train_state.steps % LOSS_INTERVAL == 0 and len(indices):
+                if current.counted % LOSS_INTERVAL == 0 and len(indices):
                     so_far = _steps_so_far(phase, train_state.position)
                     self.callback.metrics(so_far, train_loss=loss.item() / len(indices))
             # The end of the epoch saves; and from among samples that pad it no other number of ranks could go on.
-            if number + 1 < steps and train_state.position < phase.n:
+            if current.counted < current.total and train_state.position < phase.n:
                 self.checkpointer.after_step(train_state)
-        return everything - min(everything, first * phase.batch)
 
     def _say_where(self, train_state: TrainState, saved: State | None) -> None:
         n, run = len(self.train), train_state.run
@@ -257,19 +257,17 @@ def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, callb
     return proof.lines[-1]
 
 
-def _progress(indices: Iterator[Tensor], run: Run, phase: Phase, first: int) -> Iterator[Tensor]:
+def _progress(indices: Iterator[Tensor], current: EpochInProgress) -> Iterator[Tensor]:
     """Show rank 0's progress: a bar on a terminal, a line now and then in a log."""
-    if run.rank != 0:
+    if current.tally.run.rank != 0:
         yield from indices
         return
-    steps = phase.shard(run).steps(phase.batch)
-    title = f"{phase.name} epoch {phase.epoch}/{run.plan[phase.name]}"
     if sys.stderr.isatty():
-        yield from tqdm(indices, title, initial=first, total=steps, unit="step", leave=False)
+        yield from tqdm(indices, current.title, initial=current.counted, total=current.total, unit="step", leave=False)
         return
     due = time.monotonic() + _LOG_SECONDS
-    for step, batch in enumerate(indices, first):
+    for batch in indices:
         yield batch
         if time.monotonic() > due:
-            print(f"{title}: step {step + 1} of {steps}", flush=True)
+            print(current.progress, flush=True)
             due += _LOG_SECONDS

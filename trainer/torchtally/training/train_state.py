@@ -9,6 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtally import events
+from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.schedule import Schedule
+from torchtally.accounting.state import shared_out
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import running_stats
 from torchtally.proof.digest import Digest
@@ -41,16 +44,14 @@ class Epoch:
 
 @dataclass
 class TrainState:
-    """A training in progress: `steps` steps of `epoch` are done since position `start` of its order."""
+    """A training in progress."""
 
     run: Run
     model: nn.Module
     optimizer: torch.optim.Optimizer
     loss: Tensor  # this rank's sum over the epoch so far
     epoch: int = 1
-    start: int = 0
-    steps: int = 0
-    tally: Tally | None = None  # of the epoch in progress
+    current: EpochInProgress | None = None  # the epoch in progress, once it has begun
     lines: list[dict[str, Any]] = field(default_factory=list)  # of all ranks together, for each phase that is proved
     epochs: list[Epoch] = field(default_factory=list)
     worlds: list[World] = field(default_factory=list)
@@ -68,32 +69,31 @@ class TrainState:
     @property
     def position(self) -> int:
         """Samples of the epoch's order that all ranks together have consumed."""
-        if self.tally is None:
-            return 0
-        return min(self.start + self.steps * self.tally.phase.batch, self.tally.phase.n)
+        return min(self.current.reached, self.current.tally.phase.n) if self.current else 0
 
     @property
     def done(self) -> float:
         """The completed share of the training, from 0 to 1."""
-        epochs = self.epoch - 1 + (self.position / self.tally.phase.n if self.tally else 0)
+        epochs = self.epoch - 1 + (self.position / self.current.tally.phase.n if self.current else 0)
         return epochs / self.run.plan["train"]
 
-    def begin(self, phase: Phase) -> Tally:
-        """Return the tally of the epoch in progress, or a new one."""
-        if self.tally is None:
-            self.tally = Tally(self.run, phase)
-        return self.tally
+    def begin(self, phase: Phase, skip: int = 0) -> EpochInProgress:
+        """Return the epoch in progress, or a new one."""
+        if self.current is None:
+            tally = Tally(self.run, phase)
+            self.current = EpochInProgress(tally, Schedule(tally.shard, phase.batch, skip))
+        return self.current
 
     def end_epoch(self, done: Epoch) -> None:
         """Record the results of the epoch and advance to the next."""
         self.epochs.append(done)
-        self.epoch, self.start, self.steps, self.tally = self.epoch + 1, 0, 0, None
+        self.epoch, self.current = self.epoch + 1, None
         self.loss.zero_()
 
     def state(self) -> State:
         """Return the contents of a checkpoint, complete on rank 0 only. A collective call over gloo."""
         running_stats.check(running_stats.of(self.model))
-        tally = self.tally
+        tally = self.current.tally if self.current else None
         own = {
             "digest": list(tally.digest.words) if tally else None,
             "count": tally.count if tally else 0,
@@ -107,10 +107,10 @@ class TrainState:
             "run": self.run.run,
             "attempt": self.run.attempt,
             "epoch": self.epoch,
-            "start": self.start,
+            "start": tally.phase.start if tally else 0,
             "position": self.position,
             "consumed": self.consumed,
-            "steps": self.steps,
+            "steps": self.current.counted if self.current else 0,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ranks": ranks,
@@ -133,24 +133,21 @@ class TrainState:
         self.lines = history["lines"]
         self.epochs = [Epoch(**each) for each in history["epochs"]]
         self.epoch, ranks = state["epoch"], state["ranks"]
-        self.worlds = [(epoch, position, world) for epoch, position, world in state["worlds"]]
-        if len(ranks) != self.run.world:
-            here = state["epoch"], state["position"]
-            self.worlds = [each for each in self.worlds if each[:2] != here] + [(*here, self.run.world)]
+        same = len(ranks) == self.run.world
+        start, steps = (state["start"], state["steps"]) if same else (state["position"], 0)
+        worlds = ((epoch, position, world) for epoch, position, world in state["worlds"])
+        self.worlds = [*shared_out(tuple(worlds), self.epoch, start, self.run.world)]
         self.discarded = state["discarded"]
         if state["carried"] is None:
             return
         carried = Digest(tuple(state["carried"])) if self.run.rank == 0 else Digest()
-        if len(ranks) == self.run.world:
+        if same:
             own = ranks[self.run.rank]
-            self.start, self.steps = state["start"], state["steps"]
             consumed, count, outside = Digest(tuple(own["digest"])), own["count"], own["outside"]
             self.loss += own["loss"]
         else:
-            self.start = state["position"]
             if self.run.rank == 0:
                 carried = sum((Digest(tuple(each["digest"])) for each in ranks), carried)
             consumed, count, outside = Digest(), 0, []
             self.loss += sum(each["loss"] for each in ranks) if self.run.rank == 0 else 0.0
-        self.tally = Tally(self.run, replace(phase, start=self.start))
-        self.tally.restore(carried, consumed, count, outside)
+        self.begin(replace(phase, start=start), steps).tally.restore(carried, consumed, count, outside)

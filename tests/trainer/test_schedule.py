@@ -1,0 +1,56 @@
+"""The steps of a rank are the order cut by position, whatever divides or not, on whatever device."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtally.accounting import schedule
+from torchtally.accounting.schedule import Schedule
+from torchtally.proof import permutation
+from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.permutation import Order
+from torchtally.proof.shards import Shard
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks() -> Iterator[None]:
+    """So that a few samples are several chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "_CHUNK", 5)
+        yield
+
+
+@given(
+    n=st.integers(1, 60),
+    world=st.integers(1, 5),
+    batch=st.integers(1, 30),
+    contract=st.sampled_from(CONTRACTS),
+    order=st.sampled_from(["feistel-1", "sequential"]),
+    data=st.data(),
+)
+def test_the_steps_of_all_ranks_are_the_order_cut_by_position(
+    n: int, world: int, batch: int, contract: Contract, order: Order, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, n))
+    left = n - start
+    total = {"exact": left, "padded": -(-left // world) * world, "drop_last": left // world * world}[contract]
+    samples = (start + np.arange(total)) % n
+    if order == "feistel-1":
+        samples = permutation.permute(samples, n, 3, 2)
+    steps = -(-total // batch)
+    skip = data.draw(st.integers(0, steps))
+    for rank in range(world):
+        shard = Shard(n=n, rank=rank, world=world, contract=contract, order=order, seed=3, epoch=2, start=start)
+        found = Schedule(shard, batch, skip)
+        ours = [
+            [int(samples[at]) for at in range(step * batch, min((step + 1) * batch, total)) if at % world == rank]
+            for step in range(skip, steps)
+        ]
+        assert [each.tolist() for each in found.arrays()] == ours
+        assert [each.tolist() for each in found.tensors(torch.device("cpu"))] == ours
+        assert (found.steps, found.total) == (steps, total)
+        assert found.begin(skip) == sum(at % world == rank for at in range(skip * batch))
