@@ -237,7 +237,7 @@ def last(
     h = base(common["run"] + " epochs")
     phases: dict[str, Line] = {}
     for line in every:
-        names = {"n", "contract", "order", "data", "sizes"} & line.keys()
+        names = [name for name in ("n", "contract", "order", "data", "sizes") if name in line]
         phase = phases.setdefault(line["phase"], {**{name: line[name] for name in names}, "consumed": 0, "words": [0]})
         phase["consumed"] += line["consumed"]
         more = [word * h ** line["epoch"] for word in decoded(line["digest"])]

@@ -191,7 +191,17 @@ def test_a_line_states_sizes_of_its_own_order_only() -> None:
         '"sizes" is [[1, 36], [1, 1]], allowed is the sizes that the order names, 37 samples together'
         in (sentences(lines)[0])
     )
+    lines = bruteforce.run(local=LOCAL)
+    line(lines, "all")["n"] = 38
+    assert "allowed is the sizes that the order names, 38 samples together" in sentences(lines)[0]
     assert verdict(bruteforce.run(local=LOCAL)).holds
+
+
+def test_sizes_that_are_told_are_not_those_of_a_garbled_n() -> None:
+    lines = bare(bruteforce.run(contract="padded", local=LOCAL, plan={"train": 1}))
+    for each in lines:
+        each["n"] = 10**9
+    assert f"train epoch 1: all ranks together: {UNKNOWN}" in told(lines, LOCAL.sizes)
 
 
 def test_the_order_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
