@@ -57,7 +57,7 @@ class MDS(Shards):
         remote: str | None = None,
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
-        open_shards: int = 8,
+        open_shards: int = 32,
         cache_limit: int | str | None = None,
         download_retry: int = 2,
         download_timeout: float = 60,

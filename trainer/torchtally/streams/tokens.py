@@ -45,7 +45,7 @@ class TokenFiles(Shards):
         *,
         block: int,
         dtype: str = "uint16",
-        open_shards: int = 8,
+        open_shards: int = 32,
         local: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
     ):

@@ -65,7 +65,7 @@ class TarFiles(Shards):
         urls: str | Sequence[str],
         *,
         decode: Sequence[str | Callable[[str, bytes], Any]] | None = (),
-        open_shards: int = 8,
+        open_shards: int = 32,
         local: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
     ):
@@ -76,24 +76,28 @@ class TarFiles(Shards):
         described = [[basename(url), size] for url, size in zip(self._urls, self._files.sizes, strict=True)]
         super().__init__("webdataset", sizes, described, open_shards)
 
-    def _open(self, shard: int) -> tuple[str, mmap.mmap, list[list[Component]]]:
+    def _open(self, shard: int) -> tuple[str, mmap.mmap, list[str]]:
         url = self._urls[shard]
-        samples = _parsed(part(_index_of(url), 0).decode(), _index_of(url))
-        if len(samples) != self.shard_sizes[shard]:
-            raise Refused(f"{_index_of(url)} has {len(samples)} samples, and it had {self.shard_sizes[shard]}")
+        index = _index_of(url)
+        first, *lines = part(index, 0).decode().splitlines()
+        expected = f"{_VERSION} {self.shard_sizes[shard]}"
+        if first != expected or len(lines) != self.shard_sizes[shard]:
+            raise Refused(f"{index} begins with {first!r} and has {len(lines)} samples, and {expected!r} is expected")
         with self._files.open(shard) as file:
             opened = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        _, offset, size, _ = samples[-1][-1] if samples else ("", 0, 0, "")
-        end = offset + -(-size // _BLOCK) * _BLOCK
+        end = 0
+        if lines:
+            _, offset, size, _ = _components(lines[-1], index)[-1]
+            end = offset + -(-size // _BLOCK) * _BLOCK
         if end > len(opened):
-            raise Refused(f"{_index_of(url)} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
+            raise Refused(f"{index} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
         if any(opened[end : end + _BLOCK]):
-            raise Refused(f"{_index_of(url)} does not fit {url}: it ends at byte {end}, and the shard goes on there")
-        return url, opened, samples
+            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard goes on there")
+        return url, opened, lines
 
-    def _read(self, opened: tuple[str, mmap.mmap, list[list[Component]]], rows: list[int]) -> list[dict[str, Any]]:
-        url, data, samples = opened
-        raw = [_sample(url, data, samples[row]) for row in rows]
+    def _read(self, opened: tuple[str, mmap.mmap, list[str]], rows: list[int]) -> list[dict[str, Any]]:
+        url, data, lines = opened
+        raw = [_sample(url, data, _components(lines[row], _index_of(url))) for row in rows]
         return raw if self._decode is None else [*self._decode(iter(raw))]
 
 
@@ -141,22 +145,16 @@ def _samples_in(url: str) -> int:
     return int(number)
 
 
-def _parsed(text: str, index: str) -> list[list[Component]]:
-    first, *lines = text.splitlines()
-    samples = []
-    for line in lines:
-        words = line.split()
-        try:
-            components = [
-                (extension, int(offset), int(size), name)
-                for extension, offset, size, name in zip(*[iter(words)] * 4, strict=True)
-            ]
-        except ValueError:
-            raise Refused(f"{index} has the line {line!r}, and not extension, offset, size, and name") from None
-        samples.append(components)
-    if first != f"{_VERSION} {len(samples)}":
-        raise Refused(f"{index} begins with {first!r}, and has {len(samples)} samples")
-    return samples
+def _components(line: str, index: str) -> list[Component]:
+    """Return the files of a sample, as a line of the index has them. Raises Refused."""
+    words = line.split()
+    try:
+        found = [(words[at], int(words[at + 1]), int(words[at + 2]), words[at + 3]) for at in range(0, len(words), 4)]
+    except (IndexError, ValueError):
+        found = []
+    if not found:
+        raise Refused(f"{index} has the line {line!r}, and not extension, offset, size, and name")
+    return found
 
 
 def _sample(url: str, data: mmap.mmap, components: list[Component]) -> dict[str, Any]:
