@@ -35,7 +35,7 @@ for extra in "${extras[@]}"; do
 done
 tag=$(IFS=- && echo "${extras[*]:+-${extras[*]}}")
 tag=$device$tag
-version=$(sed -n 's/^version = "\(.*\)"/\1/p' trainer/pyproject.toml)
+version=$(sed -n '/^version = /{s/.*"\(.*\)"/\1/p;q}' trainer/pyproject.toml)
 
 # bake TARGET REFERENCE [OPTION…]: builds a target of docker/docker-bake.hcl with that image reference.
 bake() {
