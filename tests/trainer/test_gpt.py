@@ -6,19 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accounts import tallied
+from accounts import run, tallied
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from torchtally import events
+from torchtally import Account, events
 from torchtally.errors import Refused
-from torchtally.tasks.gpt import text
+from torchtally.tasks.gpt import text, training
 from torchtally.tasks.gpt.model import GPT
+from torchtally.tasks.gpt.options import Options
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 300  # seconds
@@ -164,3 +167,30 @@ def test_other_data_than_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"image\.png \(--data\) must be text in UTF-8"):
         text.load(folder, tmp_path, 300)
     assert not [path for path in (tmp_path / "gpt").iterdir() if path.is_dir()]  # nothing half made
+
+
+def steps(data: str, cache: str, batch: int, accumulate: int) -> dict[str, list[float]]:
+    """The weights after an epoch of plain steps, whose size follows from that of the gradients as Adam's does not."""
+    training._optimizer = lambda model, options: torch.optim.SGD(model.parameters(), lr=0.5)
+    options = Options(
+        width=8, layers=1, heads=2, length=16, vocabulary=300, epochs=1, precision="float32", save_seconds=1e6
+    )
+    options = replace(options, batch_size=batch, accumulate=accumulate)
+    found = text.load(Path(data), Path(cache), 300)
+    found = replace(found, tokens=found.tokens[: 16 * 15 + 1])  # 14 windows to train with, so the last step has 2 of 6
+    with Account(task="t", plan={"train": 1, "test": 1}) as account:
+        trainer = training.Trainer(options, account, found, torch.device("cpu"), Path(cache, f"{batch}-{accumulate}"))
+        trainer.train(1)
+        trainer.test(1)
+        whole = get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True))
+        return {name: value.flatten().tolist() for name, value in whole.items()}
+
+
+def test_ranks_and_accumulation_make_the_steps_of_one_process(data: Path, tmp_path: Path) -> None:
+    alone, two, accumulated = (
+        run(world, steps, str(data), str(tmp_path), batch, accumulate)[0]["result"]
+        for world, batch, accumulate in ((1, 6, 1), (2, 3, 1), (2, 1, 3))
+    )
+    for name, values in alone.items():
+        assert values == pytest.approx(two[name], abs=1e-5), name
+        assert values == pytest.approx(accumulated[name], abs=1e-5), name
