@@ -20,7 +20,7 @@ _ATTEMPTS = 8  # to open a copy that others remove meanwhile
 _DENIED = {"400", "401", "403", "404", "AccessDenied", "InvalidAccessKeyId", "NoCredentialsError", "NoSuchBucket"}
 
 
-# Of this process and, after a fork, of its parent: a child that drops these would close connections that are not its own.
+# Of this process and, after a fork, of its parent: a child that drops these closes connections that are not its own.
 _systems: list[Any] = []
 
 
