@@ -110,5 +110,5 @@ def first_tokens() -> list[int]:
 def number(kind: str, data: Any) -> Any:
     """The numbers of the samples of a batch, which they have in them."""
     if kind == "tokens":
-        return torch.tensor([first_tokens().index(token) for token in data[:, 0].tolist()])
+        return torch.tensor([first_tokens().index(token) for token in data[:, 0].tolist()], dtype=torch.int64)
     return data["number.cls" if kind == "tars" else "number"]

@@ -34,9 +34,17 @@ def survives(folder: Path, kind: str, where: str, before: int, after: int, **opt
 
 
 @pytest.mark.parametrize(
-    ("kind", "before", "after"),
-    [("mds", 1, 2), ("parquet", 2, 3), ("tars", 2, 1), ("tokens", 3, 2), ("datasets", 1, 2)],
+    ("kind", "before", "after", "options"),
+    [
+        ("mds", 1, 2, {}),
+        ("parquet", 2, 3, {"window": 2, "open_shards": 2}),
+        ("tars", 2, 1, {}),
+        ("tokens", 3, 2, {"window": 2}),
+        ("datasets", 1, 2, {}),
+    ],
 )
-def test_other_ranks_go_on_and_each_sample_counts_once(kind: str, before: int, after: int, tmp_path: Path) -> None:
+def test_other_ranks_go_on_and_each_sample_counts_once(
+    kind: str, before: int, after: int, options: dict[str, Any], tmp_path: Path
+) -> None:
     WRITERS["parquet" if kind == "datasets" else kind](tmp_path / "data", N)
-    survives(tmp_path, kind, str(tmp_path / "data"), before, after)
+    survives(tmp_path, kind, str(tmp_path / "data"), before, after, **options)

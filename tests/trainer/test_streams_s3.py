@@ -1,6 +1,7 @@
 """Shard files in an object store: MinIO, a real S3 server, and before it a proxy that fails."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,16 +24,26 @@ pytestmark = pytest.mark.skipif(
 LIMIT = 120  # seconds
 LIMITS = {"mds": 2500, "tars": 50_000, "tokens": 1000}  # bytes of copies: a few shards
 
+# One process reads all kinds in each situation: the environment's variables, where the files are, and the proxy's mode.
 READ = """
-import json, sys
-from shardfiles import number, of_kind
+import json, os, sys
+from pathlib import Path
+import s3fs
+from shardfiles import WRITERS, of_kind
 from torchtally.errors import Ending
-kind, where, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-try:
-    dataset = of_kind(kind, where, **options)
-    print(len(dataset), dataset[50] is not None)
-except Ending as ending:
-    print(ending.code, ending)
+mode, situations, options, found = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]), {}
+for name, (environment, where, to) in situations.items():
+    os.environ.update(environment)
+    mode.write_text(to)
+    for kind in WRITERS:
+        s3fs.S3FileSystem.clear_instance_cache()
+        local = {"local": f"copies/{name}"} if "local" in options[kind] else {}
+        try:
+            dataset = of_kind(kind, where + kind, **options[kind] | local)
+            found[f"{kind} {name}"] = f"{len(dataset)} {dataset[50] is not None}"
+        except Ending as ending:
+            found[f"{kind} {name}"] = f"{ending.code} {ending}"
+print(json.dumps(found))
 """
 
 
@@ -66,47 +77,50 @@ def url(kind: str) -> str:
     return f"s3://{objectstore.BUCKET}/{kind}"
 
 
-def options(kind: str, folder: Path) -> dict[str, Any]:
+def options_of(kind: str, folder: Path) -> dict[str, Any]:
     return {} if kind == "parquet" else {"local": str(folder / "copies"), "cache_limit": LIMITS[kind]}
 
 
-def read(kind: str, folder: Path, where: str = "") -> str:
-    """What a process of its own says, whose library has no connection yet."""
-    ended = subprocess.run(
-        [sys.executable, "-c", READ, kind, where or url(kind), json.dumps(options(kind, folder))],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+@pytest.fixture(scope="module")
+def said(port: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each kind says in each situation."""
+    folder = tmp_path_factory.mktemp("said")
+    with objectstore.proxy(port, folder / "mode") as proxy:
+        good, wrong = (objectstore.environment(proxy.port, secret) for secret in (objectstore.SECRET, "the wrong one"))
+        situations = {
+            "there": (good, url(""), "passing"),
+            "away": (good, url(""), "away"),
+            "denied": (wrong, url(""), "passing"),
+            "missing": (good, "s3://elsewhere/", "passing"),
+        }
+        options = {kind: options_of(kind, folder) for kind in WRITERS}
+        ended = subprocess.run(
+            [sys.executable, "-c", READ, str(folder / "mode"), json.dumps(situations), json.dumps(options)],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    found: dict[str, str] = json.loads(ended.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_store_is_read_and_one_that_is_away_or_refuses_is_a_sentence(
-    kind: str, port: int, tmp_path: Path, monkeypatch: Any
-) -> None:
-    with objectstore.proxy(port, tmp_path / "mode") as proxy:
-        environment(monkeypatch, proxy.port)
-        assert read(kind, tmp_path) == f"{N} True\n"
-        (tmp_path / "mode").write_text("away")
-        away = read(kind, tmp_path / "anew")
-    assert away.startswith("202 s3://checkpoints/") and away.count("\n") == 1, away
-    assert " cannot be read: " in away
-    environment(monkeypatch, port, "the wrong secret")
-    denied = read(kind, tmp_path / "anew")
-    assert denied.startswith("2 s3://checkpoints/") and denied.count("\n") == 1, denied
-    environment(monkeypatch, port)
-    missing = read(kind, tmp_path / "anew", "s3://checkpoints/elsewhere")
-    assert missing.startswith("2 ") and missing.count("\n") == 1, missing
+def test_a_store_is_read_and_one_that_is_away_or_refuses_is_a_sentence(kind: str, said: dict[str, str]) -> None:
+    assert said[f"{kind} there"] == f"{N} True"
+    for situation, beginning in (("away", "202 s3://checkpoints/"), ("denied", "2 s3://ch"), ("missing", "2 ")):
+        sentence = said[f"{kind} {situation}"]
+        assert sentence.startswith(beginning) and "\n" not in sentence, sentence
+    assert " cannot be read: " in said[f"{kind} away"]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", WRITERS)
 def test_other_ranks_go_on_and_each_sample_counts_once(kind: str, port: int, tmp_path: Path, monkeypatch: Any) -> None:
     environment(monkeypatch, port)
-    survives(tmp_path, kind, url(kind), 1, 2, **options(kind, tmp_path))
+    survives(tmp_path, kind, url(kind), 1, 2, **options_of(kind, tmp_path))
 
 
 @pytest.mark.nightly
@@ -120,7 +134,7 @@ def test_a_store_that_goes_away_in_an_epoch_ends_the_run(
         environment(monkeypatch, proxy.port)
         monkeypatch.setenv("AWAY", str(tmp_path / "mode"))
         began = time.monotonic()
-        ended = run(tmp_path, kind, url(kind), 2, open_shards=1, **options(kind, tmp_path))
+        ended = run(tmp_path, kind, url(kind), 2, open_shards=1, **options_of(kind, tmp_path))
     assert time.monotonic() - began < 2 * LIMIT
     assert ended.returncode == 202, ended.stderr
     assert "Traceback" not in ended.stderr

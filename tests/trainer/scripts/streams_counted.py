@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from shardfiles import number, of_kind
 
-from torchtally import Account
+from torchtally import Account, Locality
 
 folder, kind, where, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
 dist.init_process_group("gloo")
-with Account(task="streams", plan={"train": 2}) as account:
+window = options.pop("window", None)
+order = {"order": Locality(window=window)} if window else {}
+with Account(task="streams", plan={"train": 2}, **order) as account:
     dataset = of_kind(kind, where, **options)
     loader = account.loader("train", dataset, batch_size=4, num_workers=1)
     counts, death, saved = nn.Embedding(len(dataset), 1), Death(), folder / "saved.pt"

@@ -20,12 +20,18 @@ _ATTEMPTS = 8  # to open a copy that others remove meanwhile
 _DENIED = {"400", "401", "403", "404", "AccessDenied", "InvalidAccessKeyId", "NoCredentialsError", "NoSuchBucket"}
 
 
+# Of this process and, after a fork, of its parent: a child that drops these closes connections that are not its own.
+_systems: list[Any] = []
+
+
 def system(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it. Every process must ask anew: connections cannot be forked."""
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise Refused(f"{url!r} cannot be used: {error}") from None
+    if not any(fs is each for each in _systems):
+        _systems.append(fs)
     return fs, path
 
 
