@@ -12,7 +12,7 @@ from torchtally.accounting import schedule
 from torchtally.accounting.schedule import Schedule
 from torchtally.proof import permutation
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.permutation import Order
+from torchtally.proof.order import Order
 from torchtally.proof.shards import Shard
 
 
