@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 
 import numpy as np
@@ -21,6 +22,14 @@ def needs(tool: str) -> None:
             metadata.distribution(package)
         except metadata.PackageNotFoundError:
             pytest.skip(f"{package} is not installed")
+
+
+@pytest.fixture(autouse=True)
+def streaming_is_left_as_it_was() -> Iterator[None]:
+    yield
+    if not hasattr(sys.modules.get("streaming"), "__file__"):  # a stand-in
+        for name in [each for each in sys.modules if each.partition(".")[0] == "streaming"]:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("tool", sampler.TOOLS)
