@@ -4,6 +4,7 @@ import ast
 import contextlib
 import functools
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("shared")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes would wait for one another's cores
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would programs
 fork_server.install()
 
 

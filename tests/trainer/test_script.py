@@ -42,8 +42,6 @@ sys.exit(Script.of(command, os.environ).run())
 """
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
 @pytest.mark.cold
 def test_it_begins_and_ends_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "started").symlink_to(SCRIPTS / "started")
