@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import failpoint
 import pytest
 from accounts import tallied
 
@@ -17,14 +18,18 @@ OPTIONS = ("--steps", "40", "--batch", "4", "--length", "16", "--width", "16", "
 LIMIT = 300  # seconds
 
 
+def failpoint_of(folder: Path) -> Path:
+    return folder.parent / "failpoint"
+
+
 def start(folder: Path, world: int) -> subprocess.Popen[str]:
     text = folder.parent / "text.txt"
     text.write_text("".join(chr(97 + number * number % 23) for number in range(3000)))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
     script = [sys.executable, str(ROOT / "examples/gpt.py"), *OPTIONS, "--text", str(text), "--output", str(folder)]
     return subprocess.Popen(
-        [sys.executable, "-m", "torchtally.cli", "run", "--", *script],
-        env={**kept, "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1"},
+        [sys.executable, failpoint.__file__, "run", "--", *script],
+        env={**kept, "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1", "FAILPOINT": str(failpoint_of(folder))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -32,17 +37,18 @@ def start(folder: Path, world: int) -> subprocess.Popen[str]:
     )
 
 
-def killed(folder: Path, world: int, after: int) -> str:
-    """What a job printed that was killed once it had written `after` checkpoints."""
-    job, printed, saved = start(folder, world), [], 0
+def killed(folder: Path, world: int) -> str:
+    """What a job printed that was killed once it had written a checkpoint within its training."""
+    failpoint_of(folder).write_text(events.Saved.__name__)
+    job, printed = start(folder, world), []
     assert job.stdout
     for line in job.stdout:
         printed.append(line)
         record = events.read(line)
-        saved += record is not None and isinstance(record.event, events.Saved)
-        if saved == after:
+        if record and isinstance(record.event, events.Saved) and record.event.position > 0:
             break
     os.killpg(job.pid, signal.SIGKILL)
+    failpoint_of(folder).unlink()
     printed += job.stdout
     job.wait(LIMIT)
     return "".join(printed)
@@ -67,7 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_killed_gpt_goes_on_where_its_weights_stand(world: int, tmp_path: Path, undisturbed: str) -> None:
-    first = killed(tmp_path / "gpt", 2, after=2)
+    first = killed(tmp_path / "gpt", 2)
     second = whole(tmp_path / "gpt", world)
     assert "sample:" not in first
     [resumed] = [each.event for each in events.in_lines(second.splitlines()) if isinstance(each.event, events.Resumed)]
