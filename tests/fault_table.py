@@ -27,7 +27,7 @@ class Row:
     restarts: int  # of all pods together
     lost: int  # samples, in what led to the final weights
     doubled: int
-    same_weights: bool  # as in an undisturbed run
+    same_weights: bool | None  # as in an undisturbed run; None with another number of ranks
     # Seconds from the fault; None where nothing like it followed before the next step, or no step.
     started: float | None  # to the last start of a container
     entered: float | None  # to the last first word of an entry point: PyTorch is imported
@@ -71,7 +71,7 @@ def lost_and_doubled(report: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _markdown(row: Row) -> str:
-    same = "yes" if row.same_weights else "no"
+    same = {True: "yes", False: "no", None: "–"}[row.same_weights]
     seconds = ("–" if each is None else f"{each:.1f}" for each in (row.started, row.entered, row.stepped))
     cells = (row.fault, row.policy, row.restarts, row.lost, row.doubled, same, *seconds)
     return f"| {' | '.join(map(str, cells))} |\n"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nodes
-from cluster import Namespace, run, wait_for
+from cluster import CHART, Namespace, run, wait_for
 
 from torchtally import events
 
@@ -184,6 +184,23 @@ def suspend_and_resume(namespace: Namespace) -> float:
     wait_for("the pods to be gone", lambda: not namespace.list("pod"))
     suspend("false")
     return when
+
+
+def continue_with_fewer_pods(moment: str) -> Fault:
+    """Suspend the job, and resume it with 2 workers."""
+
+    def upgrade(namespace: Namespace, values: str) -> None:
+        namespace.helm("upgrade", "demo", str(CHART), "--reuse-values", "--set", values)
+
+    def fault(namespace: Namespace) -> float:
+        with held(namespace, MASTER, moment):
+            when = time.time()
+            upgrade(namespace, "suspend=true")
+        wait_for("the pods to be gone", lambda: not namespace.list("pod"))
+        upgrade(namespace, "suspend=false,workers=2")
+        return when
+
+    return fault
 
 
 def drain_a_node(namespace: Namespace) -> float:

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 CHECKPOINTS = Path("/output/checkpoints")
-OWN, SCRIPT = Path("/output/gpt"), "/files/gpt.py"  # of examples/gpt.py: a folder for each checkpoint
+SCRIPTS = "/files/"  # of a user's own
 PORT = ":5BA0"  # 23456, where the agents meet
 LISTENING, CONNECTED = "0A", "01"  # in /proc/net/tcp
 LIMIT = 240  # seconds to wait for a moment
@@ -46,7 +46,7 @@ def processes() -> list[Process]:
 
 def ranks() -> list[Process]:
     """One that its agent has not started yet has no such name; one that it starts anew has a program of its own."""
-    own = ("torchtally.commands.train", SCRIPT)
+    own = ("torchtally.commands.train", SCRIPTS)
     return [
         each for each in processes() if each.name.startswith("rank ") or any(name in each.command[1:3] for name in own)
     ]
@@ -94,16 +94,11 @@ def waiting_for_data() -> Callable[[], bool]:
 
 def saving() -> bool:
     """A checkpoint is half written, and not the first."""
-    if OWN.exists():
-        *before, newest = sorted(OWN.glob("*-epoch-*")) or [OWN]
-        return any((each / "manifest.json").exists() for each in before) and not (newest / "manifest.json").exists()
     return any(CHECKPOINTS.glob("epoch-*.checkpoint")) and any(CHECKPOINTS.glob(".epoch-*.checkpoint.*"))
 
 
 def saved(epoch: int, within: bool) -> bool:
     """There is a checkpoint of this epoch, or of a later one; `within`: not of its beginning."""
-    if any(OWN.glob("*-epoch-*/manifest.json")):  # a plan in steps, which ends within an epoch
-        return True
     for name in (path.name for path in CHECKPOINTS.glob("epoch-*.checkpoint")):
         _, number, _, position = name.partition(".")[0].split("-")
         if int(number) >= epoch and (not within or int(position)):
@@ -111,15 +106,28 @@ def saved(epoch: int, within: bool) -> bool:
     return False
 
 
+def own_saved(whole: str) -> bool:
+    """There is a whole checkpoint of a user's own script: a file of this pattern."""
+    return any(Path("/").glob(whole))
+
+
+def own_saving(whole: str) -> bool:
+    """A checkpoint of a user's own script is half written, and not the first."""
+    folder, _, file = whole.rpartition("/")
+    return own_saved(whole) and any(not (each / file).exists() for each in Path("/").glob(folder))
+
+
 def moment(name: str) -> Callable[[], bool]:
-    kind, _, epoch = name.partition(":")
+    kind, _, which = name.partition(":")
     return {
         "any": lambda: True,
         "rendezvous": at_rendezvous,
         "data": waiting_for_data(),
         "save": saving,
-        "mid-epoch": lambda: saved(int(epoch), within=True),
-        "last-step": lambda: saved(int(epoch) + 1, within=False),
+        "own-save": lambda: own_saving(which),
+        "own-mid-epoch": lambda: own_saved(which),
+        "mid-epoch": lambda: saved(int(which), within=True),
+        "last-step": lambda: saved(int(which) + 1, within=False),
         "lingering": lambda: Path("/output/lingered").exists(),  # linger.py
     }[kind]
 
@@ -145,7 +153,7 @@ def stop(part: str, name: str) -> None:
             if is_time() and PARTS[part]():
                 return
             send(signal.SIGCONT, part)
-        time.sleep(0.001 if name == "save" else 0.02)
+        time.sleep(0.001 if "save" in name else 0.02)
     sys.exit(f"waited {LIMIT} s in vain for the moment {name!r}")
 
 

@@ -1,0 +1,105 @@
+"""Trainings of a user's own, from examples/: what starts them in pods, and what follows from their weights."""
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from cluster import KIND_VALUES, ROOT, Namespace
+from faults import MASTER
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    name: str  # in the table
+    script: str
+    arguments: Sequence[str]
+    whole: str  # pattern of a path below /: of a file that each whole checkpoint has, and no other
+    result: Callable[[Path, str], str]  # of the output's folder and the master's log
+    libraries: Sequence[str] = ()  # which the image lacks
+
+    def start(self, namespace: Namespace, *options: str, image: str | None = None) -> None:
+        command = ["run", "--", "python", f"/files/{self.script}", *self.arguments]
+        key = self.script.replace(".", r"\.")
+        script = ["--set-file", f"files.{key}={ROOT / 'examples' / self.script}", "--set", "task="]
+        shared = ["--set", "model.accessMode=ReadWriteMany"]
+        libraries = [{"name": "PYTHONPATH", "value": "/libraries"}] if self.libraries else []
+        arguments = ["--set-json", f"args={json.dumps(command)}", "--set-json", f"env={json.dumps(libraries)}"]
+        namespace.install(*KIND_VALUES, *script, *shared, *arguments, *options, image=image)
+
+    def outcome(self, namespace: Namespace) -> str:
+        """What follows from the weights, once the job has succeeded."""
+        namespace.wait_for_job("demo", "Succeeded")
+        return self.result(ROOT / "build/e2e/shared" / namespace.name, namespace.log(MASTER))
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _sample(output: Path, log: str) -> str:
+    (found,) = re.findall("^sample: (.*)$", log, re.MULTILINE)
+    return found
+
+
+def _of_transformers(output: Path, log: str) -> str:
+    newest = max(output.glob("hf/checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    return _hash(load_file(newest / "model.safetensors"))
+
+
+def _of_lightning(output: Path, log: str) -> str:
+    # The file is the test's own, and holds Lightning's classes.
+    return _hash(torch.load(output / "lightning/last.ckpt", weights_only=False)["state_dict"])
+
+
+def _of_mds(output: Path, log: str) -> str:
+    newest = max(path.parent for path in output.glob("mds/*-epoch-*/manifest.json"))
+    with tempfile.NamedTemporaryFile() as file:
+        dcp_to_torch_save(newest, file.name)
+        return _hash(torch.load(file.name, weights_only=False)["model"])
+
+
+GPT = Training(
+    name="GPT under FSDP2",
+    script="gpt.py",
+    arguments=["--steps", "400", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.5s"],
+    whole="output/gpt/*-epoch-*/manifest.json",
+    result=_sample,
+)
+TRANSFORMERS = Training(
+    name="Hugging Face Trainer",
+    script="hf_trainer.py",
+    arguments=["--output", "/output/hf"],
+    whole="output/hf/checkpoint-*/trainer_state.json",
+    result=_of_transformers,
+    libraries=["transformers", "accelerate"],
+)
+LIGHTNING = Training(
+    name="Lightning",
+    script="lightning_fit.py",
+    arguments=["--output", "/output/lightning"],
+    whole="output/lightning/last.ckpt",
+    result=_of_lightning,
+    libraries=["lightning"],
+)
+MDS = Training(
+    name="MDS",
+    script="mds.py",
+    arguments=["--local", "/output/data", "--output", "/output/mds", "--save-every", "0.5s"],
+    whole="output/mds/*-epoch-*/manifest.json",
+    result=_of_mds,
+    libraries=["mosaicml-streaming"],
+)
+TRAININGS = [GPT, TRANSFORMERS, LIGHTNING, MDS]
+LIBRARIES = {library for training in TRAININGS for library in training.libraries}
+IN_THE_IMAGE = ["numpy", "torch", "torchvision"]  # and a second one beside it would be taken in its place
