@@ -494,12 +494,12 @@ class Account:
             raise
 
     def _close(self, current: EpochInProgress) -> None:
-        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled."""
+        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
         del self._phases.open[name]
         tally.commits = current.commits if current.trains else None
-        proof = prove(tally, members.everyone, leads=members.leads)
+        proof = prove(tally, members.everyone, leads=members.leads, problem=self._phases.changed(name))
         if self._reports:
             self._reports.close(current, proof)
         self._progress.close(proof.lines[-1])

@@ -20,6 +20,7 @@ from torchtally.accounting.collate import (
     whole,
     wrong_sizes,
 )
+from torchtally.accounting.facts import changed_length
 from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
@@ -42,6 +43,8 @@ class ByStep(data.Dataset[Any]):
 
     def __getitem__(self, request: tuple[int, list[int]]) -> tuple[int, Any]:
         number, indices = request
+        if (now := len(self.dataset)) != self.sampler.n:
+            return number, Refused(changed_length(self.sampler.n, now))
         _reseed(self.sampler, indices)
         try:
             if indices:

@@ -9,6 +9,7 @@ from torch.utils import data
 from torchtally.accounting import loader, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.facts import Facts
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
@@ -37,6 +38,7 @@ class Phases:
         self.trains: dict[str, bool] = {}
         self.open: dict[str, EpochInProgress] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
+        self._data: dict[str, tuple[Any, Facts]] = {}  # of those loaders
 
     @property
     def reached(self) -> tuple[int, int, int]:
@@ -151,7 +153,16 @@ class Phases:
             order=order and order.offered(dataset),
         )
         self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+        self._data[phase] = dataset, Facts.of(dataset)
         return self._loaders[phase]
+
+    def changed(self, phase: str) -> str | None:
+        """What has changed in the data of a phase since its loader was made."""
+        if phase not in self._data:
+            return None
+        dataset, facts = self._data[phase]
+        changed = facts.changed(dataset)
+        return changed and f"{phase}: {changed}"
 
     def measure(self) -> None:
         """Find how far the plan reaches. Raises Refused if a plan in steps has no sampler yet."""
@@ -228,6 +239,8 @@ class Phases:
             return f"{phase} epoch {epoch} was made before"
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
+        if changed := self.changed(phase):
+            return changed
         if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.accounting import cuda
-from torchtally.errors import Unproven
+from torchtally.errors import Refused, Unproven
 from torchtally.proof import decoder, digest, table
 from torchtally.proof import line as lines
 from torchtally.proof.contract import Contract
@@ -161,14 +161,17 @@ class Proof:
         return not any(table.wrong(line) for line in self.lines)
 
 
-def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool = True) -> Proof:
+def prove(
+    tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool = True, problem: str | None = None
+) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
     A collective call over gloo, of all ranks or of those in `group`, where others consume nothing: digests are added
     up, whatever n is. Only where more is wrong than a digest can name, and n allows it, the samples are counted one by
     one. Of peers, which consume the same samples, one `leads`: it prints for all.
 
-    Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ.
+    Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ, and Refused if
+    a rank has a `problem`, for which nothing is proved.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
     parts = shard.progressions
@@ -179,11 +182,14 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool =
         wrong = _counted(_histogram(tally.kept, shard.n) - _expected_histogram(shard, parts))
     else:
         wrong = _named(stretches, shard)
-    own = _Own(_line(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, wrong, tally.outside), tally)
+    line = _line(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, wrong, tally.outside)
+    own = _Own(line, tally, problem)
     if leads:
         emit(own.line)
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, (leads, own), group)
+    if problems := [each.problem for _, each in gathered if each.problem]:
+        raise Refused(problems[0])
     of_ranks: list[_Own] = sorted((each for leader, each in gathered if leader), key=lambda each: each.line["rank"])
     _compare_peers(tally, of_ranks, [each for _, each in gathered])
 
@@ -211,9 +217,9 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool =
 class _Own:
     """What a rank tells the others: its line, and its tally's numbers."""
 
-    def __init__(self, line: dict[str, Any], tally: Tally):
+    def __init__(self, line: dict[str, Any], tally: Tally, problem: str | None):
         self.line, self.digest, self.carried, self.outside = line, tally.digest, tally.carried, tally.outside
-        self.commits = tally.commits
+        self.commits, self.problem = tally.commits, problem
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:
