@@ -115,6 +115,9 @@ def _faults(line: TallyLine) -> Iterator[str]:
         yield (
             f"{name} expected {line.expected}, but N {line.n} over world size {line.world}{start} {under} makes {size}"
         )
+    for source, (weight, _, rows) in (line.mixture or {}).items():
+        if rows != (plan := (line.rows_of_sources or {})[source][2]):
+            yield f"{name} had {rows} rows of the source {source}, but its weight {weight} makes {plan}"
     if line.lost is None or line.doubled is None:
         yield f"{name}: too many samples are lost or doubled to count"
         return

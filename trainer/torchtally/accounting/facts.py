@@ -34,13 +34,13 @@ class Facts:
         if now.length != self.length:
             return changed_length(self.length, now.length)
         if now.fingerprint != self.fingerprint:
-            return f"the dataset's fingerprint was {self.fingerprint} when its loader was made, it is {now.fingerprint} now"
-        before, after = (() if each is None else each for each in (self.sizes, now.sizes))
-        if len(before) != len(after):
-            return f"the dataset had {len(before)} shard_sizes when its loader was made, it has {len(after)} now"
-        if differ := np.flatnonzero(np.not_equal(before, after)).tolist():
-            at = differ[0]
-            return f"the dataset's shard_sizes[{at}] was {before[at]} when its loader was made, it is {after[at]} now"
+            before, after = self.fingerprint, now.fingerprint
+            return f"the dataset's fingerprint was {before} when its loader was made, it is {after} now"
+        had, has = (np.empty(0) if each is None else each for each in (self.sizes, now.sizes))
+        if len(had) != len(has):
+            return f"the dataset had {len(had)} shard_sizes when its loader was made, it has {len(has)} now"
+        for at in np.flatnonzero(had != has)[:1].tolist():
+            return f"the dataset's shard_sizes[{at}] was {had[at]} when its loader was made, it is {has[at]} now"
         return None
 
 

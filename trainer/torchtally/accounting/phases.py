@@ -141,6 +141,8 @@ class Phases:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
         if problem := loader.lacks(dataset):
             raise Refused(f"{phase}: {problem}")
+        if shuffle and getattr(dataset, "ordered", False):
+            raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
         order = order or (self._order if shuffle else None)
         sampler = self.declare(
             phase,
@@ -215,6 +217,7 @@ class Phases:
                 order=sampler.order,
                 start=start,
                 end=end,
+                mix=getattr(self._data[phase][0], "mix", None) if phase in self._data else None,
             ),
         )
         if start or skip:

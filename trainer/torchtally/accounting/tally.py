@@ -22,6 +22,7 @@ from torchtally.proof.contract import Contract
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
+from torchtally.proof.mixture import Mix
 from torchtally.proof.order import Order, sizes_of
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Progression, Shard
@@ -64,6 +65,7 @@ class Phase:
     order: Order
     start: int = 0
     end: int | None = None  # the position before which it ends, if not that of the order
+    mix: Mix | None = None  # of a mixture of datasets
 
     def shard(self, run: Run) -> Shard:
         """What the rank of `run` consumes in this phase."""
@@ -243,7 +245,10 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
     """Print the table on rank 0, with its header if it is the `first`; raise Unproven on every rank if it fails."""
     everything = proof.lines[-1]
     if dist.get_rank() == 0:
-        _write("\n".join(table.of_phase(proof.lines)[0 if first else 1 :]))
+        text = table.of_phase(proof.lines)[0 if first else 1 :]
+        if proof.holds and "mixture" in everything:
+            text += [table.under(sentence) for sentence in TallyLine.parse(everything).sources]
+        _write("\n".join(text))
     if not proof.holds and mode == "enforce":
         lost, doubled = (table.shown(everything[name]) for name in ("lost", "doubled"))
         raise Unproven(
@@ -294,6 +299,7 @@ def _line(
         doubled_indices=_indices(doubled),
         commits=tally.commits,
         end=phase.end,
+        mixture=phase.mix.counts(tally.shard) if phase.mix and rank == "all" else None,
     ).printed()
 
 

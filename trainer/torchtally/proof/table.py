@@ -52,6 +52,11 @@ def fulfilled(extra: int, end: int | None = None) -> str:
     return f"no sample twice, {-extra} left out" if extra else "every sample exactly once"
 
 
+def under(sentence: str) -> str:
+    """A sentence on the row above."""
+    return f"  {sentence}"
+
+
 def of_phase(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Header, rows and verdict of one phase; the last of `lines` is that of all ranks together."""
     *ranks, everything = lines
