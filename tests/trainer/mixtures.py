@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchtally import Mixture, Packed
+from torchtally import Batch, Mixture, Packed
 
 ROWS = 203
 SIZES = {"few": 50, "many": 200, "tiny": 8}
 WEIGHTS = {"few": 0.7, "many": 0.2, "tiny": 0.1}
 PACKED_ROW = 16
+DROPPING = 61  # the number of samples, of which every third is dropped
 LENGTHS = [random.Random(5).randrange(0, 40) for _ in range(61)]
 
 
@@ -53,6 +54,12 @@ def packed() -> Packed:
     return Packed(Texts(), LENGTHS, PACKED_ROW, padding=sum(LENGTHS))
 
 
+def dropping(samples: Any) -> Batch:
+    dropped = {index: f"{index % 2} modulo 2" for index in samples.indices if index % 3 == 0}
+    kept = [index for index in samples.indices if index not in dropped]
+    return Batch(kept, torch.tensor(kept) if kept else None, dropped=dropped)  # type: ignore[arg-type]
+
+
 @dataclass
 class Phase:
     epochs: int
@@ -63,6 +70,7 @@ class Phase:
 
 PHASES = {
     "mixture": Phase(1, mixture, sum(SIZES.values()), {"shuffle": False}),
+    "dropping": Phase(2, lambda: Numbers(DROPPING), DROPPING, {"collate_fn": dropping}),
     "packed": Phase(2, packed, sum(LENGTHS) + 1),
 }
 

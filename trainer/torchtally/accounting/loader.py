@@ -25,6 +25,7 @@ from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
+_TRIED = 1000  # samples, to make a batch of none
 _TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
 # For streams of libraries, by the name of the package.
 _INSTEAD = {
@@ -48,10 +49,21 @@ class ByStep(data.Dataset[Any]):
         _reseed(self.sampler, indices)
         try:
             if indices:
-                return number, collated(self.collate, self._fetched(indices), indices, indices)
-            return number, emptied(self.collate, self._fetched, 0)
+                made = collated(self.collate, self._fetched(indices), indices, indices)
+                if not isinstance(made, Batch) or len(made.indices) or made.data is not None:
+                    return number, made
+                none = self._none()
+                return number, none if isinstance(none, Ending) else made._replace(data=none)
+            return number, self._none()
         except Ending as ending:  # of a dataset: a worker would make a traceback of it
             return number, ending
+
+    def _none(self) -> Any:
+        """The data of 0 samples, or the error. It is cut from a sample that is not dropped."""
+        tried = min(_TRIED, len(self.dataset))
+        made = (emptied(self.collate, self._fetched, index) for index in range(tried))
+        dropped = Refused(f"the collate_fn drops all of the first {tried} samples, so that no empty batch can be made")
+        return next((each for each in made if each is not None), dropped)
 
     def _fetched(self, indices: list[int]) -> Any:
         dataset = self.dataset

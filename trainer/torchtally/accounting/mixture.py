@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from torchtally.accounting import inner
@@ -92,7 +93,8 @@ class Mixture(Dataset[Any]):
         if order and not any(local):
             raise Refused(f"order={order} needs a source with the attribute shard_sizes")
         first = splitmix64(np.array([seed], dtype=np.uint64))
-        seeds = splitmix64(first + np.arange(len(self._sources), dtype=np.uint64)).tolist()
+        numbers: NDArray[np.uint64] = np.arange(len(self._sources), dtype=np.uint64)
+        seeds = splitmix64(first + numbers).tolist()
         self._orders = [
             Shard(
                 n=size,

@@ -8,6 +8,7 @@ from torch.utils import data
 
 from torchtally.accounting import loader, resume
 from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.drops import Drops
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.facts import Facts
 from torchtally.accounting.locality import Locality
@@ -17,8 +18,10 @@ from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Phase, Tally
 from torchtally.errors import Refused
 from torchtally.log import log
+from torchtally.proof import digest
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.digest import Digest
 
 _UNKNOWN = "unknown"  # the data's fingerprint
 
@@ -45,7 +48,7 @@ class Phases:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
         known = self._progress.phases[self._first]
         reached = self._position(self._first)
-        return known.completed + 1, reached, known.consumed + reached
+        return known.completed + 1, reached, known.accounted + reached
 
     @property
     def steps_so_far(self) -> int:
@@ -64,7 +67,7 @@ class Phases:
             if self.trains.get(phase):
                 whole = replace(self.samplers[phase].shard, start=0, end=None).total
                 planned += epochs * whole - (whole - end if end is not None else 0)
-                consumed += self._progress.phases[phase].consumed + self._position(phase)
+                consumed += self._progress.phases[phase].accounted + self._position(phase)
         return planned, consumed
 
     @property
@@ -220,11 +223,15 @@ class Phases:
                 mix=getattr(self._data[phase][0], "mix", None) if phase in self._data else None,
             ),
         )
+        before = digest.unpack(position.dropped) if position and position.dropped else Digest()
         if start or skip:
-            resume.restore(tally, skip)
+            resume.restore(tally, skip, before)
         progress.phases[phase] = chosen.shared_out(start, sampler.world)
         commits = position.commits if position else 0
-        self.open[phase] = EpochInProgress(tally, sampler.schedule, trains=self.trains[phase], commits=commits)
+        drops = Drops(tally.run, phase, epoch, before)
+        self.open[phase] = EpochInProgress(
+            tally, sampler.schedule, drops=drops, trains=self.trains[phase], commits=commits
+        )
         return self.open[phase]
 
     def _place(self, phase: str) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def _is_counts(source: Any, value: Any) -> bool:
     if not named or not isinstance(value, list | tuple) or [type(each) for each in value] != [int] * 3:
         return False
     weight, size, rows = value
-    return 1 <= weight <= mixtures.MOST and 1 <= size < HUGE and 0 <= rows < HUGE
+    return bool(1 <= weight <= mixtures.MOST and 1 <= size < HUGE and 0 <= rows < HUGE)
 
 
 def _count(other: str) -> Rule:
@@ -125,6 +125,10 @@ class TallyLine:
     ]  # samples; of "all", with those before `start`, as are ...
     consumed: Annotated[int, rules.integer(0, HUGE), OF_A_RANK]  # ... these, repeats counted
     digest: Annotated[bytes, rules.packed_digest, OF_A_RANK]  # packed; base64 in the line
+    # What the program has dropped of `expected`, if anything: how many samples, and their digest. Of "all", with those
+    # before `start`. They are not in `consumed` and `digest`.
+    dropped: Annotated[int | None, rules.integer(1, HUGE), OF_A_RANK] = None
+    dropped_digest: Annotated[bytes | None, rules.packed_digest, OF_A_RANK] = None
     # Of a mixture: weight, samples, and rows of each source; of "all" alone.
     mixture: Annotated[Mapping[str, Counts] | None, _mixture, OF_A_RANK] = None
     lost: Annotated[int | None, _count("doubled"), OF_A_RANK]  # samples; both are null if too many to count
@@ -176,6 +180,21 @@ class TallyLine:
         return digest.unpack(self.digest)
 
     @property
+    def accounted(self) -> int:
+        """Samples that were consumed or dropped."""
+        return self.consumed + (self.dropped or 0)
+
+    @property
+    def of_dropped(self) -> Digest:
+        """The digest of what was dropped, unpacked."""
+        return digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+
+    @property
+    def accounted_digest(self) -> Digest:
+        """The digest of what was consumed or dropped."""
+        return self.consumed_digest + self.of_dropped
+
+    @property
     def outside(self) -> int:
         """How many of the consumed indices are not samples: no word of the digest holds them."""
         return (self.consumed - self.consumed_digest.words[0]) % P
@@ -184,6 +203,7 @@ class TallyLine:
         """All fields, as JSON has them."""
         lists: dict[str, Any] = {"lost_indices": [*self.lost_indices], "doubled_indices": [*self.doubled_indices]}
         lists["sizes"] = stated_runs(self.sizes)
+        lists["dropped_digest"] = self.dropped_digest and digest.as_text(self.dropped_digest)
         return {name: getattr(self, name) for name in NAMES} | {"digest": digest.as_text(self.digest), **lists}
 
     def printed(self) -> dict[str, Any]:
@@ -201,6 +221,8 @@ class TallyLine:
         found = cls(**_shared(line), **rules.checked(cls, line, _OF_A_RANK))
         if found.consumed < (counted := int.from_bytes(found.digest[:8], "big")):
             raise line.bad("consumed", f"no less than the {counted} samples that its digest counts")
+        if (found.dropped or 0) != found.of_dropped.words[0]:
+            raise line.bad("dropped", f"the {found.of_dropped.words[0]} samples that dropped_digest counts")
         return found
 
 
