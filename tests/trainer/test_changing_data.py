@@ -10,6 +10,7 @@ from accounts import run
 from counting import Counting, Noisy
 
 from torchtally import Account, Locality
+from torchtally.proof.line import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -42,7 +43,7 @@ def change(data: Growing, how: str) -> None:
 
 
 def trains(how: str, when: str, ranks: tuple[int, ...], order: Locality | None, workers: int) -> None:
-    """The data changes on some ranks, after the first step of epoch 1 or between the epochs."""
+    """The data changes on some ranks, after the first step of the last epoch or before it."""
     counting, data = Counting(N + 3), Growing()
     with Account(task="t", plan={"train": 2}, order=order) as account:
         options = {"num_workers": workers, "persistent_workers": bool(workers)}
@@ -52,7 +53,7 @@ def trains(how: str, when: str, ranks: tuple[int, ...], order: Locality | None, 
                 counting.backward(*batch.data)
                 counting.step()
                 account.commit()
-                if when == "within" and account.rank in ranks and (epoch, batch.step) == (1, 1):
+                if when == "within" and account.rank in ranks and (epoch, batch.step) == (2, 1):
                     change(data, how)
             if when == "between" and account.rank in ranks and epoch == 1:
                 change(data, how)
@@ -99,4 +100,6 @@ def test_data_that_changes_is_refused_on_every_rank() -> None:
             assert sentence in err, (case, err)
             assert "Traceback" not in err
             log.read(f"rank-{rank}.log", io.StringIO(out))
+            if case[0] == "shrinks":  # in its next batch
+                assert not any('"epoch":2' in text for text in out.splitlines() if text.startswith(PREFIX))
         assert not any(verdict.holds for verdict in judge(log)), case

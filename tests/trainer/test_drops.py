@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from torchtally import Account, Batch, Steps
 from torchtally.accounting.state import State
+from torchtally.proof import digest
 from torchtally.proof.line import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -144,6 +145,23 @@ def test_other_contracts_and_ends_name_what_is_dropped_as_well() -> None:
     ]
     for name in {line["run"] for line in tallied(found[0]["out"])}:
         assert judged(found, name).holds
+
+
+def fetches_ahead() -> int:
+    with contextlib.suppress(Killed), Account(task="t", plan={"train": 1}) as account:
+        options = {"batch_size": SIZE, "shuffle": False, "collate_fn": drops}
+        batches = account.epoch("train", 1, account.loader("train", Numbers(N), **options))
+        first, _second = next(batches), next(batches)
+        account.commit(first)
+        state = State.from_text(account.state_dict()["torchtally"])
+        raise Killed
+    position = state.phases["train"].position
+    assert position and position.dropped
+    return digest.unpack(position.dropped).words[0]
+
+
+def test_a_state_has_what_is_dropped_in_its_steps_and_not_what_was_fetched_ahead() -> None:
+    assert alone(fetches_ahead)["result"] == 3
 
 
 # What is not dropped as the batch says is not proved, or is refused.
@@ -281,6 +299,23 @@ def test_lines_that_say_otherwise_prove_nothing(single: dict[str, Any], which: A
     out = changed(single["out"], which, **values)
     assert changed(single["out"], which) != out
     assert not judged([{"out": out}]).holds
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dropped": None, "consumed": N},
+        {"dropped": None, "dropped_digest": None},
+        {"dropped": None, "dropped_digest": None, "consumed": N},
+        {"dropped_digest": None},
+        {"dropped": 1},
+    ],
+    ids=str,
+)
+def test_a_last_line_that_says_otherwise_proves_nothing(single: dict[str, Any], values: dict[str, Any]) -> None:
+    last = next(text for text in single["out"].splitlines() if '"phase":"all"' in text)
+    assert judged([{"out": last}]).holds
+    assert not judged([{"out": changed(last, "last", **values)}]).holds
 
 
 def test_a_state_with_drops_is_not_read_by_a_release_that_would_count_them() -> None:
