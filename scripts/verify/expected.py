@@ -78,17 +78,17 @@ def contains(part: Progression, position: int) -> bool:
 
 
 def difference(line: TallyLine) -> Digest:
-    """The digest of the line minus the expected one. The sums of indices matter for all ranks together only."""
+    """The digest of what a line accounts for minus the expected one. Only of all ranks, the sums of indices matter."""
     if line.rank != "all":
-        return line.consumed_digest - _of_positions(line.run, *line.shard.progressions)
+        return line.accounted_digest - _of_positions(line.run, *line.shard.progressions)
     shard = line.shard
     if shard.end is not None:  # then indices take their time: a garbled end is found by the positions
-        of_positions = line.consumed_digest - _of_positions(line.run, *shard.everything)
+        of_positions = line.accounted_digest - _of_positions(line.run, *shard.everything)
         if any(of_positions.of_positions):
             return of_positions
     if line.order == "sequential":  # the same for every seed and in every epoch: computed once
         shard = replace(shard, epoch=1, seed=0)
-    return line.consumed_digest - _of_all_ranks(line.run, shard)
+    return line.accounted_digest - _of_all_ranks(line.run, shard)
 
 
 def carried(line: TallyLine) -> Digest:
@@ -120,15 +120,16 @@ def samples(line: TallyLine, positions: list[int]) -> list[int]:
 
 def is_right(line: TallyLine) -> bool:
     """Whether a rank's line reports no fault and its numbers and digest are the expected ones."""
-    if line.rank == "all" or line.lost != 0 or line.doubled != 0:
+    if line.rank == "all" or line.lost != 0 or line.doubled != 0 or line.dropped:
         return False
     size, positions = _of_rank(line.run, line.n, line.start, line.end, line.rank, line.world, line.contract)
     return line.expected == line.consumed == size and line.digest.startswith(positions)
 
 
 def sum_of(lines: list[TallyLine]) -> Digest:
-    """The sum of their digests."""
-    words = np.frombuffer(b"".join(line.digest for line in lines), ">u8").reshape(-1, digest.WORDS)
+    """The sum of the digests of what they consumed or dropped."""
+    digests = [line.digest for line in lines] + [line.dropped_digest for line in lines if line.dropped_digest]
+    words = np.frombuffer(b"".join(digests), ">u8").reshape(-1, digest.WORDS)
     low, high = (words & 0xFFFFFFFF).sum(axis=0).tolist(), (words >> 32).sum(axis=0).tolist()
     return Digest(tuple((a + (b << 32)) % P for a, b in zip(low, high, strict=True)))
 

@@ -115,13 +115,18 @@ def _faults(line: TallyLine) -> Iterator[str]:
         yield (
             f"{name} expected {line.expected}, but N {line.n} over world size {line.world}{start} {under} makes {size}"
         )
+    for source, (weight, _, rows) in (line.mixture or {}).items():
+        if rows != (plan := (line.rows_of_sources or {})[source][2]):
+            yield f"{name} had {rows} rows of the source {source}, but its weight {weight} makes {plan}"
     if line.lost is None or line.doubled is None:
         yield f"{name}: too many samples are lost or doubled to count"
         return
-    if line.consumed != (sum_ := line.expected - line.lost + line.doubled):
+    dropped = line.dropped or 0
+    if line.consumed != (sum_ := line.expected - line.lost + line.doubled - dropped):
         yield (
             f"{name} consumed {line.consumed}, but "
-            f"expected {line.expected} - lost {line.lost} + doubled {line.doubled} = {sum_}"
+            f"expected {line.expected} - lost {line.lost} + doubled {line.doubled}"
+            f"{f' - dropped {dropped}' if dropped else ''} = {sum_}"
         )
     if line.lost or line.doubled:
         lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
@@ -161,14 +166,22 @@ def _early_ends(lines: list[TallyLine]) -> Iterator[str]:
 
 def _sum_faults(together: TallyLine, alone: list[TallyLine]) -> Iterator[str]:
     before = f" and the {together.start} samples before" if together.start else ""
-    for name in ("expected", "consumed"):
+    sums = {"expected": "expected", "accounted": "consumed or dropped"}
+    for name, what in sums.items():
         stated, sum_ = getattr(together, name), together.start + sum(getattr(line, name) for line in alone)
         if stated != sum_:
-            yield f"all ranks together report {name} {stated}, but their lines{before} add up to {sum_}"
+            what = what if together.dropped else what.removesuffix(" or dropped")
+            yield f"all ranks together report {what} {stated}, but their lines{before} add up to {sum_}"
+    stated, sum_ = together.dropped or 0, sum(line.dropped or 0 for line in alone)
+    if not sum_ <= stated <= sum_ + together.start:
+        yield f"all ranks together report dropped {stated}, but their lines{before} add up to {sum_}"
+    of_dropped = sum((line.of_dropped for line in alone), Digest())
+    if stated == sum_ and (names := differing(together.of_dropped, of_dropped)):
+        yield f"the dropped_digest of all ranks together is not the sum of their lines: it differs in {names}"
     sum_of_digests = expected.sum_of(alone) + expected.carried(together)
     if together.start:  # the indices of earlier samples have no closed form
-        sum_of_digests = Digest((*sum_of_digests.of_positions, *together.consumed_digest.words[OF_POSITIONS:]))
-    if names := differing(together.consumed_digest, sum_of_digests):
+        sum_of_digests = Digest((*sum_of_digests.of_positions, *together.accounted_digest.words[OF_POSITIONS:]))
+    if names := differing(together.accounted_digest, sum_of_digests):
         yield f"the digest of all ranks together is not the sum of their lines{before}: it differs in {names}"
     for name in ("lost", "doubled"):  # fewer are possible: one rank may consume what another lost
         stated, each = getattr(together, name), [getattr(line, name) for line in alone]

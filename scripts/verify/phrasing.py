@@ -77,6 +77,7 @@ def summary(verdict: "Verdict") -> str:
     facts += [f"{phase} {_extent(verdict, phase, planned)}" for phase, planned in plan.items()]
     if last and last.model:
         facts.append(f"model {last.model}")
+    facts[-1] += _dropped(verdict)
     stopped = f"; stopped: {last.stopped}" if last and last.stopped else ""
     return f"the proof holds: {', '.join(facts)}{stopped}" + (_discarded(last.discarded) if last else "")
 
@@ -115,6 +116,20 @@ def _end(verdict: "Verdict") -> str:
     if all(blocks.issuperset((phase, epoch) for epoch in range(1, end + 1)) for phase, end in line.plan.items()):
         return ""
     return f" (its lines end in {line.phase} epoch {line.epoch}, {line.plan[line.phase]} planned)"
+
+
+def _dropped(verdict: "Verdict") -> str:
+    """`; dropped by the program: 3 samples of train`, counted over all epochs."""
+    if verdict.last:
+        counts = {phase: stated.dropped for phase, stated in verdict.last.phases.items() if stated.dropped}
+    else:
+        together = [line for line in verdict.lines if line.rank == "all" and line.dropped]
+        counts = {
+            phase: sum(line.dropped or 0 for line in together if line.phase == phase)
+            for phase in dict.fromkeys(line.phase for line in together)
+        }
+    parts = [f"{counted(count, 'sample')} of {phase}" for phase, count in counts.items()]
+    return f"; dropped by the program: {', '.join(parts)}" if parts else ""
 
 
 def _discarded(count: int) -> str:

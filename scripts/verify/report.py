@@ -66,6 +66,8 @@ def _text(verdict: Verdict, good: str, bad: str) -> str:
         text.append(header)
         for line, row in zip(shown, rows, strict=True):
             text.append(row + (f"  {_sentence(verdict, line, good, bad)}" * (line.rank == "all")))
+            if not verdict.of(line.block):
+                text += map(table.under, line.sources)
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]

@@ -28,8 +28,12 @@ def faults(last: RunSummary) -> Iterator[Problem]:
     """Contradictions within the line. Without any, it proves the contracts of all phases and epochs on its own."""
     for phase, stated in last.phases.items():
         consumed, what = last.samples(phase), _described(last, phase)
-        if stated.consumed != consumed:
-            yield Problem(f"the last line reports consumed {stated.consumed}, but {what} make {consumed}", phase)
+        if (stated.dropped is None) != (stated.dropped_digest is None):
+            yield Problem("the last line must have both dropped and dropped_digest, or none of them", phase)
+        if stated.accounted != consumed:
+            dropped = f" and dropped {stated.dropped}" if stated.dropped else ""
+            text = f"the last line reports consumed {stated.consumed}{dropped}, but {what} make {consumed}"
+            yield Problem(text, phase)
             if stated.end:  # garbled, perhaps: the digest takes its time then
                 continue
         try:
@@ -37,7 +41,7 @@ def faults(last: RunSummary) -> Iterator[Problem]:
         except UnknownSizes as unknown:
             yield Problem(f"the last line: {not_checked(unknown)}", phase)
             continue
-        if names := differing(unpack(stated.digest), expected):
+        if names := differing(stated.accounted_digest, expected):
             yield Problem(f"the last line's digest is not that of {what}: it differs in {names}", phase)
 
 
@@ -111,6 +115,11 @@ def _sum_faults(last: RunSummary, phase: str, together: list[TallyLine]) -> Iter
     stated, of = last.phases[phase], "the lines of all ranks together"
     if stated.consumed != (consumed := sum(line.consumed for line in together)):
         yield Problem(f"the last line reports consumed {stated.consumed}, but {of} add up to {consumed}", phase)
+    if (stated.dropped or 0) != (dropped := sum(line.dropped or 0 for line in together)):
+        yield Problem(f"the last line reports dropped {stated.dropped or 0}, but {of} add up to {dropped}", phase)
+    folded = digest.fold(((line.epoch, line.of_dropped) for line in together), last.run)
+    if names := differing(stated.of_dropped, folded):
+        yield Problem(f"the last line's dropped_digest is not the sum of {of}: it differs in {names}", phase)
     folded = digest.fold(((line.epoch, line.consumed_digest) for line in together), last.run)
     if names := differing(unpack(stated.digest), folded):
         yield Problem(f"the last line's digest is not the sum of {of}: it differs in {names}", phase)

@@ -147,7 +147,7 @@ def _expect_per_pod(lines: list[TallyLine], count: int) -> Iterator[Problem]:
 
 def fulfilled(line: TallyLine) -> str:
     """The contract that the `all` row of a block without a problem proves."""
-    return table.fulfilled(expected.size(line) - line.n, line.end)
+    return table.fulfilled(expected.size(line) - line.n, line.end, line.dropped or 0)
 
 
 def _sources(sources: list[str]) -> str:

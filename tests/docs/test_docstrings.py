@@ -22,6 +22,8 @@ def examples() -> list[doctest.DocTest]:
 def test_examples_run_as_they_are(tmp_path: Path) -> None:
     found = examples()
     assert {test.name.rpartition(".")[2] for test in found} >= {
+        "Mixture",
+        "Packed",
         "Sampler",
         "MDS",
         "ParquetFiles",

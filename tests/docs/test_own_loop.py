@@ -1,4 +1,4 @@
-"""The Python of the guide to loops of one's own runs as it is, and its samples are proved."""
+"""The Python of the guides to loops of one's own and to mixtures runs as it is, and its samples are proved."""
 
 import os
 import re
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs/guides/own-loop.md"
-BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "cuda" not in block]
+GUIDES = Path(__file__).parents[2] / "docs/guides"
+PAGES = (GUIDES / "own-loop.md").read_text() + (GUIDES / "mixtures.md").read_text()
+BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL) if "cuda" not in block]
 
 # What a block of the page takes from its reader's script, and the loop that a block without one needs.
 SCRIPT = """
@@ -40,6 +41,11 @@ elif "torch.cat" in block:
     dataset = [torch.zeros(1 + index % 5) for index in range(N)]
 else:
     dataset = [(torch.zeros(2), index % 3) for index in range(N)]
+if "isnan" in block:
+    for index in (3, 7):
+        dataset[index][0].fill_(torch.nan)
+web, code, lengths = range(5000), range(100), [1 + index % 300 for index in range(N)]
+documents = [[index] * length for index, length in enumerate(lengths)]
 
 if "with Account" in block:
     exec(block)
@@ -68,4 +74,7 @@ def test_the_guides_python_runs_and_is_proved(block: str, tmp_path: Path) -> Non
         timeout=240,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "✓ every sample exactly once" in ended.stdout
+    proved = "2 dropped by the program, every other" if "dropped" in block else "every"
+    assert f"✓ {proved} sample exactly once" in ended.stdout
+    if "Mixture" in block:
+        assert "  code: 300 rows by its weight 3/10, each of its 100 samples 3 times\n" in ended.stdout

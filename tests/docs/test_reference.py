@@ -49,7 +49,9 @@ def test_the_verifier_reads_the_example_of_a_line_and_finds_the_fields_of_the_ta
     fields = code(" ".join(first_cells(page("reference/line.md", "## Fields"))))
     assert sorted(fields) == sorted(["v", *tally])
     written = json.loads(example.removeprefix("TORCHTALLY "))
-    assert set(fields) - set(written) == {"end", "commits", "sizes", "lost_indices", "doubled_indices"}
+    assert set(fields) - set(written) == {
+        *("end", "commits", "sizes", "mixture", "dropped", "dropped_digest", "lost_indices", "doubled_indices")
+    }
     assert len(example) < 1024
 
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torchtally.accounting.evaluation import evaluate as evaluate
     from torchtally.accounting.evaluation import gather_predictions as gather_predictions
     from torchtally.accounting.locality import Locality as Locality
+    from torchtally.accounting.mixture import Mixture as Mixture
+    from torchtally.accounting.packed import Packed as Packed
     from torchtally.accounting.plan import Steps as Steps
     from torchtally.accounting.plan import Tokens as Tokens
     from torchtally.accounting.tallied_sampler import TalliedSampler as TalliedSampler
@@ -18,6 +20,8 @@ _EXPORTS = {
     "Account": "torchtally.accounting.account",
     "Batch": "torchtally.accounting.collate",
     "Locality": "torchtally.accounting.locality",
+    "Mixture": "torchtally.accounting.mixture",
+    "Packed": "torchtally.accounting.packed",
     "Steps": "torchtally.accounting.plan",
     "TalliedSampler": "torchtally.accounting.tallied_sampler",
     "Tokens": "torchtally.accounting.plan",
@@ -29,6 +33,8 @@ __all__ = [
     "Account",
     "Batch",
     "Locality",
+    "Mixture",
+    "Packed",
     "Steps",
     "TalliedSampler",
     "Tokens",

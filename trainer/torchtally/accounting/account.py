@@ -384,7 +384,7 @@ class Account:
         """
         with self._final():
             self._phases.measure()
-            positions = {name: each.position for name, each in self._phases.open.items() if each.trains}
+            positions = {name: each.saved for name, each in self._phases.open.items() if each.trains}
             return {_KEY: self._progress.state(self._attempt.run, positions).to_text()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -494,12 +494,14 @@ class Account:
             raise
 
     def _close(self, current: EpochInProgress) -> None:
-        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled."""
+        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
         del self._phases.open[name]
         tally.commits = current.commits if current.trains else None
-        proof = prove(tally, members.everyone, leads=members.leads)
+        proof = prove(tally, members.everyone, leads=members.leads, problem=self._phases.changed(name))
+        if current.drops:
+            current.drops.end()
         if self._reports:
             self._reports.close(current, proof)
         self._progress.close(proof.lines[-1])

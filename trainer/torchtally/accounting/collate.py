@@ -32,6 +32,8 @@ class Batch(NamedTuple):
         phase: Name of the phase.
         step: Number of the step in its epoch, from 1, or from the position on where other ranks have resumed.
         steps: Number of the last step.
+        dropped: Samples of the step that the `collate_fn` has left out on purpose, each with the reason. They count as
+            dropped, and not as lost.
     """
 
     indices: Tensor
@@ -40,6 +42,7 @@ class Batch(NamedTuple):
     phase: str = ""
     step: int = 0
     steps: int = 0
+    dropped: Mapping[int, str] = {}  # nobody changes it: a read-only mapping would not go through pipes
 
 
 class Samples(list[Any]):
@@ -85,8 +88,9 @@ def collated(collate: Collate, fetched: Any, indices: list[int], asked: list[int
         return Unproven(f"for the {_few(indices)} the dataset's __getitems__ returned {len(fetched)}")
     made = collate(Samples(fetched, indices) if listed and not default else fetched)
     named: Any = indices
+    dropped: Mapping[int, str] = {}
     if isinstance(made, Batch):
-        named, made = made.indices, made.data
+        named, made, dropped = made.indices, made.data, made.dropped
     elif not (default or declared):
         return untold(collate, made)
     elif problem := wrong_sizes(collate, made, indices):
@@ -97,19 +101,22 @@ def collated(collate: Collate, fetched: Any, indices: list[int], asked: list[int
     if array is None:
         return Refused(f"the indices that the collate_fn {_name(collate)} named in a Batch must be a list of integers")
     # An array travels through a worker's pipe; a tensor would need shared memory.
-    return made if array.tolist() == asked else Batch(array, made)  # type: ignore[arg-type]
+    return made if array.tolist() == asked and not dropped else Batch(array, made, dropped=dropped)  # type: ignore[arg-type]
 
 
 def emptied(collate: Collate, fetch: Callable[[list[int]], Any], index: int) -> Any:
     """Return the data of 0 samples: what `collate` makes of the sample at `index`, cut to 0 rows.
 
-    If it cannot be cut, return the error. Data with a sample in it would train what no tally has.
+    None if it drops that sample. If it cannot be cut, return the error: data with a sample in it would train what no
+    tally has.
     """
     batches = []
     for indices in ([index], [index, index]):
         fetched = fetch(indices)
         made = collate(Samples(fetched, indices) if isinstance(fetched, list) else fetched)
         if isinstance(made, Batch):
+            if not len(made.indices) and made.dropped:
+                return None
             if len(made.indices) != len(indices):
                 return _uncut(collate, made.data)
             made = made.data

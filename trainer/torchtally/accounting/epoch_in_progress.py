@@ -1,16 +1,21 @@
 """An epoch in progress on one rank: what the loop was handed, and what of that is in the weights."""
 
 from collections import Counter, deque
+from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from torchtally.accounting import drops as dropping
 from torchtally.accounting.collate import Batch
+from torchtally.accounting.drops import Drops
 from torchtally.accounting.schedule import Schedule
 from torchtally.accounting.state import Position
 from torchtally.accounting.tally import Tally
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
+from torchtally.proof.digest import Digest
 from torchtally.proof.permutation import Indices
 
 _MANY_PENDING = 256  # batches without a commit: more than gradients are accumulated over
@@ -27,17 +32,22 @@ class EpochInProgress:
     Args:
         tally: Receives the samples that are consumed.
         schedule: The samples of each step.
+        drops: Tells all ranks what this one drops; none where nothing can be.
         trains: Whether samples count when they are committed. Otherwise they count when the loop asks for the next.
         commits: Commits of this epoch before a resume.
     """
 
-    def __init__(self, tally: Tally, schedule: Schedule, *, trains: bool = True, commits: int = 0):
-        self.tally, self.trains, self.commits = tally, trains, commits
+    def __init__(
+        self, tally: Tally, schedule: Schedule, *, drops: Drops | None = None, trains: bool = True, commits: int = 0
+    ):
+        self.tally, self.drops, self.trains, self.commits = tally, drops, trains, commits
         self.schedule, self._expected = schedule, schedule.arrays()
         self.total = schedule.steps  # those that were skipped included
         self._samples, self._batch, self.phase = schedule.total, schedule.batch, tally.phase.name
         self.handed = self.counted = schedule.skip
-        self._pending: deque[Tensor] = deque()  # indices of the batches that are handed out and do not count yet
+        self._pending: deque[tuple[Tensor, Indices | None]] = (
+            deque()
+        )  # indices, and those dropped, of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
         self.explicit = False  # whether commits name their batches
         self.stopped = False  # by the program, before the last step
@@ -53,6 +63,12 @@ class EpochInProgress:
     def reached(self) -> int:
         """How far: `position.consumed`."""
         return self.tally.phase.start + self.counted * self._batch
+
+    @property
+    def saved(self) -> Position:
+        """How far the samples that count reach, and what of them is dropped, on any rank. It asks the job's store."""
+        dropped = self.drops.upto(self.counted) if self.drops else Digest()
+        return replace(self.position, dropped=dropped.packed if any(dropped.words) else None)
 
     @property
     def position(self) -> Position:
@@ -89,20 +105,30 @@ class EpochInProgress:
     def hand_out(self, batch: Batch) -> Batch:
         """Return the batch as the loop receives it. Raises Unproven unless its samples are those of the step."""
         step = self.handed + 1
-        taken, expected = batch.indices.numpy(), next(self._expected)
+        taken, expected, dropped = batch.indices.numpy(), next(self._expected), None
+        if batch.dropped:
+            dropping.check(batch.dropped, self.where(step))
+            left_out = np.isin(expected, [*batch.dropped])
+            if foreign := sorted({*batch.dropped} - {*expected.tolist()}):
+                raise Unproven(f"{self.where(step)} is not proved: the batch drops {_shown(foreign)}, not of this step")
+            dropped, expected = expected[left_out], expected[~left_out]
         if not np.array_equal(taken, expected) and not np.array_equal(np.sort(taken), np.sort(expected)):
             lacks, foreign = _less(expected, taken), _less(taken, expected)
             parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
             size = self._batch // self.schedule.shard.world
             hint = f"; the loader's batch_size must be the sampler's, {size}" if len(taken) != len(expected) else ""
             raise Unproven(f"{self.where(step)} is not proved: the batch {' and '.join(parts)}{hint}")
-        rows = self.take(batch.indices)
-        return Batch(batch.indices, batch.data, rows, self.phase, step, self.total)
+        rows = self.take(batch.indices, dropped)
+        if dropped is not None and self.drops:
+            self.drops.say(self.where(step), batch.dropped)
+            if self.trains:
+                self.drops.post(step, self.tally.digest_of(torch.from_numpy(dropped)))
+        return Batch(batch.indices, batch.data, rows, self.phase, step, self.total, batch.dropped)
 
-    def take(self, indices: Tensor) -> int:
+    def take(self, indices: Tensor, dropped: Indices | None = None) -> int:
         """Note a batch as handed out, whatever samples it has. Returns the samples of all ranks that its step has."""
         self.handed += 1
-        self._pending.append(indices)
+        self._pending.append((indices, dropped))
         if self.trains and len(self._pending) == _MANY_PENDING:
             log.warning(
                 f"{self.name}: {_MANY_PENDING} batches are handed out and not committed; a batch counts once "
@@ -113,7 +139,7 @@ class EpochInProgress:
     def count(self, upto: int) -> None:
         """Count the batches up to step `upto`."""
         while self.counted < upto:
-            self.tally.record(self._pending.popleft())
+            self.tally.record(*self._pending.popleft())
             self.counted += 1
 
     def commit(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Unproven
-from torchtally.proof import digest, run_summary
+from torchtally.proof import run_summary
 from torchtally.proof.locality import UnknownSizes
 from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
 
@@ -36,6 +36,8 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
                 data=phase.data,
                 consumed=phase.consumed,
                 digest=phase.digest,
+                dropped=phase.dropped or None,
+                dropped_digest=phase.dropped_digest,
                 end=phase.end,
                 worlds=None if _as_the_run(name, phase, worlds) else phase.worlds,
             )
@@ -45,12 +47,12 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
         discarded=discarded,
     )
     printed = RunSummary.parse(summary.printed()).printed()
-    for name, phase in phases.items():
+    for name, stated in summary.phases.items():
         try:
             expected = summary.expected(name)
         except UnknownSizes:
             raise Refused(f"{name}: its loader or sampler must be made before the run ends, for its order") from None
-        if expected != (phase.consumed, digest.unpack(phase.digest)):
+        if expected != (stated.accounted, stated.accounted_digest):
             raise Unproven(f"{name} is not proved: its epochs together have not consumed what the contract says")
     return printed
 

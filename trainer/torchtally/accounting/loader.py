@@ -20,10 +20,12 @@ from torchtally.accounting.collate import (
     whole,
     wrong_sizes,
 )
+from torchtally.accounting.facts import changed_length
 from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
+_TRIED = 1000  # samples, to make a batch of none
 _TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
 # For streams of libraries, by the name of the package.
 _INSTEAD = {
@@ -42,13 +44,26 @@ class ByStep(data.Dataset[Any]):
 
     def __getitem__(self, request: tuple[int, list[int]]) -> tuple[int, Any]:
         number, indices = request
+        if (now := len(self.dataset)) != self.sampler.n:
+            return number, Refused(changed_length(self.sampler.n, now))
         _reseed(self.sampler, indices)
         try:
             if indices:
-                return number, collated(self.collate, self._fetched(indices), indices, indices)
-            return number, emptied(self.collate, self._fetched, 0)
+                made = collated(self.collate, self._fetched(indices), indices, indices)
+                if not isinstance(made, Batch) or len(made.indices) or made.data is not None:
+                    return number, made
+                none = self._none()
+                return number, none if isinstance(none, Ending) else made._replace(data=none)
+            return number, self._none()
         except Ending as ending:  # of a dataset: a worker would make a traceback of it
             return number, ending
+
+    def _none(self) -> Any:
+        """The data of 0 samples, or the error. It is cut from a sample that is not dropped."""
+        tried = min(_TRIED, len(self.dataset))
+        made = (emptied(self.collate, self._fetched, index) for index in range(tried))
+        dropped = Refused(f"the collate_fn drops all of the first {tried} samples, so that no empty batch can be made")
+        return next((each for each in made if each is not None), dropped)
 
     def _fetched(self, indices: list[int]) -> Any:
         dataset = self.dataset

@@ -8,7 +8,9 @@ from torch.utils import data
 
 from torchtally.accounting import loader, resume
 from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.drops import Drops
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.facts import Facts
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
@@ -16,8 +18,10 @@ from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Phase, Tally
 from torchtally.errors import Refused
 from torchtally.log import log
+from torchtally.proof import digest
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.digest import Digest
 
 _UNKNOWN = "unknown"  # the data's fingerprint
 
@@ -37,13 +41,14 @@ class Phases:
         self.trains: dict[str, bool] = {}
         self.open: dict[str, EpochInProgress] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
+        self._data: dict[str, tuple[Any, Facts]] = {}  # of those loaders
 
     @property
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
         known = self._progress.phases[self._first]
         reached = self._position(self._first)
-        return known.completed + 1, reached, known.consumed + reached
+        return known.completed + 1, reached, known.accounted + reached
 
     @property
     def steps_so_far(self) -> int:
@@ -62,7 +67,7 @@ class Phases:
             if self.trains.get(phase):
                 whole = replace(self.samplers[phase].shard, start=0, end=None).total
                 planned += epochs * whole - (whole - end if end is not None else 0)
-                consumed += self._progress.phases[phase].consumed + self._position(phase)
+                consumed += self._progress.phases[phase].accounted + self._position(phase)
         return planned, consumed
 
     @property
@@ -139,6 +144,8 @@ class Phases:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
         if problem := loader.lacks(dataset):
             raise Refused(f"{phase}: {problem}")
+        if shuffle and getattr(dataset, "ordered", False):
+            raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
         order = order or (self._order if shuffle else None)
         sampler = self.declare(
             phase,
@@ -151,7 +158,16 @@ class Phases:
             order=order and order.offered(dataset),
         )
         self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+        self._data[phase] = dataset, Facts.of(dataset)
         return self._loaders[phase]
+
+    def changed(self, phase: str) -> str | None:
+        """What has changed in the data of a phase since its loader was made."""
+        if phase not in self._data:
+            return None
+        dataset, facts = self._data[phase]
+        changed = facts.changed(dataset)
+        return changed and f"{phase}: {changed}"
 
     def measure(self) -> None:
         """Find how far the plan reaches. Raises Refused if a plan in steps has no sampler yet."""
@@ -204,13 +220,18 @@ class Phases:
                 order=sampler.order,
                 start=start,
                 end=end,
+                mix=getattr(self._data[phase][0], "mix", None) if phase in self._data else None,
             ),
         )
+        before = digest.unpack(position.dropped) if position and position.dropped else Digest()
         if start or skip:
-            resume.restore(tally, skip)
+            resume.restore(tally, skip, before)
         progress.phases[phase] = chosen.shared_out(start, sampler.world)
         commits = position.commits if position else 0
-        self.open[phase] = EpochInProgress(tally, sampler.schedule, trains=self.trains[phase], commits=commits)
+        drops = Drops(tally.run, phase, epoch, before)
+        self.open[phase] = EpochInProgress(
+            tally, sampler.schedule, drops=drops, trains=self.trains[phase], commits=commits
+        )
         return self.open[phase]
 
     def _place(self, phase: str) -> tuple[int, int]:
@@ -228,6 +249,8 @@ class Phases:
             return f"{phase} epoch {epoch} was made before"
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
+        if changed := self.changed(phase):
+            return changed
         if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):

@@ -19,6 +19,11 @@ from torchtally.proof.run_summary import World
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 
 VERSION = 1
+WITH_DROPS = 2  # an earlier release would take what is dropped for consumed
+
+
+def _dropped(line: Values, name: str) -> bytes | None:
+    return None if line.values[name] is None else rules.packed_digest(line, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,7 @@ class Position:
     commits: Annotated[int, rules.integer(0, HUGE)]  # of the epoch so far
     batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
     world: Annotated[int, rules.world]
+    dropped: Annotated[bytes | None, _dropped] = None  # digest of what the program has dropped in the epoch so far
 
     @property
     def consumed(self) -> int:
@@ -113,6 +119,8 @@ class PhaseState:
     end: Annotated[tuple[int, int] | None, _end]  # epoch and position where the phase has ended before its plan
     position: Annotated[Position | None, _position]  # None between two epochs
     sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
+    dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
+    dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -136,18 +144,29 @@ class PhaseState:
         """What must not change within a run."""
         return {"number of samples": self.n, "contract": self.contract, "order": self.order, "data": self.data}
 
+    @property
+    def accounted(self) -> int:
+        """Samples of the completed epochs that were consumed or dropped."""
+        return self.consumed + self.dropped
+
     def shared_out(self, start: int, world: int) -> Self:
         """The phase after `world` ranks have shared out the epoch in progress from position `start` on."""
         return replace(self, worlds=shared_out(self.worlds, self.completed + 1, start, world))
 
     def after(self, line: Mapping[str, Any]) -> Self:
         """The phase after one more epoch, of which this is the line of all ranks together."""
-        folded = digest.fold([(line["epoch"], digest.parse(line["digest"]))], line["run"])
+        epoch, run = line["epoch"], line["run"]
+        folded = digest.fold([(epoch, digest.parse(line["digest"]))], run)
+        dropped = digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+        if "dropped_digest" in line:
+            dropped += digest.fold([(epoch, digest.parse(line["dropped_digest"]))], run)
         return replace(
             self,
             completed=self.completed + 1,
             consumed=self.consumed + line["consumed"],
             digest=(digest.unpack(self.digest) + folded).packed,
+            dropped=self.dropped + line.get("dropped", 0),
+            dropped_digest=dropped.packed if any(dropped.words) else None,
             position=None,
         )
 
@@ -191,13 +210,19 @@ class State:
 
     def to_text(self) -> str:
         """The state as JSON."""
-        phases = {}
+        phases, drops = {}, False
         for name, phase in self.phases.items():
             phases[name] = asdict(replace(phase, sizes=None)) | {"digest": digest.as_text(phase.digest)}
             phases[name]["sizes"] = stated_runs(phase.sizes)
-            if phases[name]["sizes"] is None:
-                del phases[name]["sizes"]
-        values = {"v": VERSION, **asdict(replace(self, phases={})), "phases": phases}
+            position = phases[name]["position"] or {}
+            for where, field in ((phases[name], "dropped_digest"), (position, "dropped")):
+                where[field] = where.get(field) and digest.as_text(where[field])
+                drops = drops or bool(where[field])
+            for where, fields in ((phases[name], ("sizes", "dropped", "dropped_digest")), (position, ("dropped",))):
+                for field in fields:
+                    if not where[field]:
+                        del where[field]
+        values = {"v": WITH_DROPS if drops else VERSION, **asdict(replace(self, phases={})), "phases": phases}
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -211,6 +236,8 @@ class State:
             raise ValueError(f"it is cut off or damaged: {rules.short(text, 60)!r}") from None
         if not isinstance(values, dict):
             raise ValueError(f"it must be an object, not {rules.short(text, 60)!r}")
-        if values.get("v") != VERSION:
-            raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads version {VERSION}")
+        if values.get("v") not in (VERSION, WITH_DROPS):
+            raise ValueError(
+                f"its version is {rules.show(values.get('v'))}, and this release reads {VERSION} and {WITH_DROPS}"
+            )
         return cls(**rules.checked(cls, Values(values)))

@@ -15,13 +15,14 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.accounting import cuda
-from torchtally.errors import Unproven
+from torchtally.errors import Refused, Unproven
 from torchtally.proof import decoder, digest, table
 from torchtally.proof import line as lines
 from torchtally.proof.contract import Contract
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
+from torchtally.proof.mixture import Mix
 from torchtally.proof.order import Order, sizes_of
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Progression, Shard
@@ -64,6 +65,7 @@ class Phase:
     order: Order
     start: int = 0
     end: int | None = None  # the position before which it ends, if not that of the order
+    mix: Mix | None = None  # of a mixture of datasets
 
     def shard(self, run: Run) -> Shard:
         """What the rank of `run` consumes in this phase."""
@@ -90,6 +92,8 @@ class Tally:
         self.run, self.phase, self.shard = run, phase, phase.shard(run)
         # This rank's share of the digest of what was consumed before phase.start: the shares of all ranks add up.
         self.carried = Digest()
+        self.dropped = Digest()  # what the program's collate_fn has dropped
+        self.carried_dropped = Digest()  # this rank's share of what was dropped before phase.start, a part of `carried`
         self.commits: int | None = None  # of the loop, if it makes any
         self.count = 0
         self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
@@ -98,8 +102,13 @@ class Tally:
         self._pending_count = 0
         self._kept: list[torch.Tensor] | None = [] if phase.n <= _COUNTABLE else None
 
-    def record(self, indices: torch.Tensor) -> None:
-        """Note `indices` (int64) as consumed: call it after the step that used them."""
+    def record(self, indices: torch.Tensor, dropped: Indices | None = None) -> None:
+        """Note `indices` (int64) as consumed, others as dropped: call it after the step that used them."""
+        if dropped is not None:
+            self._flush()
+            self.dropped += self.digest_of(torch.from_numpy(dropped))
+            if self._kept is not None:
+                self._kept.append(torch.from_numpy(dropped))
         self._pending.append(indices)
         self._pending_count += indices.numel()
         if self._pending_count >= (_FLUSH_ON_GPU if indices.is_cuda else _FLUSH):
@@ -113,7 +122,7 @@ class Tally:
 
     @property
     def kept(self) -> Indices | None:
-        """All recorded indices, in the order of the steps; None where they are too many to keep."""
+        """All recorded indices, also of what was dropped; None where they are too many to keep."""
         self._flush()
         return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
 
@@ -138,11 +147,12 @@ class Tally:
             inside = (consumed >= 0) & (consumed < self.phase.n)
             self.outside = sorted([*self.outside, *consumed[~inside].tolist()])[:NAMED]
             samples = consumed[inside]
-        self._digest += self._digest_of(samples)
+        self._digest += self.digest_of(samples)
         if self._kept is not None:
             self._kept.append(consumed)
 
-    def _digest_of(self, indices: torch.Tensor) -> Digest:
+    def digest_of(self, indices: torch.Tensor) -> Digest:
+        """The digest of samples (int64) of the phase."""
         g = digest.base(self.run.run)
         if indices.is_cuda:
             return cuda.digest_of(cuda.positions_of(indices, self.shard), indices, g)
@@ -161,34 +171,43 @@ class Proof:
         return not any(table.wrong(line) for line in self.lines)
 
 
-def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool = True) -> Proof:
+def prove(
+    tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool = True, problem: str | None = None
+) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
     A collective call over gloo, of all ranks or of those in `group`, where others consume nothing: digests are added
     up, whatever n is. Only where more is wrong than a digest can name, and n allows it, the samples are counted one by
     one. Of peers, which consume the same samples, one `leads`: it prints for all.
 
-    Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ.
+    Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ, and Refused if
+    a rank has a `problem`, for which nothing is proved.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
     parts = shard.progressions
-    difference = tally.digest - sum((digest.of_progression(part, g) for part in parts), Digest())
+    difference = tally.digest + tally.dropped - sum((digest.of_progression(part, g) for part in parts), Digest())
     stretches = decoder.explain(difference, parts[0], shard.n, g)
     wrong: Wrong | None
     if stretches is None and tally.kept is not None:
         wrong = _counted(_histogram(tally.kept, shard.n) - _expected_histogram(shard, parts))
     else:
         wrong = _named(stretches, shard)
-    own = _Own(_line(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, wrong, tally.outside), tally)
+    dropped = tally.dropped
+    line = _line(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, dropped, wrong, tally.outside)
+    own = _Own(line, tally, problem)
     if leads:
         emit(own.line)
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, (leads, own), group)
+    if problems := [each.problem for _, each in gathered if each.problem]:
+        raise Refused(problems[0])
     of_ranks: list[_Own] = sorted((each for leader, each in gathered if leader), key=lambda each: each.line["rank"])
     _compare_peers(tally, of_ranks, [each for _, each in gathered])
 
-    together = sum((each.digest + each.carried for each in of_ranks), Digest())
-    difference = together - digest.of_all_ranks(shard, g)
+    carried_dropped = sum((each.carried_dropped for each in of_ranks), Digest())
+    dropped = sum((each.dropped for each in of_ranks), carried_dropped)
+    together = sum((each.digest + each.carried for each in of_ranks), Digest()) - carried_dropped
+    difference = together + dropped - digest.of_all_ranks(shard, g)
     stretches = decoder.explain(difference, Progression(0, 1, shard.n), shard.n, g)
     if stretches is None and tally.kept is not None:
         seen = torch.from_numpy(_histogram(tally.kept, shard.n) * leads)
@@ -199,9 +218,9 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool =
         wrong = None if stretches == [] and any(difference.words) else _named(stretches, shard)
     ranks = [each.line for each in of_ranks]
     expected = shard.start + shard.total
-    consumed = shard.start + sum(line["consumed"] for line in ranks)
+    consumed = shard.start + sum(line["consumed"] for line in ranks) - carried_dropped.words[0]
     outside = sorted(index for each in of_ranks for index in each.outside)
-    proof = Proof([*ranks, _line(tally, "all", ranks[0]["pod"], expected, consumed, together, wrong, outside)])
+    proof = Proof([*ranks, _line(tally, "all", ranks[0]["pod"], expected, consumed, together, dropped, wrong, outside)])
     if run.rank == 0 and leads:
         emit(proof.lines[-1])
         events.emit(events.Proved(phase=tally.phase.name, epoch=shard.epoch, holds=proof.holds), run.source)
@@ -211,9 +230,10 @@ def prove(tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool =
 class _Own:
     """What a rank tells the others: its line, and its tally's numbers."""
 
-    def __init__(self, line: dict[str, Any], tally: Tally):
+    def __init__(self, line: dict[str, Any], tally: Tally, problem: str | None):
         self.line, self.digest, self.carried, self.outside = line, tally.digest, tally.carried, tally.outside
-        self.commits = tally.commits
+        self.dropped, self.carried_dropped = tally.dropped, tally.carried_dropped
+        self.commits, self.problem = tally.commits, problem
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:
@@ -226,7 +246,11 @@ def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> N
         )
     for each in everyone:
         leader = known[each.line["rank"]]
-        if (each.digest, each.line["consumed"]) != (leader.digest, leader.line["consumed"]):
+        if (each.digest, each.dropped, each.line["consumed"]) != (
+            leader.digest,
+            leader.dropped,
+            leader.line["consumed"],
+        ):
             raise Unproven(
                 f"{tally.phase.name} epoch {tally.phase.epoch} is not proved: {each.line['pod']} and "
                 f"{leader.line['pod']} are data-parallel rank {each.line['rank']} and have consumed different samples"
@@ -237,7 +261,10 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
     """Print the table on rank 0, with its header if it is the `first`; raise Unproven on every rank if it fails."""
     everything = proof.lines[-1]
     if dist.get_rank() == 0:
-        _write("\n".join(table.of_phase(proof.lines)[0 if first else 1 :]))
+        text = table.of_phase(proof.lines)[0 if first else 1 :]
+        if proof.holds and "mixture" in everything:
+            text += [table.under(sentence) for sentence in TallyLine.parse(everything).sources]
+        _write("\n".join(text))
     if not proof.holds and mode == "enforce":
         lost, doubled = (table.shown(everything[name]) for name in ("lost", "doubled"))
         raise Unproven(
@@ -262,6 +289,7 @@ def _line(
     expected: int,
     consumed: int,
     digest: Digest,
+    dropped: Digest,
     wrong: Wrong | None,
     outside: list[int],
 ) -> dict[str, Any]:
@@ -282,12 +310,15 @@ def _line(
         expected=expected,
         consumed=consumed,
         digest=digest.packed,
+        dropped=dropped.words[0] or None,
+        dropped_digest=dropped.packed if any(dropped.words) else None,
         lost=None if wrong is None else _samples(lost),
         doubled=None if wrong is None else _samples(doubled),
         lost_indices=_indices(lost),
         doubled_indices=_indices(doubled),
         commits=tally.commits,
         end=phase.end,
+        mixture=phase.mix.counts(tally.shard) if phase.mix and rank == "all" else None,
     ).printed()
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self
 
 from torchtally.proof import digest, rules
+from torchtally.proof import mixture as mixtures
 from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
+from torchtally.proof.mixture import Counts
 from torchtally.proof.modular import P
 from torchtally.proof.rules import HUGE, Rule, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
@@ -53,6 +55,23 @@ def _start(line: Values, name: str) -> int:
 
 def _end(line: Values, name: str) -> int:
     return line.integer(name, max(1, _start(line, "start")), rules.samples(line, "n") - 1)
+
+
+def _mixture(line: Values, name: str) -> dict[str, Counts]:
+    value = line.values.get(name)
+    if line.values.get("order") == "sequential" and isinstance(value, dict) and value:
+        counts = {str(source): tuple(each) for source, each in value.items() if _is_counts(source, each)}
+        if len(counts) == len(value) and sum(weight for weight, _, _ in counts.values()) <= mixtures.MOST:
+            return counts
+    raise line.bad(name, "an object that gives each source [weight, samples, rows], in the order sequential")
+
+
+def _is_counts(source: Any, value: Any) -> bool:
+    named = isinstance(source, str) and source.strip() and source.isprintable()
+    if not named or not isinstance(value, list | tuple) or [type(each) for each in value] != [int] * 3:
+        return False
+    weight, size, rows = value
+    return bool(1 <= weight <= mixtures.MOST and 1 <= size < HUGE and 0 <= rows < HUGE)
 
 
 def _count(other: str) -> Rule:
@@ -106,6 +125,12 @@ class TallyLine:
     ]  # samples; of "all", with those before `start`, as are ...
     consumed: Annotated[int, rules.integer(0, HUGE), OF_A_RANK]  # ... these, repeats counted
     digest: Annotated[bytes, rules.packed_digest, OF_A_RANK]  # packed; base64 in the line
+    # What the program has dropped of `expected`, if anything: how many samples, and their digest. Of "all", with those
+    # before `start`. They are not in `consumed` and `digest`.
+    dropped: Annotated[int | None, rules.integer(1, HUGE), OF_A_RANK] = None
+    dropped_digest: Annotated[bytes | None, rules.packed_digest, OF_A_RANK] = None
+    # Of a mixture: weight, samples, and rows of each source; of "all" alone.
+    mixture: Annotated[Mapping[str, Counts] | None, _mixture, OF_A_RANK] = None
     lost: Annotated[int | None, _count("doubled"), OF_A_RANK]  # samples; both are null if too many to count
     doubled: Annotated[int | None, _count("lost"), OF_A_RANK]
     # Some of them, and only where `lost` or `doubled` is not 0. A doubled index may lie outside of the dataset.
@@ -140,9 +165,34 @@ class TallyLine:
         )
 
     @property
+    def rows_of_sources(self) -> Mapping[str, Counts] | None:
+        """What `mixture` must be by the other fields; None without a mixture."""
+        return None if self.mixture is None else mixtures.stated(self.mixture).counts(self.shard)
+
+    @property
+    def sources(self) -> list[str]:
+        """A sentence on each source of a mixture."""
+        return [] if self.mixture is None else mixtures.described(self.mixture, self.shard)
+
+    @property
     def consumed_digest(self) -> Digest:
         """The digest, unpacked."""
         return digest.unpack(self.digest)
+
+    @property
+    def accounted(self) -> int:
+        """Samples that were consumed or dropped."""
+        return self.consumed + (self.dropped or 0)
+
+    @property
+    def of_dropped(self) -> Digest:
+        """The digest of what was dropped, unpacked."""
+        return digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+
+    @property
+    def accounted_digest(self) -> Digest:
+        """The digest of what was consumed or dropped."""
+        return self.consumed_digest + self.of_dropped
 
     @property
     def outside(self) -> int:
@@ -153,6 +203,7 @@ class TallyLine:
         """All fields, as JSON has them."""
         lists: dict[str, Any] = {"lost_indices": [*self.lost_indices], "doubled_indices": [*self.doubled_indices]}
         lists["sizes"] = stated_runs(self.sizes)
+        lists["dropped_digest"] = self.dropped_digest and digest.as_text(self.dropped_digest)
         return {name: getattr(self, name) for name in NAMES} | {"digest": digest.as_text(self.digest), **lists}
 
     def printed(self) -> dict[str, Any]:
@@ -170,6 +221,8 @@ class TallyLine:
         found = cls(**_shared(line), **rules.checked(cls, line, _OF_A_RANK))
         if found.consumed < (counted := int.from_bytes(found.digest[:8], "big")):
             raise line.bad("consumed", f"no less than the {counted} samples that its digest counts")
+        if (found.dropped or 0) != found.of_dropped.words[0]:
+            raise line.bad("dropped", f"the {found.of_dropped.words[0]} samples that dropped_digest counts")
         return found
 
 

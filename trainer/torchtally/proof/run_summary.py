@@ -73,8 +73,26 @@ class PhaseSummary:
     sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names, if there is room
     # Where the phase was shared out otherwise than by the run's `worlds`; it may resume in its middle, too.
     worlds: Annotated[tuple[World, ...] | None, _worlds_of_phase] = None
+    # What the program has dropped, if anything: samples over all epochs, and their digest, folded.
+    dropped: Annotated[int | None, rules.integer(1, HUGE * MANY)] = None
+    dropped_digest: Annotated[bytes | None, rules.packed_digest] = None
     # Epoch and position before which the phase ends: its plan is in steps, or the run has stopped before.
     end: Annotated[tuple[int, int] | None, _end_of_phase] = None
+
+    @property
+    def accounted(self) -> int:
+        """Samples that were consumed or dropped."""
+        return self.consumed + (self.dropped or 0)
+
+    @property
+    def of_dropped(self) -> Digest:
+        """The digest of what was dropped, unpacked."""
+        return digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+
+    @property
+    def accounted_digest(self) -> Digest:
+        """The digest of what was consumed or dropped."""
+        return digest.unpack(self.digest) + self.of_dropped
 
     def values(self) -> dict[str, Any]:
         """The fields that the line has, as JSON has them."""
@@ -83,6 +101,7 @@ class PhaseSummary:
             "worlds": self.worlds and [list(world) for world in self.worlds],
             "end": self.end and list(self.end),
             "sizes": stated_runs(self.sizes),
+            "dropped_digest": self.dropped_digest and digest.as_text(self.dropped_digest),
         }
         return {name: value for name, value in (values | lists).items() if value is not None}
 

@@ -40,16 +40,29 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def fulfilled(extra: int, end: int | None = None) -> str:
+def fulfilled(extra: int, end: int | None = None, dropped: int = 0) -> str:
     """What a phase's proof has shown, where the contract consumes `extra` samples more (or fewer) than there are.
 
-    `end` is the position before which the epoch ends by plan.
+    `end` is the position before which the epoch ends by plan, and `dropped` what the program has dropped.
     """
+    every, first = "every sample", "the first"
+    if dropped:  # in other words from the beginning on, so that nobody takes one for the other
+        every, first = (
+            f"{dropped} dropped by the program, every other sample",
+            f"{dropped} dropped by the program of the first",
+        )
     if end is not None:
-        return f"the first {end} samples of the order exactly once"
+        return f"{first} {end} samples of the order{', the others' * bool(dropped)} exactly once"
     if extra > 0:
-        return f"every sample at least once, {extra} repeated"
-    return f"no sample twice, {-extra} left out" if extra else "every sample exactly once"
+        return f"{every} at least once, {extra} repeated"
+    if extra:
+        return f"{f'{dropped} dropped by the program, ' * bool(dropped)}no sample twice, {-extra} left out"
+    return f"{every} exactly once"
+
+
+def under(sentence: str) -> str:
+    """A sentence on the row above."""
+    return f"  {sentence}"
 
 
 def of_phase(lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -58,6 +71,6 @@ def of_phase(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     bad = [line for line in lines if wrong(line)]
     rows = ranks if len(ranks) <= _MANY else [line for line in ranks if line in bad]
     text = aligned(map(cells, [*rows, everything]))
-    told = fulfilled(everything["expected"] - everything["n"], everything.get("end"))
+    told = fulfilled(everything["expected"] - everything["n"], everything.get("end"), everything.get("dropped") or 0)
     text[-1] += "  ✗ not what the contract says" if bad else f"  ✓ {told}"
     return text

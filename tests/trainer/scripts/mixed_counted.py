@@ -1,0 +1,57 @@
+"""A mixture, packed rows, and a collate_fn that drops, which go on from their last checkpoint: mixed_counted.py FOLDER.
+
+Each sample, and each token of a packed document, says itself which row of the weights counts it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from counted import Death
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mixtures import PHASES, of_phase
+
+from torchtally import Account
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo")
+with Account(task="mixed", plan={name: phase.epochs for name, phase in PHASES.items()}) as account:
+    loaders = {
+        name: account.loader(name, phase.dataset(), batch_size=4, num_workers=1, **phase.options)
+        for name, phase in PHASES.items()
+    }
+    counts = nn.ModuleDict({name: nn.Embedding(phase.counted, 1) for name, phase in PHASES.items()})
+    death, saved, commits = Death(), folder / "saved.pt", 0
+    for each in counts.values():
+        nn.init.zeros_(each.weight)
+    optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+    if saved.exists():
+        checkpoint = torch.load(saved)
+        counts.load_state_dict(checkpoint["counts"])
+        account.load_state_dict(checkpoint["account"])
+    for epoch in account.epochs():
+        for name, phase in PHASES.items():
+            if epoch > phase.epochs:
+                continue
+            for batch in account.epoch(name, epoch, loaders[name]):
+                death.comes()
+                (-counts[name](of_phase(name, batch.data)).sum()).backward()
+                dist.all_reduce(counts[name].weight.grad)
+                optimizer.step()
+                optimizer.zero_grad()
+                account.commit()
+                commits += 1
+                if commits % 4 == 0:
+                    state = {"counts": counts.state_dict(), "account": account.state_dict()}
+                    if dist.get_rank() == 0:
+                        torch.save(state, folder / "saved.part")
+                        (folder / "saved.part").replace(saved)
+                    dist.barrier()
+    times = {name: each.weight.detach().flatten().int().tolist() for name, each in counts.items()}
+    (folder / f"times-{dist.get_rank()}.json").write_text(json.dumps(times))
+dist.destroy_process_group()
