@@ -20,6 +20,7 @@ import torch.distributed as dist
 from accounts import alone, run, tallied
 from counting import Counting, Noisy
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import random_split
 
 from torchtally import Account, Batch
 from torchtally.accounting.tally import Phase, Run, Tally, prove
@@ -287,6 +288,20 @@ def test_peers_that_have_consumed_other_samples_are_not_proved(theirs: list[int]
         assert each["result"] == (
             "train epoch 1 is not proved: pod-1 and pod-0 are data-parallel rank 0 and have consumed different samples"
         )
+
+
+def splits_at_random() -> None:
+    """Each rank draws its own 30 of 40 samples, as `random_split` does without a seed."""
+    chosen, _ = random_split(Noisy(40), [N, 40 - N], torch.Generator().manual_seed(dist.get_rank()))
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", chosen, batch_size=SIZE)):
+            account.commit()
+
+
+def test_ranks_that_draw_their_samples_apart_are_refused() -> None:
+    for each in run(2, splits_at_random):
+        assert each["code"] == 2, each["out"]
+        assert "has data of train noisy at sha256:" in each["err"]
 
 
 # The process group of the program.

@@ -9,6 +9,7 @@ from torch.utils import data
 from torchtally.accounting import loader, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, is_unknown
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
@@ -18,8 +19,6 @@ from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, Contract
-
-_UNKNOWN = "unknown"  # the data's fingerprint
 
 
 class Phases:
@@ -104,7 +103,7 @@ class Phases:
             raise Refused(f"{phase}: batch_size={batch_size} must be a whole number from 1")
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
-        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
+        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or UNKNOWN})):
             raise Refused(f"{phase}: {problem}")
         try:
             sampler = Sampler(
@@ -119,7 +118,7 @@ class Phases:
             )
         except Refused as refused:
             raise Refused(f"{phase}: {refused}") from None
-        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
+        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or UNKNOWN)
         self._progress.declare(phase, known)
         self.samplers[phase], self.trains[phase] = sampler, trains
         return sampler
@@ -146,7 +145,7 @@ class Phases:
             batch_size=batch_size,
             shuffle=shuffle,
             contract=contract,
-            fingerprint=getattr(dataset, "fingerprint", None),
+            fingerprint=fingerprint(dataset),
             trains=trains,
             order=order and order.offered(dataset),
         )
@@ -191,7 +190,7 @@ class Phases:
         }
         self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
         self._attempt.begin()
-        if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
+        if is_unknown(chosen.data) and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
