@@ -20,7 +20,7 @@ import torch.distributed as dist
 from accounts import alone, run, tallied
 from counting import Counting, Noisy
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import random_split
+from torch.utils.data import DataLoader, random_split
 
 from torchtally import Account, Batch
 from torchtally.accounting.tally import Phase, Run, Tally, prove
@@ -225,6 +225,27 @@ def test_two_loaders_at_a_time_count_apart() -> None:
     assert found["code"] == 0, found["err"]
     assert found["result"] == ([1] * N, [1] * N)
     assert holds([found])
+
+
+def mixes_up(own: bool) -> None:
+    """Two data sets of one length have one order, so the batches of one have the indices of the other."""
+    with Account(task="t", plan={"real": 1, "noise": 1}) as account:
+        if own:
+            pairs = [(index, index) for index in range(N)]
+            samplers = [account.sampler(phase, N, batch_size=SIZE) for phase in ("real", "noise")]
+            loaders = [DataLoader(pairs, batch_size=SIZE, sampler=sampler) for sampler in samplers]  # type: ignore[arg-type]
+        else:
+            loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in ("real", "noise")]
+        for phase in ("real", "noise"):
+            for _ in account.epoch(phase, 1, loaders[0]):
+                account.commit()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_loader_of_another_phase_is_refused(own: bool) -> None:
+    found = alone(mixes_up, own)
+    assert found["code"] == 2, found["out"]
+    assert "noise: the batches are those of the phase real: pass the loader of noise" in found["err"]
 
 
 # Ranks that differ.

@@ -231,6 +231,9 @@ class Phases:
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
+        for name, other in self.samplers.items():
+            if name != phase and (batches is self._loaders.get(name) or getattr(batches, "sampler", None) is other):
+                return f"{phase}: the batches are those of the phase {name}: pass the loader of {phase}"
         own = self._loaders.get(phase)
         if own is not None and own is not batches and getattr(batches, "dataset", None) is own.dataset:
             return (
