@@ -196,6 +196,13 @@ def basename(url: str) -> str:
     return url.rpartition("/")[2]
 
 
+def without_place(urls: Sequence[str]) -> list[str]:
+    """Return the URLs without the folders that all are in: what stays the same if the files are elsewhere together."""
+    paths = [url.split("/") for url in urls]
+    common = len(os.path.commonprefix([path[:-1] for path in paths]))  # type: ignore[type-var]  # of any sequences
+    return ["/".join(path[common:]) for path in paths]
+
+
 def _has(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
