@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -199,7 +200,8 @@ def basename(url: str) -> str:
 def without_place(urls: Sequence[str]) -> list[str]:
     """Return the URLs without the folders that all are in: what stays the same if the files are elsewhere together."""
     paths = [url.split("/") for url in urls]
-    common = len(os.path.commonprefix([path[:-1] for path in paths]))  # type: ignore[type-var]  # of any sequences
+    levels = zip(*(path[:-1] for path in paths), strict=False)
+    common = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
     return ["/".join(path[common:]) for path in paths]
 
 
