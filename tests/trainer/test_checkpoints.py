@@ -448,6 +448,36 @@ def test_objects_without_a_state_are_refused(objects: dict[str, Any], sentence: 
     assert (found.code, sentence in found.message) == (2, True)
 
 
+def gives_models(folder: Path, how: str) -> None:
+    """Two models, as of a GAN, of which one or what it is wrapped in is given."""
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
+    models: dict[str, Any] = {
+        "no model": {},
+        "one of two": {"one": one},
+        "both": {"one": one, "other": other},
+        "compiled": {"other": torch.compile(other)},
+        "in another object": {"averages": torch.optim.swa_utils.AveragedModel(one), "other": Holder(other)},
+    }[how]
+    gives(folder, {**models, "optimizer": torch.optim.SGD(other.parameters(), lr=1)})
+
+
+class Holder:
+    """No module, but it has the state of one."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.state_dict, self.load_state_dict = model.state_dict, model.load_state_dict
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("no model", 2), ("one of two", 2), ("both", 0), ("compiled", 0), ("in another object", 0)]
+)
+def test_an_optimizer_whose_model_is_left_out_is_refused(how: str, code: int, tmp_path: Path) -> None:
+    """Its weights would begin anew after a resume, and the account would not."""
+    (found,) = checkpointed.run(1, gives_models, tmp_path, how)
+    assert found.code == code, found.message
+    assert code == 0 or "'optimizer' steps parameters of which no object has a state" in found.message
+
+
 @pytest.mark.parametrize(
     ("folder", "sentence"),
     [

@@ -131,6 +131,13 @@ def test_a_librarys_own_limit_of_steps_is_a_plan(script_name: str, tmp_path: Pat
     assert sum(found(tmp_path)["times"]) == N + 48
 
 
+@pytest.mark.nightly
+def test_the_librarys_flattened_batches_are_proved(tmp_path: Path) -> None:
+    ended = alone(script, TRAINER, str(tmp_path), "{}", "flattened")
+    assert ended["code"] == 0, ended["err"]
+    assert found(tmp_path)["times"] == [EPOCHS] * N
+
+
 def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> None:
     ended = alone(script, KERAS, str(tmp_path), "20", "best")
     assert ended["code"] == 0, ended["err"]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from accounts import alone, run, tallied
 from counting import Counting, Noisy
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader, random_split
 
 from torchtally import Account, Batch
 from torchtally.accounting.tally import Phase, Run, Tally, prove
@@ -226,6 +227,27 @@ def test_two_loaders_at_a_time_count_apart() -> None:
     assert holds([found])
 
 
+def mixes_up(own: bool) -> None:
+    """Two data sets of one length have one order, so the batches of one have the indices of the other."""
+    with Account(task="t", plan={"real": 1, "noise": 1}) as account:
+        if own:
+            pairs = [(index, index) for index in range(N)]
+            samplers = [account.sampler(phase, N, batch_size=SIZE) for phase in ("real", "noise")]
+            loaders = [DataLoader(pairs, batch_size=SIZE, sampler=sampler) for sampler in samplers]  # type: ignore[arg-type]
+        else:
+            loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in ("real", "noise")]
+        for phase in ("real", "noise"):
+            for _ in account.epoch(phase, 1, loaders[0]):
+                account.commit()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_loader_of_another_phase_is_refused(own: bool) -> None:
+    found = alone(mixes_up, own)
+    assert found["code"] == 2, found["out"]
+    assert "noise: the batches are those of the phase real: pass the loader of noise" in found["err"]
+
+
 # Ranks that differ.
 
 
@@ -287,6 +309,20 @@ def test_peers_that_have_consumed_other_samples_are_not_proved(theirs: list[int]
         assert each["result"] == (
             "train epoch 1 is not proved: pod-1 and pod-0 are data-parallel rank 0 and have consumed different samples"
         )
+
+
+def splits_at_random() -> None:
+    """Each rank draws its own 30 of 40 samples, as `random_split` does without a seed."""
+    chosen, _ = random_split(Noisy(40), [N, 40 - N], torch.Generator().manual_seed(dist.get_rank()))
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", chosen, batch_size=SIZE)):
+            account.commit()
+
+
+def test_ranks_that_draw_their_samples_apart_are_refused() -> None:
+    for each in run(2, splits_at_random):
+        assert each["code"] == 2, each["out"]
+        assert "has data of train noisy at sha256:" in each["err"]
 
 
 # The process group of the program.

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import ranks
+import torch
 from accounts import run
 from launched import LIMIT, until
 from squares import Squares
 from test_prometheus import scraped
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from torchtally import TalliedSampler
 from torchtally.accounting import reports
@@ -105,6 +108,25 @@ def test_what_is_no_number_is_refused_on_all_ranks(numbers: dict[str, Any], sent
     for each in run(2, reports_often, numbers, 1):
         assert each["code"] == 2
         assert sentence in each["err"]
+
+
+def logs_a_norm(whole: bool) -> None:
+    """FSDP has a part of each gradient on each rank."""
+    model = torch.nn.Linear(4, 4)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    model(torch.ones(1, 4)).sum().backward()
+    norm: Any = model.weight.grad.norm()  # type: ignore[union-attr]
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", Squares(8), batch_size=2)):
+            account.log(norm=norm.full_tensor() if whole else norm)
+            account.commit()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_number_whose_parts_are_on_all_ranks_is_no_wait_for_them(whole: bool) -> None:
+    for each in run(2, logs_a_norm, whole):
+        assert each["code"] == (0 if whole else 2), each["err"]
+        assert whole or "norm is a DTensor of which each rank has a part: pass norm.full_tensor()" in each["err"]
 
 
 def asks(variables: dict[str, str]) -> None:

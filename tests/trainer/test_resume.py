@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,42 @@ def test_what_a_state_holds_is_not_forgotten(how: str, code: int, sentence: str)
         assert sum(found["result"]) == 16
         verdict = verified([killed], [found])
         assert verdict.holds, verdict.problems
+
+
+def together(saved: Saved | None, until: int | None) -> Any:
+    """Two phases side by side, of which the one with more epochs has fewer steps in each."""
+    plan, training = {"real": 2, "noise": 3}, {"real": Counting(N), "noise": Counting(30)}
+    account = Account(task="t", plan=plan).__enter__()
+    loaders = {phase: account.loader(phase, Noisy(len(own.times)), batch_size=8) for phase, own in training.items()}
+    if saved:
+        account.load_state_dict(saved["account"])
+        for phase, own in training.items():
+            own.load(saved[phase])
+    commits = 0
+    for epoch in account.epochs():
+        batches = (account.epoch(phase, epoch, loaders[phase]) for phase in plan if epoch <= plan[phase])
+        for batch in chain.from_iterable(zip_longest(*batches)):
+            if batch is None:
+                continue
+            if commits == until:
+                saves = {phase: own.save() for phase, own in training.items()}
+                return {"account": account.state_dict(), **saves}
+            training[batch.phase].backward(*batch.data)
+            training[batch.phase].step()
+            account.commit(batch)
+            commits += 1
+    account.__exit__(None, None, None)
+    return [own.times for own in training.values()]
+
+
+@pytest.mark.parametrize("until", [6, 11, 27])
+def test_a_phase_goes_on_within_an_epoch_that_another_has_completed(until: int) -> None:
+    killed = alone(together, None, until)
+    found = alone(together, killed["result"], None)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [[2] * N, [3] * 30]
+    verdict = verified([killed], [found])
+    assert verdict.holds, verdict.problems
 
 
 def few(saved: Saved | None, n: int, size: int, contract: Contract, stream: bool, until: int | None) -> Any:

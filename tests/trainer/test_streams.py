@@ -1,11 +1,13 @@
 """Random access to samples in shard files: each is that of the library whose files they are, in any process."""
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import pickle
 import random
 import re
+import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -302,6 +304,27 @@ def test_data_that_grew_or_changed_between_two_starts_is_refused(kind: str, tmp_
     refused = alone(goes_on, kind, str(other), state)
     assert refused["code"] == 2, refused["err"]
     assert "train: its data was " in refused["err"] and "sha256:" in refused["err"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "opened"),
+    [
+        ("parquet", "part-000.parquet", ParquetFiles),
+        ("tars", "shard-000.tar", TarFiles),
+        ("tokens", "0.bin", functools.partial(TokenFiles, block=BLOCK)),
+    ],
+)
+def test_files_of_one_name_are_told_apart_by_their_folders(
+    kind: str, first: str, opened: Any, data: Path, tmp_path: Path
+) -> None:
+    """Files that are as large, listed in another order, number their samples otherwise."""
+    for folder in ("here/a", "here/b", "there/a", "there/b"):
+        shutil.copytree(data / kind, tmp_path / folder)
+    one, other = f"{tmp_path}/here/a/{first}", f"{tmp_path}/here/b/{first}"
+    known = opened([one, other]).fingerprint
+    assert known != opened([other, one]).fingerprint
+    assert known == opened([one.replace("here", "there"), other.replace("here", "there")]).fingerprint
+    assert opened([one]).fingerprint == opened([other]).fingerprint
 
 
 def other_data(where: list[str]) -> None:

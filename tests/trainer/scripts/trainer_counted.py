@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from counted import DATA, EPOCHS, SIZE, Death, Model, report
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from torchtally import Account, Steps, each_row
@@ -50,13 +50,21 @@ def together(samples: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]
     return {"indices": torch.tensor(indices), "inputs": torch.stack(inputs)}
 
 
+class Flattened(Counted):
+    """Takes samples of three tokens, all of them in one row, each token the number of its sample."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
+        indices = input_ids.view(-1, 3)[:, 0]
+        return super().forward(indices, torch.zeros(len(indices), 4))
+
+
 folder = Path(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
 steps = Steps(options.get("max_steps", -1), options.get("gradient_accumulation_steps", 1))
 with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}) as account:
-    model = Counted()
+    model = Flattened() if how == "flattened" else Counted()
     arguments = TrainingArguments(
         **{
             "output_dir": folder,
@@ -78,8 +86,8 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
     trainer = (Plain if without else Accounted)(
         model=model,
         args=arguments,
-        train_dataset=DATA,
-        data_collator=together if how == "untold" else each_row(together),
+        train_dataset=[{"input_ids": [index] * 3} for index in range(len(DATA))] if how == "flattened" else DATA,
+        data_collator={"untold": together, "flattened": DataCollatorWithFlattening()}.get(how, each_row(together)),
         optimizers=(optimizer, LambdaLR(optimizer, lambda _: 1)),
         callbacks=[Stops()] * (how == "stops"),
         **({} if without else {"account": account}),

@@ -244,8 +244,12 @@ class Account:
             self._phases.measure()
         last = max(progress.epochs.values())
         longest = [phase for phase, planned in progress.epochs.items() if planned == last]  # others skip epochs
+        done = min(progress.completed(phase) for phase in longest)
+        # The state of another phase can be within the epoch that these have completed.
+        begun = {done for phase in progress.phases.values() if phase.position and phase.position.epoch == done}
         for epoch in range(1, last + 1):
-            if progress.stopped is None and any(progress.completed(phase) < epoch for phase in longest):
+            left = epoch in begun or any(progress.completed(phase) < epoch for phase in longest)
+            if progress.stopped is None and left:
                 yield epoch
 
     def stop(self, reason: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from torchtally.accounting.fingerprint import fingerprint
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shard_sizes import ShardSizes
 
@@ -26,7 +27,7 @@ class Facts:
                 sizes = ShardSizes.of(stated).array
             except ValueError:  # an attribute of that name which is no list of sizes
                 sizes = None
-        return cls(len(dataset), getattr(dataset, "fingerprint", None), sizes)
+        return cls(len(dataset), fingerprint(dataset), sizes)
 
     def changed(self, dataset: Any) -> str | None:
         """What the dataset says otherwise now, in a sentence with both values."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from torchtally.accounting import inner
+from torchtally.accounting.fingerprint import fingerprint
 from torchtally.accounting.locality import Locality
 from torchtally.errors import Refused
 from torchtally.proof import mixture, rules
@@ -108,7 +109,7 @@ class Mixture(Dataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        prints = [str(getattr(source, "fingerprint", None)) for source in self._sources]
+        prints = [str(fingerprint(source)) for source in self._sources]
         orders = [str(each.order) for each in self._orders]
         lengths = [len(source) for source in self._sources]
         facts = [self._names, self._turns.weights, lengths, prints, orders, self._length, self._seed]

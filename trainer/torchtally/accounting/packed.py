@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchtally.accounting import inner
+from torchtally.accounting.fingerprint import fingerprint
 from torchtally.errors import Refused
 from torchtally.proof.permutation import Indices
 
@@ -81,7 +82,7 @@ class Packed(Dataset[dict[str, Tensor]]):
 
     @property
     def fingerprint(self) -> str:
-        printed = str(getattr(self._documents, "fingerprint", None))
+        printed = str(fingerprint(self._documents))
         facts = [self._digest, len(self._documents), self._row, self._padding, printed]
         return f"{NAME} sha256:{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
 

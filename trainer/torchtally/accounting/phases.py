@@ -11,6 +11,7 @@ from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.drops import Drops
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.facts import Facts
+from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, is_unknown
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
@@ -22,8 +23,6 @@ from torchtally.proof import digest
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.digest import Digest
-
-_UNKNOWN = "unknown"  # the data's fingerprint
 
 
 class Phases:
@@ -109,7 +108,7 @@ class Phases:
             raise Refused(f"{phase}: batch_size={batch_size} must be a whole number from 1")
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
-        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or _UNKNOWN})):
+        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or UNKNOWN})):
             raise Refused(f"{phase}: {problem}")
         try:
             sampler = Sampler(
@@ -124,7 +123,7 @@ class Phases:
             )
         except Refused as refused:
             raise Refused(f"{phase}: {refused}") from None
-        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or _UNKNOWN)
+        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or UNKNOWN)
         self._progress.declare(phase, known)
         self.samplers[phase], self.trains[phase] = sampler, trains
         return sampler
@@ -153,7 +152,7 @@ class Phases:
             batch_size=batch_size,
             shuffle=shuffle,
             contract=contract,
-            fingerprint=getattr(dataset, "fingerprint", None),
+            fingerprint=fingerprint(dataset),
             trains=trains,
             order=order and order.offered(dataset),
         )
@@ -207,7 +206,7 @@ class Phases:
         }
         self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
         self._attempt.begin()
-        if chosen.data == _UNKNOWN and self._attempt.prints and epoch == 1:
+        if is_unknown(chosen.data) and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
@@ -255,6 +254,9 @@ class Phases:
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
+        for name, other in self.samplers.items():
+            if name != phase and (batches is self._loaders.get(name) or getattr(batches, "sampler", None) is other):
+                return f"{phase}: the batches are those of the phase {name}: pass the loader of {phase}"
         own = self._loaders.get(phase)
         if own is not None and own is not batches and getattr(batches, "dataset", None) is own.dataset:
             return (

@@ -149,6 +149,9 @@ def problem(numbers: Mapping[str, Any]) -> str | None:
         if isinstance(number, Tensor):
             if number.numel() != 1 or number.is_complex():
                 return f"log(): {name} must be one number, and its tensor has the shape {tuple(number.shape)}"
+            # Rank 0 alone reads it, and would wait for the others' parts.
+            if not all(each.is_replicate() for each in getattr(number, "placements", ())):
+                return f"log(): {name} is a DTensor of which each rank has a part: pass {name}.full_tensor()"
         elif not hasattr(number, "__float__"):
             return f"log(): {name} must be a number, not a {type(number).__name__}"
     return None

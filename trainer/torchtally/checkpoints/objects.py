@@ -5,12 +5,12 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -48,10 +48,17 @@ class Objects:
                     f"checkpoints: {name!r} is a {type(each).__name__}, which must have state_dict() and "
                     "load_state_dict()"
                 )
-            if isinstance(each, Optimizer) and (model := self._having(each)):
-                self._model_of[name] = model
-            elif isinstance(each, Optimizer) and _sharded([group["params"] for group in each.param_groups]):
-                raise Refused(f"checkpoints: {name!r} has sharded parameters: give the model that has them as well")
+            if isinstance(each, Optimizer):
+                # A model can have a length, and be false.
+                if (model := self._having(each)) is not None:
+                    self._model_of[name] = model
+                elif _sharded([group["params"] for group in each.param_groups]):
+                    raise Refused(f"checkpoints: {name!r} has sharded parameters: give the model that has them as well")
+                elif self._steps_others(each):
+                    raise Refused(
+                        f"checkpoints: {name!r} steps parameters of which no object has a state: give their model as "
+                        "well, or a resume would begin with new ones"
+                    )
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -104,6 +111,14 @@ class Objects:
         """The model that has all the parameters of `optimizer`."""
         own = {id(each) for group in optimizer.param_groups for each in group["params"]}
         return next((model for model in self._models if own <= {id(each) for each in model.parameters()}), None)
+
+    def _steps_others(self, optimizer: Optimizer) -> bool:
+        """Whether `optimizer` has parameters that are not saved, as far as the shapes in the objects' states tell."""
+        own = {id(each) for model in self._models for each in model.parameters()}
+        left = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+        others = (each for each in self._objects.values() if left and not isinstance(each, nn.Module | Optimizer))
+        shapes = {tensor.shape for each in others for tensor in _tensors(each.state_dict())}
+        return any(each.shape not in shapes for each in left)
 
     def _kind(self, each: Any) -> str:
         # A wrapper such as DDP changes a model's type, and not its state.
@@ -164,11 +179,18 @@ class _Planner(DefaultLoadPlanner):
 
 def _sharded(value: Any) -> bool:
     """Whether there is a sharded tensor in a state."""
+    return any(isinstance(each, DTensor) for each in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a state."""
     if isinstance(value, Mapping):
-        return any(map(_sharded, value.values()))
+        value = [*value.values()]
     if isinstance(value, list | tuple):
-        return any(map(_sharded, value))
-    return isinstance(value, DTensor)
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, Tensor):
+        yield value
 
 
 def _packed(state: Any) -> bytes:

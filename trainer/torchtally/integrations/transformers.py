@@ -5,10 +5,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils import data
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.collate import EachRow, each_row
+from torchtally.accounting.collate import Batch, EachRow, Samples, each_row
 from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.tallied_sampler import TAKEN_OVER
 from torchtally.errors import Refused, Unproven
@@ -84,10 +91,22 @@ class _Skipped(data.IterableDataset[Any]):
 
 
 def _declared(collate: Any) -> Any:
-    """A collator of the library's own makes one row of each sample; another has to tell."""
+    """A collator of the library's own makes one row of each sample, or of all; another has to tell."""
     own = getattr(collate, "data_collator", collate)  # in what removes columns, which hides the samples' indices
+    if type(own) is DataCollatorWithFlattening:
+        return _Flattened(collate)
     module = getattr(own, "__module__", type(own).__module__)
     return each_row(collate) if isinstance(own, EachRow) or module.startswith("transformers.") else own
+
+
+class _Flattened:
+    """Makes one row of all samples, one after another."""
+
+    def __init__(self, collate: Any):
+        self._collate = collate
+
+    def __call__(self, samples: Samples) -> Batch:
+        return Batch(samples.indices, self._collate(samples))  # type: ignore[arg-type]  # a list may name them
 
 
 def _as_it_is(batch: Any) -> Any:

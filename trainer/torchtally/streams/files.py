@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -194,6 +195,14 @@ class Opener:
 
 def basename(url: str) -> str:
     return url.rpartition("/")[2]
+
+
+def without_place(urls: Sequence[str]) -> list[str]:
+    """Return the URLs without the folders that all are in: what stays the same if the files are elsewhere together."""
+    paths = [url.split("/") for url in urls]
+    levels = zip(*(path[:-1] for path in paths), strict=False)
+    common = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
+    return ["/".join(path[common:]) for path in paths]
 
 
 def _has(path: Path, size: int) -> bool:

@@ -9,7 +9,7 @@ import pyarrow
 from pyarrow import parquet
 
 from torchtally.errors import Refused
-from torchtally.streams.files import basename, expanded, of_each, part, reading, system
+from torchtally.streams.files import expanded, of_each, part, reading, system, without_place
 from torchtally.streams.shards import Shards
 
 _MAGIC = b"PAR1"
@@ -61,7 +61,7 @@ class ParquetFiles(Shards):
         ]
         sizes = [self._footers[file].row_groups[group] for file, group in self._places]
         files_described = [
-            [basename(url), footer.sha256] for url, footer in zip(self._urls, self._footers, strict=True)
+            [name, footer.sha256] for name, footer in zip(without_place(self._urls), self._footers, strict=True)
         ]
         super().__init__("parquet", sizes, [files_described, self._columns], open_shards)
 

@@ -21,7 +21,7 @@ from webdataset.tariterators import base_plus_ext
 from torchtally.atomic_file import replace
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.streams.files import Opener, basename, expanded, of_each, part
+from torchtally.streams.files import Opener, basename, expanded, of_each, part, without_place
 from torchtally.streams.shards import Shards
 
 _VERSION = "v1.2"
@@ -73,7 +73,7 @@ class TarFiles(Shards):
         self._decode = None if decode is None else filters.decode(*decode)
         sizes = of_each(_samples_in, self._urls)
         self._files = Opener(self._urls, local, cache_limit)
-        described = [[basename(url), size] for url, size in zip(self._urls, self._files.sizes, strict=True)]
+        described = [[name, size] for name, size in zip(without_place(self._urls), self._files.sizes, strict=True)]
         super().__init__("webdataset", sizes, described, open_shards)
 
     def _open(self, shard: int) -> tuple[str, mmap.mmap, list[str]]:

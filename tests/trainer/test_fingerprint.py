@@ -1,0 +1,48 @@
+"""Data that differs from rank to rank, or from start to start, has another fingerprint, though it is as long."""
+
+from collections.abc import Callable
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from counting import Noisy
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+
+from torchtally import compat_datasets
+from torchtally.accounting.fingerprint import fingerprint
+
+ROWS = datasets.Dataset.from_dict({"number": list(range(40))})
+PARTS = [TensorDataset(torch.zeros(size)) for size in (30, 10)]
+CHOICES: dict[str, Callable[[int], Any]] = {
+    "split": lambda seed: random_split(Noisy(40), [30, 10], torch.Generator().manual_seed(seed))[0],
+    "split of a part": lambda seed: ConcatDataset([PARTS[0], CHOICES["split"](seed)]),
+    "order of parts": lambda seed: ConcatDataset(PARTS[:: 1 if seed else -1]),
+    "other parts": lambda seed: Subset(PARTS[seed], range(10)) if not seed else Subset(Noisy(40), range(10)),
+    "shuffled": lambda seed: ROWS.shuffle(seed=seed),
+    "split of rows": lambda seed: ROWS.train_test_split(10, seed=seed)["train"],
+}
+
+
+@pytest.mark.parametrize("how", CHOICES)
+def test_samples_that_are_chosen_by_a_seed_have_a_fingerprint_of_their_own(how: str) -> None:
+    first, again, other = map(CHOICES[how], (0, 0, 1))
+    assert fingerprint(first) == fingerprint(again) != fingerprint(other)
+
+
+def test_indices_of_any_kind_are_compared_by_their_values() -> None:
+    kinds = [list(range(5)), range(5), torch.arange(5), np.arange(5, dtype=np.int32)]
+    assert len({fingerprint(Subset(Noisy(40), each)) for each in kinds}) == 1  # type: ignore[arg-type]
+
+
+def test_what_has_no_fingerprint_has_none() -> None:
+    assert fingerprint(PARTS[0]) is None
+    assert fingerprint(ROWS) is None
+    assert fingerprint(Subset({"a": 1}, ["a"])) is None  # type: ignore[arg-type, list-item]
+    assert fingerprint(Noisy(40)) == "noisy"
+
+
+def test_datasets_has_the_name_of_a_selection() -> None:
+    assert hasattr(ROWS, compat_datasets.PRIVATE), "datasets has changed a private name that torchtally uses"
+    assert np.concatenate(compat_datasets.chosen(ROWS.select([3, 1, 2]))).tolist() == [3, 1, 2]
