@@ -3,8 +3,8 @@
 python -m bench.measure.resumes
 
 The first has the scripts of examples/, and the same without torchtally, which go on by means of their library, or by
-code of their own. The second has libraries with other settings. There, row i of a parameter counts how often sample i is
-in the weights: an embedding, SGD, learning rate 1.
+code of their own. The second has libraries with other settings. There, row i of a parameter counts how often sample i
+is in the weights: an embedding, SGD, learning rate 1.
 """
 
 import difflib
@@ -44,12 +44,13 @@ class User:
     waits_for: str = field(default="", kw_only=True)
 
 
+# No step is one after which rank 0 alone saves: the rank that dies in it would not know of these weights.
 USERS = [
     User("GPT under FSDP2", "gpt.py", (45, 52, 60), (*_GPT, "0.1s"), (*_GPT, "8"), waits_for="manifest.json"),
     User("Hugging Face Trainer", "hf_trainer.py", (17, 38, 55)),
     User("Accelerate", "accelerate_loop.py", (15, 31, 50)),
     User("Lightning", "lightning_fit.py", (35, 50, 77)),
-    User("MDS", "mds.py", (30, 85, 140), ("--save-every", "0.1s"), ("--save-every", "15"), waits_for="manifest.json"),
+    User("MDS", "mds.py", (35, 85, 140), ("--save-every", "0.1s"), ("--save-every", "15"), waits_for="manifest.json"),
     User("StatefulDataLoader", "stateful_loader.py", (35, 50, 77)),
 ]
 
@@ -142,16 +143,16 @@ def _code(path: Path) -> list[str]:
 
 def users() -> Iterator[str]:
     """The lines of the first table."""
-    rows = []
+    header = ["training", "lines", "without: lost, doubled", "same weights"]
+    header += ["with: lost, doubled", "same weights", "verified"]
+    yield from markdown(header, [])
     for user in USERS:
         more, less = changed(user.script)
         cells = [user.title, f"+{more} −{less}"]
         for ours in (False, True):
             found = list(outcomes(user, ours))
             cells += [_counts(found), _share(each.same for each in found)]
-        rows.append([*cells, _share(verified(each.log) for each in found)])
-    header = ["training", "lines", "without: lost, doubled", "same weights"]
-    yield from markdown([*header, "with: lost, doubled", "same weights", "verified"], rows)
+        yield from markdown(header, [[*cells, _share(verified(each.log) for each in found)]])[2:]
 
 
 def _counts(found: list[Outcome]) -> str:

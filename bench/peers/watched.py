@@ -61,14 +61,15 @@ class Watch:
         nn.Module.__call__ = watched  # type: ignore[method-assign]
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._steps += 1
-        if self._last and self._dies_in and self._steps >= self._dies_in and self._saved():
+        self._steps += bool(self._samples)  # torch's checkpoints make a step without any, for the optimizer's state
+        if self._last and self._samples and self._dies_in and self._steps >= self._dies_in and self._saved():
             os.kill(os.getpid(), signal.SIGKILL)
         self._before = weights(optimizer)
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         step = {"before": self._before, "after": weights(optimizer), "samples": self._samples}
-        self._notes.write(json.dumps(step) + "\n")
+        if self._samples or step["before"] != step["after"]:
+            self._notes.write(json.dumps(step) + "\n")
         self._samples = []
 
     def _saved(self) -> bool:
