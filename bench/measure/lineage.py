@@ -15,6 +15,11 @@ def weights(notes: Path) -> list[str]:
     return [steps[-1]["after"] for steps in _of_ranks(notes)]
 
 
+def length(notes: Path) -> int:
+    """How many steps rank 0 has made in all starts."""
+    return len(_of_ranks(notes)[0])
+
+
 def in_weights(notes: Path) -> Counter[str]:
     """How often each sample is in the weights that the ranks ended with.
 

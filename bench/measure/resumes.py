@@ -73,7 +73,11 @@ def outcomes(user: User, ours: bool) -> Iterator[Outcome]:
         planned, ends = lineage.in_weights(undisturbed / "notes"), lineage.weights(undisturbed / "notes")
         for step in user.kills:
             folder = Path(temporary) / f"killed-in-{step}"
-            log = _start(user, ours, folder, step) + _start(user, ours, folder, 0)
+            log = _start(user, ours, folder, step)
+            before = lineage.length(folder / "notes")
+            log += _start(user, ours, folder, 0)
+            if lineage.length(folder / "notes") >= before + lineage.length(undisturbed / "notes"):
+                raise RuntimeError(f"{user.script} has begun anew after it was killed in step {step}:\n{log}")
             lost, doubled = lineage.lost_and_doubled(lineage.in_weights(folder / "notes"), planned)
             yield Outcome(lost, doubled, lineage.weights(folder / "notes") == ends, log)
 
@@ -111,7 +115,8 @@ def launched(module: list[str], folder: Path, dies_in: int, waits_for: str = "")
     }
     command = [sys.executable, "-m", *module]
     ended = subprocess.run(command, cwd=folder, env=kept | own, capture_output=True, text=True)
-    if (ended.returncode != 0) != bool(dies_in):
+    as_planned = (folder / "notes/killed").exists() if dies_in else ended.returncode == 0
+    if not as_planned:
         raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
     return ended.stdout
 

@@ -2,7 +2,7 @@
 
 python -m bench.peers.watched SCRIPT ARGUMENT…      under torchrun or `torchtally run`
 
-WATCHED_NOTES       folder of the notes, `rank-R.jsonl`: a line for each step of the optimizer
+WATCHED_NOTES       folder of the notes: `rank-R.jsonl`, a line for each step of the optimizer; `killed`, once one is
 WATCHED_DIES_IN     number of the step in which the last rank dies by signal 9, once it has made its gradients
 WATCHED_WAITS_FOR   name of a file in the folder after --output without which it does not die yet: of a whole checkpoint
 
@@ -38,6 +38,7 @@ class Watch:
         self._dies_in, self._waits_for, self._output = dies_in, waits_for, output
         self._last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
         notes.mkdir(parents=True, exist_ok=True)
+        self._killed = notes / "killed"
         self._notes = (notes / f"rank-{os.environ['RANK']}.jsonl").open("a", buffering=1)
         self._steps, self._depth = 0, 0
         self._samples: list[str] = []  # since the last step
@@ -63,6 +64,7 @@ class Watch:
     def _step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._steps += bool(self._samples)  # torch's checkpoints make a step without any, for the optimizer's state
         if self._last and self._samples and self._dies_in and self._steps >= self._dies_in and self._saved():
+            self._killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         self._before = weights(optimizer)
 
