@@ -20,11 +20,11 @@ from torchtally.streams.mds import MDS
 
 
 def make(folder: Path) -> None:
-    """Write 2000 samples: a vector x, and its product y with a fixed one."""
+    """Write 2000 samples: a vector x, and its product y with a fixed one, with noise."""
     random, factors = np.random.default_rng(0), np.arange(8, dtype=np.float32)
     with MDSWriter(out=str(folder), columns={"x": "ndarray:float32:8", "y": "float32"}, size_limit="8kb") as writer:
         for x in random.normal(size=(2000, 8)).astype(np.float32):
-            writer.write({"x": x, "y": np.float32(x @ factors)})
+            writer.write({"x": x, "y": np.float32(x @ factors + random.normal(scale=0.1))})
 
 
 def main() -> None:
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--remote", help="URL of the dataset (default: make one in the folder --local)")
     parser.add_argument("--local", type=Path, default=Path("build/mds"), help="folder of the dataset, or of its copies")
     parser.add_argument("--output", default="build/mds-checkpoints", help="folder or URL of the checkpoints")
+    parser.add_argument("--save-every", default="1m", help="time between two checkpoints")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     if options.remote is None and dist.get_rank() == 0 and not (options.local / "index.json").exists():
@@ -42,7 +43,8 @@ def main() -> None:
         loader = account.loader("train", dataset, batch_size=16, num_workers=1)
         model = DistributedDataParallel(nn.Linear(8, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        checkpoints = account.checkpoints(options.output, {"model": model, "optimizer": optimizer}, every="1m")
+        objects = {"model": model, "optimizer": optimizer}
+        checkpoints = account.checkpoints(options.output, objects, every=options.save_every)
         checkpoints.resume()
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):

@@ -1,11 +1,9 @@
-"""A training by Accelerate or Lightning alone, which is killed in its first run and goes on in the second.
+"""A training by Accelerate or Lightning alone that counts its samples, and goes on from its checkpoint.
 
-python -m bench.peers.resumes WAY FOLDER      under torchrun
+python -m bench.peers.resumes WAY --output FOLDER      under torchrun
 """
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 N, EPOCHS, SIZE, STEPS = 512, 2, 8, 32  # samples, epochs, samples of a rank in a step, steps of 2 ranks
-LAST, SAVED, KILLED = EPOCHS - 1, 19, 22  # epoch from 0, and steps in it
+LAST, SAVED = EPOCHS - 1, 19  # the checkpoint: epoch from 0, and steps in it
 WAYS = {
     "accelerate": "Accelerate, `skip_first_batches`",
     "accelerate-seedable": "Accelerate, `skip_first_batches`, `use_seedable_sampler=True`",
+    "accelerate-stateful": "Accelerate, `use_stateful_dataloader=True`",
     "lightning": 'Lightning, `ckpt_path="last"`',
+    "lightning-stateful": 'Lightning, `ckpt_path="last"`, torchdata\'s StatefulDataLoader',
 }
 
 
@@ -51,13 +51,13 @@ class Counts(nn.Module):
         (folder / "times.json").write_text(json.dumps(times))
 
 
-def by_accelerate(folder: Path, seedable: bool) -> None:
+def by_accelerate(folder: Path, *, seedable: bool, stateful: bool) -> None:
     """As its guide to checkpoints shows."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, set_seed
 
     set_seed(0)
-    configuration = DataLoaderConfiguration(use_seedable_sampler=seedable)
+    configuration = DataLoaderConfiguration(use_seedable_sampler=seedable, use_stateful_dataloader=stateful)
     accelerator = Accelerator(cpu=True, dataloader_config=configuration)
     model = Counts()
     loader: Any = DataLoader(Numbers(), batch_size=SIZE, shuffle=True)
@@ -67,10 +67,8 @@ def by_accelerate(folder: Path, seedable: bool) -> None:
         accelerator.load_state(str(folder / "saved"))
     for epoch in range(LAST if done else 0, EPOCHS):
         loader.set_epoch(epoch)
-        skipped = done if epoch == LAST else 0
+        skipped = done if epoch == LAST and not stateful else 0
         for step, indices in enumerate(accelerator.skip_first_batches(loader, skipped) if skipped else loader, skipped):
-            if (epoch, step, done) == (LAST, KILLED, 0):
-                os.kill(os.getpid(), signal.SIGKILL)
             accelerator.backward(model(indices))
             optimizer.step()
             optimizer.zero_grad()
@@ -81,10 +79,11 @@ def by_accelerate(folder: Path, seedable: bool) -> None:
     accelerator.end_training()
 
 
-def by_lightning(folder: Path) -> None:
+def by_lightning(folder: Path, *, stateful: bool) -> None:
     """As its guide to checkpoints shows."""
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -92,8 +91,6 @@ def by_lightning(folder: Path) -> None:
             self.counts = Counts()
 
         def training_step(self, indices: Tensor, index: int) -> Tensor:
-            if (self.current_epoch, index, resumed) == (LAST, KILLED, False):
-                os.kill(os.getpid(), signal.SIGKILL)
             loss: Tensor = self.counts(indices)
             return loss
 
@@ -101,7 +98,6 @@ def by_lightning(folder: Path) -> None:
             return torch.optim.SGD(self.parameters(), lr=1.0)
 
     lightning.seed_everything(0)
-    resumed = (folder / "last.ckpt").exists()
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",
@@ -113,14 +109,15 @@ def by_lightning(folder: Path) -> None:
         enable_model_summary=False,
     )
     module = Module()
-    trainer.fit(module, DataLoader(Numbers(), batch_size=SIZE, shuffle=True), ckpt_path="last")
+    loader = (StatefulDataLoader if stateful else DataLoader)(Numbers(), batch_size=SIZE, shuffle=True)
+    trainer.fit(module, loader, ckpt_path="last")
     if trainer.is_global_zero:
         module.counts.save(folder)
 
 
 if __name__ == "__main__":
-    way, place = sys.argv[1], Path(sys.argv[2])
+    way, _, place = sys.argv[1:]
     if way.startswith("accelerate"):
-        by_accelerate(place, way == "accelerate-seedable")
+        by_accelerate(Path(place), seedable=way.endswith("seedable"), stateful=way.endswith("stateful"))
     else:
-        by_lightning(place)
+        by_lightning(Path(place), stateful=way.endswith("stateful"))

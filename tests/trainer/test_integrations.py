@@ -29,10 +29,8 @@ DEFAULT = {LIGHTNING: "{}", TRAINER: "{}", ACCELERATE: "1", KERAS: "3"}
 
 def run(folder: Path, script: str, *arguments: str, world: int = 2, dies: int = 0) -> subprocess.CompletedProcess[str]:
     """Start a script, whose last rank kills itself in a batch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHTALLY_OUTPUT", str(folder))
-        patch.setenv("DIES_IN", str(dies))
-        return started(SCRIPTS / script, str(folder), *arguments, world=world)
+    variables = {"TORCHTALLY_OUTPUT": str(folder), "DIES_IN": str(dies)}
+    return started(SCRIPTS / script, str(folder), *arguments, world=world, **variables)
 
 
 def found(folder: Path) -> dict[str, Any]:

@@ -23,9 +23,9 @@ LIMIT = 240  # seconds
 
 
 def started(
-    script: Path, *arguments: str, world: int = 2, threads: str | None = "1"
+    script: Path, *arguments: str, world: int = 2, threads: str | None = "1", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """`torchtally run -- python script` on `world` ranks of one pod."""
+    """`torchtally run -- python script` on `world` ranks of one pod, whose environment has these variables as well."""
     chosen = {"OMP_NUM_THREADS": threads} if threads else {}
     kept = {
         name: value
@@ -34,7 +34,7 @@ def started(
     }
     return subprocess.run(
         [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, str(script), *arguments],
-        env={**kept, "PET_NPROC_PER_NODE": str(world), **chosen, "HF_HUB_OFFLINE": "1"},
+        env={**kept, "PET_NPROC_PER_NODE": str(world), **chosen, "HF_HUB_OFFLINE": "1", **variables},
         capture_output=True,
         text=True,
         timeout=LIMIT,

@@ -14,9 +14,8 @@ N, EPOCHS, KILLED = 101, 2, 137
 
 
 def run(folder: Path, kind: str, where: str, world: int, dies: int = 0, **options: Any) -> CompletedProcess[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DIES_IN", str(dies))
-        return started(SCRIPTS / "streams_counted.py", str(folder), kind, where, json.dumps(options), world=world)
+    arguments = [str(folder), kind, where, json.dumps(options)]
+    return started(SCRIPTS / "streams_counted.py", *arguments, world=world, DIES_IN=str(dies))
 
 
 def survives(folder: Path, kind: str, where: str, before: int, after: int, **options: Any) -> None:

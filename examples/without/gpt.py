@@ -1,0 +1,177 @@
+"""A GPT of one's own with asynchronous checkpoints, without torchtally: ../gpt.py is the same script with a proof."""
+
+import argparse
+import math
+import os
+from pathlib import Path
+from pydoc_data.topics import topics  # a text that every Python has
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import async_save, load
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class Characters(Dataset[Tensor]):
+    """Successive windows of a text: `length` characters and the next one, as int64 (length + 1,)."""
+
+    def __init__(self, text: str, length: int):
+        self.vocabulary, codes = torch.tensor([ord(each) for each in text]).unique(return_inverse=True)
+        self.codes, self.length = codes, length
+
+    def __len__(self) -> int:
+        return (len(self.codes) - 1) // self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.codes[index * self.length : (index + 1) * self.length + 1]
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward network, each with a residual."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
+        self.attention, self.projection = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = self.attention(self.norms[0](x)).view(batch, length, 3, self.heads, width // self.heads)
+        attended = scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4), is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.network(self.norms[1](x))
+
+
+class GPT(nn.Module):
+    """A decoder: tokens (batch, length) to logits (batch, length, kinds)."""
+
+    def __init__(self, kinds: int, length: int, width: int, layers: int, heads: int):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(kinds, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, kinds, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Training(Stateful):
+    """What a checkpoint holds."""
+
+    def __init__(self, model: GPT, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LambdaLR):
+        self.model, self.optimizer, self.schedule = model, optimizer, schedule
+        self.batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            "batches": self.batches,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.batches = state["batches"]
+
+
+def train(options: argparse.Namespace, data: Characters, model: GPT) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: (1 + math.cos(math.pi * min(1, step * options.accumulate / options.steps))) / 2
+    )
+    sampler = DistributedSampler(data, drop_last=True)
+    loader = DataLoader(data, batch_size=options.batch, sampler=sampler)
+    training, saving, writers = Training(model, optimizer, schedule), None, dist.new_group(backend="gloo")
+    last_saved = max((each.parent for each in Path(options.output).glob("*/.metadata")), default=None)
+    if last_saved:
+        load({"training": training}, checkpoint_id=last_saved)
+    total = 0.0
+    while training.batches < options.steps:
+        epoch, done = divmod(training.batches, len(loader))
+        sampler.set_epoch(epoch)
+        for step, tokens in enumerate(loader, 1):
+            if step <= done:
+                continue  # it was trained before the restart
+            training.batches += 1
+            last = step % options.accumulate == 0 or step == len(loader) or training.batches == options.steps
+            model.set_requires_gradient_sync(last)
+            logits = model(tokens[:, :-1])
+            loss = cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()) / options.accumulate
+            loss.backward()
+            total += loss.item()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                if training.batches // options.accumulate % options.save_every == 0:
+                    if saving:
+                        saving.result()
+                    place = Path(options.output) / f"{training.batches:08}"
+                    saving = async_save({"training": training}, checkpoint_id=place, process_group=writers)
+                if dist.get_rank() == 0 and step % (20 * options.accumulate) == 0:
+                    print(f"epoch {epoch + 1}, step {step} of {len(loader)}: loss {total / 20:.3f}", flush=True)
+                    total = 0.0
+            if training.batches == options.steps:
+                break
+    if saving:
+        saving.result()
+
+
+@torch.inference_mode()
+def sample(model: GPT, data: Characters, length: int = 80) -> str:
+    """Text that the model makes up. A collective call, as each layer is gathered from all ranks."""
+    tokens = torch.zeros(1, 1, dtype=torch.int64)
+    random = torch.Generator().manual_seed(0)  # the same on all ranks
+    for _ in range(length):
+        chances = model(tokens[:, -data.length :])[0, -1].float().softmax(0)
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=random)[None]], dim=1)
+    return "".join(chr(data.vocabulary[token]) for token in tokens[0, 1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", type=Path, nargs="*", help="text files (default: the topics of Python's help)")
+    parser.add_argument("--output", default=os.environ.get("TORCHTALLY_OUTPUT", "output") + "/gpt")
+    parser.add_argument("--steps", type=int, default=400, help="batches of all ranks")
+    parser.add_argument("--batch", type=int, default=8, help="samples of a rank in a batch")
+    parser.add_argument("--accumulate", type=int, default=2, help="batches of a step of the optimizer")
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--save-every", type=int, default=100, help="steps of the optimizer between two checkpoints")
+    options = parser.parse_args()
+
+    dist.init_process_group("gloo")  # with GPUs: "cpu:gloo,cuda:nccl", and model and batches go to cuda:LOCAL_RANK
+    text = "\n".join(path.read_text() for path in options.text) if options.text else "\n".join(topics.values())
+    data = Characters(text, options.length)
+    torch.manual_seed(0)
+    model = GPT(len(data.vocabulary), options.length, options.width, options.layers, heads=4)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    train(options, data, model)
+    made = sample(model, data)
+    if dist.get_rank() == 0:
+        print(f"sample: {made!r}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""torchdata's StatefulDataLoader, without torchtally: ../stateful_loader.py is the same script with a proof."""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # imported after the group it would keep the group, whose threads can abort at exit
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+EPOCHS = 4
+
+
+def rings(n: int) -> tuple[Tensor, Tensor]:
+    """Points (n, 2) and labels (n): 0 in the inner disc, 1 in the ring around it."""
+    labels = torch.randint(2, (n,))
+    radius, angle = torch.rand(n) + labels, torch.rand(n) * 2 * torch.pi
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), labels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("build/stateful-loader"), help="folder of the checkpoint")
+    saved = parser.parse_args().output / "saved.pt"
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    dataset = TensorDataset(*rings(2000))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    sampler = StatefulDistributedSampler(dataset)
+    loader = StatefulDataLoader(dataset, batch_size=25, sampler=sampler, num_workers=1)
+    step = first = 0
+    if saved.exists():
+        checkpoint = torch.load(saved)
+        step = checkpoint["step"]
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        loader.load_state_dict(checkpoint["loaders"][dist.get_rank()])
+        first = checkpoint["epoch"]
+    for epoch in range(first, EPOCHS):
+        sampler.set_epoch(epoch)
+        for points, labels in loader:
+            loss = cross_entropy(model(points), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if step % 15 == 0:
+                loaders = [{}] * dist.get_world_size()  # each rank has read another share
+                dist.all_gather_object(loaders, loader.state_dict())
+                checkpoint = {
+                    "step": step,
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "loaders": loaders,
+                    "epoch": epoch,
+                }
+                if dist.get_rank() == 0:
+                    saved.parent.mkdir(parents=True, exist_ok=True)
+                    torch.save(checkpoint, saved.with_suffix(".part"))
+                    saved.with_suffix(".part").rename(saved)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
