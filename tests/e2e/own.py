@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 class Training:
     name: str  # in the table
     script: str
-    arguments: Sequence[str]
+    arguments: tuple[str, ...]
     whole: str  # pattern of a path below /: of a file that each whole checkpoint has, and no other
     result: Callable[[Path, str], str]  # of the output's folder and the master's log
-    libraries: Sequence[str] = ()  # which the image lacks
+    libraries: tuple[str, ...] = ()  # which the image lacks
 
     def start(self, namespace: Namespace, *options: str, image: str | None = None) -> None:
         command = ["run", "--", "python", f"/files/{self.script}", *self.arguments]
@@ -72,33 +72,36 @@ def _of_mds(output: Path, log: str) -> str:
 GPT = Training(
     name="GPT under FSDP2",
     script="gpt.py",
-    arguments=["--steps", "400", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.5s"],
+    arguments=("--steps", "400", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.5s"),
     whole="output/gpt/*-epoch-*/manifest.json",
     result=_sample,
 )
 TRANSFORMERS = Training(
     name="Hugging Face Trainer",
     script="hf_trainer.py",
-    arguments=["--output", "/output/hf"],
+    arguments=("--output", "/output/hf"),
     whole="output/hf/checkpoint-*/trainer_state.json",
     result=_of_transformers,
-    libraries=["transformers", "accelerate"],
+    libraries=(
+        "transformers",
+        "accelerate",
+    ),
 )
 LIGHTNING = Training(
     name="Lightning",
     script="lightning_fit.py",
-    arguments=["--output", "/output/lightning"],
+    arguments=("--output", "/output/lightning"),
     whole="output/lightning/last.ckpt",
     result=_of_lightning,
-    libraries=["lightning"],
+    libraries=("lightning",),
 )
 MDS = Training(
     name="MDS",
     script="mds.py",
-    arguments=["--local", "/output/data", "--output", "/output/mds", "--save-every", "0.5s"],
+    arguments=("--local", "/output/data", "--output", "/output/mds", "--save-every", "0.5s"),
     whole="output/mds/*-epoch-*/manifest.json",
     result=_of_mds,
-    libraries=["mosaicml-streaming"],
+    libraries=("mosaicml-streaming",),
 )
 TRAININGS = [GPT, TRANSFORMERS, LIGHTNING, MDS]
 LIBRARIES = {library for training in TRAININGS for library in training.libraries}
