@@ -1,30 +1,42 @@
 """Samples per second of a loop that does nothing: an account's loader beside a DataLoader with DistributedSampler.
 
-loading WORKERS    e.g. 0
+python -m bench.measure.loading    prints a table of all cases
+loading WORKERS                    measures, as a part of `make bench`
 
-The loader whose samples are proved and the one whose samples are not take their epochs in turn. A ratio compares two
-epochs that follow each other.
+The loader whose samples are proved and the one whose samples are not take their epochs in turn, each first in half of
+the pairs. A ratio compares the two epochs of a pair: by the clock, and by the CPU time of the process and its workers,
+which other programs on the machine disturb less.
 """
 
 import itertools
 import os
+import platform
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from bench.sample import emit
+from bench import machine
+from bench.markdown import markdown, shown
+from bench.sample import emit, found_in
+from bench.spread import spread
 from torchtally import Account, each_row
 
 WORKERS = (0, 2)
 BATCHES = (32, 256)
-_EPOCHS = 6  # of each loader; the first starts the workers
+_WALL, _CPU = "loading, of an untallied DataLoader", "loading, of an untallied DataLoader, by CPU time"
+_PAIRS = 10
 _STEPS = {0: 8192, 2: 1024}  # of an epoch, by workers: its proof takes a few milliseconds, and these half a second
 
 
@@ -59,8 +71,21 @@ def same(batch: Any) -> Any:
 FETCHED: dict[str, tuple[type[OneByOne], Any]] = {"one by one": (OneByOne, None), "at once": (AtOnce, same)}
 
 
+class Took(NamedTuple):
+    """Seconds of an epoch."""
+
+    wall: float
+    cpu: float  # of this process and its workers
+
+
 def main() -> None:
-    workers = int(sys.argv[1])
+    if len(sys.argv) > 1:
+        measure(int(sys.argv[1]))
+    else:
+        print("\n".join(table()))
+
+
+def measure(workers: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": "0",
@@ -72,41 +97,71 @@ def main() -> None:
     }
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     for fetched, batch in itertools.product(FETCHED, BATCHES):
-        n = _STEPS[workers] * batch
-        kind, collate = FETCHED[fetched]
-        dataset = kind(n)
-        options: dict[str, Any] = {"batch_size": batch, "num_workers": workers, "persistent_workers": workers > 0}
-        sampler: DistributedSampler[int] = DistributedSampler(dataset)
-        plain = DataLoader(dataset, sampler=sampler, collate_fn=collate, **options)
-
-        def untallied(epoch: int, sampler: Any = sampler, plain: Any = plain) -> Iterable[Any]:
-            sampler.set_epoch(epoch)
-            return plain  # type: ignore[no-any-return]
-
-        with Account(task="bench", plan={"train": _EPOCHS}) as account:
-            loader = account.loader("train", dataset, collate_fn=collate and each_row(collate), trains=False, **options)
-
-            def tallied(epoch: int, account: Account = account, loader: Any = loader) -> Iterable[Any]:
-                return account.epoch("train", epoch, loader)
-
-            took: dict[str, list[float]] = {"torch": [], "torchtally": []}
-            for epoch in range(1, _EPOCHS + 1):
-                took["torch"].append(_seconds(untallied, epoch))
-                took["torchtally"].append(_seconds(tallied, epoch))
         case: dict[str, str | int] = {"workers": workers, "batch": batch, "fetched": fetched}
-        for tool, seconds in took.items():
-            emit("loading", n / median(seconds[1:]), "samples/s", "higher", tool=tool, **case)
-        ratios = [
-            plain / ours for plain, ours in zip(*(took[tool][1:] for tool in ("torch", "torchtally")), strict=True)
-        ]
-        emit("loading, of an untallied DataLoader", 100 * median(ratios), "%", "higher", **case)
+        took = _took(workers, batch, *FETCHED[fetched])
+        for tool, each in took.items():
+            speed = _STEPS[workers] * batch / median(seconds.wall for seconds in each)
+            emit("loading", speed, "samples/s", "higher", tool=tool, **case)
+        for plain, ours in zip(took["torch"], took["torchtally"], strict=True):
+            emit(_WALL, 100 * plain.wall / ours.wall, "%", "higher", **case)
+            emit(_CPU, 100 * plain.cpu / ours.cpu, "%", "higher", **case)
 
 
-def _seconds(batches: Callable[[int], Iterable[Any]], epoch: int) -> float:
-    began = time.perf_counter()
+def _took(workers: int, batch: int, kind: type[OneByOne], collate: Any) -> dict[str, list[Took]]:
+    """What the epochs of each loader took, after one that starts the workers."""
+    dataset = kind(_STEPS[workers] * batch)
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": workers, "persistent_workers": workers > 0}
+    sampler: DistributedSampler[int] = DistributedSampler(dataset)
+    plain = DataLoader(dataset, sampler=sampler, collate_fn=collate, **options)
+
+    def untallied(epoch: int) -> Iterable[Any]:
+        sampler.set_epoch(epoch)
+        return plain
+
+    with Account(task="bench", plan={"train": 1 + _PAIRS}) as account:
+        loader = account.loader("train", dataset, collate_fn=collate and each_row(collate), trains=False, **options)
+
+        def tallied(epoch: int) -> Iterable[Any]:
+            return account.epoch("train", epoch, loader)
+
+        tools = {"torch": untallied, "torchtally": tallied}
+        took: dict[str, list[Took]] = {tool: [] for tool in tools}
+        for epoch in range(1, 2 + _PAIRS):
+            for tool in list(tools)[:: -1 if epoch % 2 else 1]:
+                took[tool].append(_epoch(tools[tool], epoch))
+    return {tool: each[1:] for tool, each in took.items()}
+
+
+def _epoch(batches: Callable[[int], Iterable[Any]], epoch: int) -> Took:
+    wall, cpu = time.perf_counter(), _cpu_seconds()
     for _ in batches(epoch):
         pass
-    return time.perf_counter() - began
+    return Took(time.perf_counter() - wall, _cpu_seconds() - cpu)
+
+
+def _cpu_seconds() -> float:
+    """The CPU time of this process and of its children, which live on: exactly, by the scheduler's own counts."""
+    tasks = (task for child in psutil.Process().children() for task in Path(f"/proc/{child.pid}/task").iterdir())
+    return time.process_time() + sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def table() -> Iterator[str]:
+    found: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for workers in WORKERS:
+        command = [sys.executable, "-m", "bench.measure.loading", str(workers)]
+        for sample in found_in(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout):
+            case = tuple(str(sample.case[name]) for name in ("workers", "fetched", "batch"))
+            found[case][f"{sample.measure} {sample.case.get('tool', '')}".strip()].append(sample.value)
+    measures = ["loading torch", "loading torchtally", _WALL, _CPU]
+    header = ["workers", "fetched", "batch", "untallied, samples/s", "tallied, samples/s", "ratio, %", "by CPU time, %"]
+    rows = [[*case, *(shown(spread(values[name])) for name in measures)] for case, values in found.items()]
+    yield from markdown(header, rows, left=(1,))
+    about = machine.describe()
+    yield ""
+    yield f"Medians of {_PAIRS} pairs of epochs, with the minimum and the maximum in brackets. {about['processor']},"
+    yield f"{about['cores']} cores, {about['memory_gb']} GB; python {platform.python_version()},"
+    yield f"torch {version('torch')}, numpy {version('numpy')}; load average {os.getloadavg()[0]:.1f} at the"
+    yield f"end; commit {machine.commit()}."
 
 
 if __name__ == "__main__":

@@ -520,5 +520,5 @@ class Swapped(ByStep):
     """Answers to request 1 when it is asked for 2, and the other way round."""
 
     def __getitem__(self, request: Any) -> Any:
-        number, indices = request
-        return super().__getitem__(((0, 2, 1)[number], indices))
+        number, *rest = request
+        return super().__getitem__(((0, 2, 1)[number], *rest))

@@ -459,6 +459,7 @@ class Account:
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         ours = isinstance(batches, loader.Loader)
+        seed = randomness.mixed(seed, current.tally.phase.start)
         for taken in batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
@@ -467,7 +468,7 @@ class Account:
             known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
             self._phase = phase
-            self._randomness = randomness.mixed(seed, current.tally.phase.start, batch.step)
+            self._randomness = randomness.mixed(seed + batch.step)
             self.reseed()
             yield batch
             if self._failure:

@@ -112,7 +112,8 @@ class EpochInProgress:
             if foreign := sorted({*batch.dropped} - {*expected.tolist()}):
                 raise Unproven(f"{self.where(step)} is not proved: the batch drops {_shown(foreign)}, not of this step")
             dropped, expected = expected[left_out], expected[~left_out]
-        if not np.array_equal(taken, expected) and not np.array_equal(np.sort(taken), np.sort(expected)):
+        same = taken.tobytes() == expected.tobytes()  # a tenth of the time of np.array_equal
+        if not same and not np.array_equal(np.sort(taken), np.sort(expected)):
             lacks, foreign = _less(expected, taken), _less(taken, expected)
             parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
             size = self._batch // self.schedule.shard.world

@@ -34,19 +34,20 @@ _INSTEAD = {
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
+Request = tuple[int, int, list[int]]  # its number, the seed of what the dataset draws, and the indices of its step
 
 
 class ByStep(data.Dataset[Any]):
     """A dataset whose items are the batches of steps, each with the mark of its request."""
 
-    def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
-        self.dataset, self.sampler, self.collate = dataset, sampler, collate
+    def __init__(self, dataset: Any, n: int, collate: Collate):
+        self.dataset, self.n, self.collate = dataset, n, collate
 
-    def __getitem__(self, request: tuple[int, list[int]]) -> tuple[int, Any]:
-        number, indices = request
-        if (now := len(self.dataset)) != self.sampler.n:
-            return number, Refused(changed_length(self.sampler.n, now))
-        _reseed(self.sampler, indices)
+    def __getitem__(self, request: Request) -> tuple[int, Any]:
+        number, seed, indices = request
+        if (now := len(self.dataset)) != self.n:
+            return number, Refused(changed_length(self.n, now))
+        randomness.reseed(seed)
         try:
             if indices:
                 made = collated(self.collate, self._fetched(indices), indices, indices)
@@ -80,8 +81,9 @@ class StreamByStep(data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
         last: tuple[int, Any] = 0, None
+        seed = _seed(self.sampler)
         for step in self._own():
-            _reseed(self.sampler, step)
+            randomness.reseed(randomness.mixed(seed + step[0]))
             pairs = list(islice(samples, len(step)))
             if not pairs:
                 return  # the stream ended early, which `Account.epoch` detects
@@ -106,21 +108,23 @@ class StreamByStep(data.IterableDataset[Any]):
         return filter(None, islice(self.sampler.steps(), first, None, stride))
 
 
-class Requests(data.Sampler[tuple[int, list[int]]]):
+class Requests(data.Sampler[Request]):
     """What DataLoader's workers are asked for: numbered index lists of steps. `asked` has those not yet answered."""
 
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
         self.asked: deque[Asked] = deque()
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+    def __iter__(self) -> Iterator[Request]:
         self.asked = deque()
         return self._made(self.asked)
 
-    def _made(self, asked: deque[Asked]) -> Iterator[tuple[int, list[int]]]:
+    def _made(self, asked: deque[Asked]) -> Iterator[Request]:
+        seed = _seed(self.sampler)
         for number, step in enumerate(self.sampler.arrays()):
             asked.append((number, step))
-            yield number, step.tolist()
+            indices = step.tolist()
+            yield number, randomness.mixed(seed + indices[0]) if indices else seed, indices
 
     def __len__(self) -> int:
         return self.sampler.total_steps
@@ -148,7 +152,7 @@ class Loader(data.DataLoader[Any]):
         else:
             steps = Requests(sampler)
             super().__init__(
-                ByStep(dataset, sampler, collate), batch_size=None, sampler=steps, collate_fn=_as_it_is, **options
+                ByStep(dataset, sampler.n, collate), batch_size=None, sampler=steps, collate_fn=_as_it_is, **options
             )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -215,9 +219,9 @@ def _taken(asked: deque[Asked]) -> Iterator[Asked]:
         yield asked.popleft()
 
 
-def _reseed(sampler: Sampler, indices: list[int]) -> None:
-    """Let what a dataset draws follow from seed, epoch and step, whichever process fetches it."""
-    randomness.reseed(randomness.mixed(sampler.seed, sampler.shard.epoch, *indices[:1]))
+def _seed(sampler: Sampler) -> int:
+    """What a dataset draws follows from seed, epoch and step, whichever process fetches it: `mixed` with the step."""
+    return randomness.mixed(sampler.seed, sampler.shard.epoch)
 
 
 def _mark(step: list[int]) -> int:
