@@ -28,7 +28,7 @@ from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Progression, Shard
 
 # Indices that enter the digest at a time. On a GPU, this waits for it.
-_FLUSH, _FLUSH_ON_GPU = 1 << 14, 1 << 20
+_FLUSH, _FLUSH_ON_GPU = 1 << 15, 1 << 20
 _COUNTABLE = 1 << 24  # samples; up to so many all consumed indices are kept, to count faults that cannot be named
 
 
