@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from torchtally import Account
 from torchtally.integrations.transformers import AccountMixin
 
-EPOCHS, LENGTH = 2, 32
+EPOCHS, LENGTH = 2, 40
 
 
 class Pieces(Dataset[dict[str, Tensor]]):
@@ -73,7 +73,7 @@ def main() -> None:
         trainer = AccountedTrainer(
             model=GPT2LMHeadModel(config),
             args=arguments,
-            train_dataset=Pieces("\n".join(topics.values()).encode()[: 1000 * LENGTH]),
+            train_dataset=Pieces("\n".join(topics.values()).encode()[: 800 * LENGTH]),
             account=account,
         )
         trainer.train(resume_from_checkpoint=last)

@@ -41,10 +41,12 @@ def _of_ranks(notes: Path) -> list[list[dict[str, Any]]]:
 def _in_chain(steps: list[dict[str, Any]]) -> Counter[str]:
     leading_to: dict[str, dict[str, Any]] = {}
     for step in steps:
+        if step["after"] == steps[0]["before"]:
+            raise ValueError(f"the first weights come back: {step['after']}")
         if leading_to.setdefault(step["after"], step) != step:
             raise ValueError(f"two different steps lead to the weights {step['after']}")
     found, reached = Counter[str](), steps[-1]["after"]
-    while reached in leading_to:  # a step that is taken out cannot be reached again: a circle ends as well
+    while reached in leading_to:  # each step is taken out, so a circle ends as well
         step = leading_to.pop(reached)
         found.update(step["samples"])
         reached = step["before"]

@@ -47,7 +47,7 @@ class User:
 # No step is one after which rank 0 alone saves: the rank that dies in it would not know of these weights.
 USERS = [
     User("GPT under FSDP2", "gpt.py", (45, 52, 60), (*_GPT, "0.1s"), (*_GPT, "8"), waits_for="manifest.json"),
-    User("Hugging Face Trainer", "hf_trainer.py", (17, 38, 55)),
+    User("Hugging Face Trainer", "hf_trainer.py", (17, 34, 47)),
     User("Accelerate", "accelerate_loop.py", (15, 31, 50)),
     User("Lightning", "lightning_fit.py", (35, 50, 77)),
     User("MDS", "mds.py", (35, 85, 140), ("--save-every", "0.1s"), ("--save-every", "15"), waits_for="manifest.json"),
@@ -131,14 +131,14 @@ def verified(log: str) -> bool:
     return judged.returncode == 0 and "✓ the proof holds" in judged.stdout
 
 
-def changed(script: str) -> tuple[int, int]:
-    """How many lines of code a script of examples/ has that it has not without torchtally, and the other way round.
+def difference(script: str) -> list[str]:
+    """Lines of a script of examples/ after " " or "+", and those of the same without torchtally after "-".
 
     Indentation, empty lines, and the text at the top do not count.
     """
     before, after = (_code(folder / script) for folder in (WITHOUT, EXAMPLES))
-    marks = [line[0] for line in difflib.ndiff(before, after)]
-    return marks.count("+"), marks.count("-")
+    hunks = difflib.unified_diff(before, after, n=len(before), lineterm="")
+    return [line for line in hunks if not line.startswith(("---", "+++", "@@"))]
 
 
 def _code(path: Path) -> list[str]:
@@ -152,8 +152,8 @@ def users() -> Iterator[str]:
     header += ["with: lost, doubled", "same weights", "verified"]
     yield from markdown(header, [])
     for user in USERS:
-        more, less = changed(user.script)
-        cells = [user.title, f"+{more} −{less}"]
+        marks = [line[0] for line in difference(user.script)]
+        cells = [user.title, f"+{marks.count('+')} −{marks.count('-')}"]
         for ours in (False, True):
             found = list(outcomes(user, ours))
             cells += [_counts(found), _share(each.same for each in found)]
@@ -172,19 +172,21 @@ def _share(held: Iterable[bool]) -> str:
 
 def libraries() -> Iterator[str]:
     """The lines of the second table."""
-    rows = []
+    header = ["resume of", f"samples lost, of {counted.N}", "samples doubled"]
+    yield from markdown(header, [])
     for way, title in counted.WAYS.items():
         with tempfile.TemporaryDirectory() as temporary:
-            module = [*_TORCHRUN, "-m", "bench.peers.watched", counted.__file__, way, "--output", "."]
-            for dies_in in (_KILLED_IN, 0):
-                launched(module, Path(temporary), dies_in)
-            times = json.loads((Path(temporary) / "times.json").read_text())
+            times = counted_times(way, Path(temporary))
         lost, doubled = (sum(max(0, sign * (counted.EPOCHS - each)) for each in times) for sign in (1, -1))
-        rows.append([title, str(lost), str(doubled)])
-    yield from markdown(["resume of", f"samples lost, of {counted.N}", "samples doubled"], rows)
+        yield from markdown(header, [[title, str(lost), str(doubled)]])[2:]
 
 
-_KILLED_IN = counted.LAST * counted.STEPS + 23
+def counted_times(way: str, folder: Path) -> list[int]:
+    """How often each sample is in the weights of a training that was killed once, by the parameter that counts."""
+    for dies_in in (counted.LAST * counted.STEPS + 23, 0):  # after the checkpoint
+        launched([*_TORCHRUN, "-m", "bench.peers.watched", counted.__file__, way, "--output", "."], folder, dies_in)
+    times: list[int] = json.loads((folder / "times.json").read_text())
+    return times
 
 
 def main() -> None:

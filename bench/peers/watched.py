@@ -3,7 +3,7 @@
 python -m bench.peers.watched SCRIPT ARGUMENT…      under torchrun or `torchtally run`
 
 WATCHED_NOTES       folder of the notes: `rank-R.jsonl`, a line for each step of the optimizer; `killed`, once one is
-WATCHED_DIES_IN     number of the step in which the last rank dies by signal 9, once it has made its gradients
+WATCHED_DIES_IN     number of the step in which the last rank dies by signal 9, before its weights change
 WATCHED_WAITS_FOR   name of a file in the folder after --output without which it does not die yet: of a whole checkpoint
 
 A line holds the hashes of this rank's weights before and after the step, the optimizer's state included, and the hash
@@ -62,15 +62,15 @@ class Watch:
         nn.Module.__call__ = watched  # type: ignore[method-assign]
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._steps += bool(self._samples)  # torch's checkpoints make a step without any, for the optimizer's state
-        if self._last and self._samples and self._dies_in and self._steps >= self._dies_in and self._saved():
+        if self._last and self._dies_in and self._steps + 1 >= self._dies_in and self._saved():
             self._killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         self._before = weights(optimizer)
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         step = {"before": self._before, "after": weights(optimizer), "samples": self._samples}
-        if self._samples or step["before"] != step["after"]:
+        if self._samples or step["before"] != step["after"]:  # not one that torch's checkpoints make for its state
+            self._steps += 1
             self._notes.write(json.dumps(step) + "\n")
         self._samples = []
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-EPOCHS, LENGTH = 2, 32
+EPOCHS, LENGTH = 2, 40
 
 
 class Pieces(Dataset[dict[str, Tensor]]):
@@ -58,7 +58,7 @@ def main() -> None:
     trainer = Trainer(
         model=GPT2LMHeadModel(config),
         args=arguments,
-        train_dataset=Pieces("\n".join(topics.values()).encode()[: 1000 * LENGTH]),
+        train_dataset=Pieces("\n".join(topics.values()).encode()[: 800 * LENGTH]),
     )
     trainer.train(resume_from_checkpoint=last)
 

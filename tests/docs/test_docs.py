@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from bench.measure import resumes
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -72,6 +74,20 @@ def test_the_diff_of_a_script_is_that_of_the_examples(page: Path) -> None:
     ]
     [shown] = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
     assert [line for line in shown.splitlines() if line.startswith(("+", "-"))] == changed
+
+
+@pytest.mark.parametrize(
+    ("heading", "script"),
+    [("Lightning", "lightning_fit"), ("Hugging Face Trainer", "hf_trainer"), ("Accelerate", "accelerate_loop")],
+)
+def test_the_diff_of_a_library_is_that_of_its_example(heading: str, script: str) -> None:
+    marked = resumes.difference(f"{script}.py")
+    [shown] = re.findall(r"```diff\n(.*?)```", section(DOCS / "guides/libraries.md", f"## {heading}"), re.DOTALL)
+    changed = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
+    assert [line[0] + line[1:].strip() for line in changed] == [line for line in marked if line[0] in "+-"]
+    code = (ROOT / f"examples/{script}.py").read_text()
+    same = [line.strip() for line in shown.splitlines() if line and not line.startswith(("+", "-"))]
+    assert [line for line in same if "..." not in line and line not in code] == []
 
 
 def test_each_task_has_a_page() -> None:

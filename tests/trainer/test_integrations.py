@@ -71,9 +71,8 @@ def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path,
     assert sorted(set(outcome["times"]), reverse=True) == once
 
 
-@pytest.mark.parametrize(
-    "script", [TRAINER, *(pytest.param(each, marks=pytest.mark.nightly) for each in (LIGHTNING, ACCELERATE))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
 def test_a_killed_run_that_accumulates_goes_on_at_a_step(script: str, tmp_path: Path, undisturbed: Any) -> None:
     """In 13 batches there are 4 steps, of which the last has one batch."""
     arguments = ACCUMULATED[script]
