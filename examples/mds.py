@@ -41,7 +41,8 @@ def main() -> None:
     with Account(task="mds", plan={"train": 3}) as account:
         dataset = MDS(remote=options.remote, local=options.local, cache_limit="100gb")
         loader = account.loader("train", dataset, batch_size=16, num_workers=1)
-        model = DistributedDataParallel(nn.Linear(8, 1))
+        # Gradients are summed in one order from the first step on, so a resumed training has the same weights.
+        model = DistributedDataParallel(nn.Linear(8, 1), find_unused_parameters=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         objects = {"model": model, "optimizer": optimizer}
         checkpoints = account.checkpoints(options.output, objects, every=options.save_every)
@@ -56,6 +57,8 @@ def main() -> None:
                 account.commit()
             if account.rank == 0:
                 print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)
+        if dist.get_rank() == 0:
+            print(f"factors: {model.module.weight.tolist()}", flush=True)
     dist.destroy_process_group()
 
 

@@ -52,7 +52,7 @@ def main() -> None:
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])  # of this pod
     trainer = lightning.Trainer(
         accelerator="cpu",
-        strategy="ddp",
+        strategy="ddp_find_unused_parameters_true",
         devices=ranks,
         num_nodes=int(os.environ["WORLD_SIZE"]) // ranks,
         max_epochs=EPOCHS,

@@ -37,7 +37,7 @@ def main() -> None:
         remote=options.remote, local=str(options.local), shuffle=True, batch_size=16, cache_limit="100gb"
     )
     loader = StreamingDataLoader(dataset, batch_size=16, num_workers=1)
-    model = DistributedDataParallel(nn.Linear(8, 1))
+    model = DistributedDataParallel(nn.Linear(8, 1), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     saved, first, step = options.output / "saved.pt", 0, 0
     if saved.exists():
@@ -64,6 +64,8 @@ def main() -> None:
                 saved.with_suffix(".part").rename(saved)
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
+    if dist.get_rank() == 0:
+        print(f"factors: {model.module.weight.tolist()}", flush=True)
     dist.destroy_process_group()
 
 

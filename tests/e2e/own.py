@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from cluster import KIND_VALUES, ROOT, Namespace
 from faults import MASTER
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +60,9 @@ def _of_lightning(output: Path, log: str) -> str:
     return _hash(torch.load(output / "lightning/last.ckpt", weights_only=False)["state_dict"])
 
 
-def _of_mds(output: Path, log: str) -> str:
-    newest = max(path.parent for path in output.glob("mds/*-epoch-*/manifest.json"))
-    with tempfile.NamedTemporaryFile() as file:
-        dcp_to_torch_save(newest, file.name)
-        return _hash(torch.load(file.name, weights_only=False)["model"])
+def _factors(output: Path, log: str) -> str:
+    (found,) = re.findall("^factors: (.*)$", log, re.MULTILINE)
+    return found
 
 
 GPT = Training(
@@ -100,7 +96,7 @@ MDS = Training(
     script="mds.py",
     arguments=("--local", "/output/data", "--output", "/output/mds", "--save-every", "0.5s"),
     whole="output/mds/*-epoch-*/manifest.json",
-    result=_of_mds,
+    result=_factors,
     libraries=("mosaicml-streaming",),
 )
 TRAININGS = [GPT, TRANSFORMERS, LIGHTNING, MDS]
