@@ -41,8 +41,8 @@ def main() -> None:
     with Account(task="mds", plan={"train": 3}) as account:
         dataset = MDS(remote=options.remote, local=options.local, cache_limit="100gb")
         loader = account.loader("train", dataset, batch_size=16, num_workers=1)
-        # Gradients are summed in one order from the first step on, so a resumed training has the same weights.
-        model = DistributedDataParallel(nn.Linear(8, 1), find_unused_parameters=True)
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(8, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         objects = {"model": model, "optimizer": optimizer}
         checkpoints = account.checkpoints(options.output, objects, every=options.save_every)

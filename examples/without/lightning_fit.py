@@ -52,6 +52,7 @@ def main() -> None:
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])  # of this pod
     trainer = lightning.Trainer(
         accelerator="cpu",
+        # Gradients are summed in one order from the first step on, so a resumed training has the same weights.
         strategy="ddp_find_unused_parameters_true",
         devices=ranks,
         num_nodes=int(os.environ["WORLD_SIZE"]) // ranks,

@@ -37,7 +37,8 @@ def main() -> None:
         remote=options.remote, local=str(options.local), shuffle=True, batch_size=16, cache_limit="100gb"
     )
     loader = StreamingDataLoader(dataset, batch_size=16, num_workers=1)
-    model = DistributedDataParallel(nn.Linear(8, 1), find_unused_parameters=True)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     saved, first, step = options.output / "saved.pt", 0, 0
     if saved.exists():
