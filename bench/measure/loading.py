@@ -37,7 +37,9 @@ WORKERS = (0, 2)
 BATCHES = (32, 256)
 _WALL, _CPU = "loading, of an untallied DataLoader", "loading, of an untallied DataLoader, by CPU time"
 _PAIRS = 10
-_STEPS = {0: 8192, 2: 1024}  # of an epoch, by workers: its proof takes a few milliseconds, and these half a second
+_SECONDS = 0.3  # an epoch, about: its proof takes a few milliseconds
+_STEP = {0: 50e-6, 2: 500e-6}  # seconds of a step, about, by workers
+_IMAGE = 5e-6  # more for each image
 
 
 class OneByOne(Dataset[int]):
@@ -64,11 +66,24 @@ class AtOnce(OneByOne):
         return self.values[indices]
 
 
+class Images(OneByOne):
+    """Images of the size of MNIST's, in memory: about the least that a dataset costs."""
+
+    pixels = torch.arange(1000 * 28 * 28).to(torch.uint8).view(1000, 28, 28)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.pixels[index % 1000].float() / 255
+
+
 def same(batch: Any) -> Any:
     return batch
 
 
-FETCHED: dict[str, tuple[type[OneByOne], Any]] = {"one by one": (OneByOne, None), "at once": (AtOnce, same)}
+FETCHED: dict[str, tuple[type[OneByOne], Any]] = {
+    "one by one": (OneByOne, None),
+    "at once": (AtOnce, same),
+    "images": (Images, None),
+}
 
 
 class Took(NamedTuple):
@@ -98,18 +113,19 @@ def measure(workers: int) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     for fetched, batch in itertools.product(FETCHED, BATCHES):
         case: dict[str, str | int] = {"workers": workers, "batch": batch, "fetched": fetched}
-        took = _took(workers, batch, *FETCHED[fetched])
+        steps = round(_SECONDS / (_STEP[workers] + (fetched == "images") * batch * _IMAGE))
+        took = _took(workers, batch, steps, *FETCHED[fetched])
         for tool, each in took.items():
-            speed = _STEPS[workers] * batch / median(seconds.wall for seconds in each)
+            speed = steps * batch / median(seconds.wall for seconds in each)
             emit("loading", speed, "samples/s", "higher", tool=tool, **case)
         for plain, ours in zip(took["torch"], took["torchtally"], strict=True):
             emit(_WALL, 100 * plain.wall / ours.wall, "%", "higher", **case)
             emit(_CPU, 100 * plain.cpu / ours.cpu, "%", "higher", **case)
 
 
-def _took(workers: int, batch: int, kind: type[OneByOne], collate: Any) -> dict[str, list[Took]]:
+def _took(workers: int, batch: int, steps: int, kind: type[OneByOne], collate: Any) -> dict[str, list[Took]]:
     """What the epochs of each loader took, after one that starts the workers."""
-    dataset = kind(_STEPS[workers] * batch)
+    dataset = kind(steps * batch)
     options: dict[str, Any] = {"batch_size": batch, "num_workers": workers, "persistent_workers": workers > 0}
     sampler: DistributedSampler[int] = DistributedSampler(dataset)
     plain = DataLoader(dataset, sampler=sampler, collate_fn=collate, **options)
