@@ -160,6 +160,12 @@ def overwrite(file: Path, at: int, value: bytes) -> None:
         opened.write(value)
 
 
+def repeat_a_line(path: Path) -> None:
+    """Name the second sample in place of the third."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], lines[2], *lines[4:]]))
+
+
 FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "no index": ("mds", lambda p: (p / "index.json").unlink(), "index.json does not exist"),
     "no json": ("mds", lambda p: cut(p / "index.json"), "cannot be read: JSONDecodeError: Index file at"),
@@ -192,6 +198,11 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         "tars",
         lambda p: cut(p / "shard-002.idx", 200),
         "shard-002.idx (has the line|begins with 'v1.2 7' and has 2)",
+    ),
+    "idx with a sample twice": (
+        "tars",
+        lambda p: repeat_a_line(p / "shard-002.idx"),
+        "shard-002.idx: the offsets of .* must be above those of the sample before",
     ),
     "tar cut": (
         "tars",

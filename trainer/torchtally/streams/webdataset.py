@@ -83,6 +83,10 @@ class TarFiles(Shards):
         expected = f"{_VERSION} {self.shard_sizes[shard]}"
         if first != expected or len(lines) != self.shard_sizes[shard]:
             raise Refused(f"{index} begins with {first!r} and has {len(lines)} samples, and {expected!r} is expected")
+        starts = [_components(line, index)[0][1] for line in lines]
+        for before, after, line in zip(starts, starts[1:], lines[1:], strict=False):
+            if after <= before:
+                raise Refused(f"{index}: the offsets of {line!r} must be above those of the sample before")
         with self._files.open(shard) as file:
             opened = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         end = 0
