@@ -139,7 +139,7 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
 def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[str, str], tmp_path: Path) -> None:
     first, second = alone(environment, QUICK), alone(environment, QUICK)
     assert (first.returncode, second.returncode) == (0, 0), second.stderr
-    assert f"in {tmp_path / 'output'} is complete; another training needs another --output" in second.stdout
+    assert f"in {tmp_path / 'output'} is complete; another training needs another --output" in second.stderr
     assert (lines(second.stdout), last_line(second.stdout)) == ([], last_line(first.stdout))
     assert "loss" not in second.stdout
     refused = alone(environment, [*QUICK, "--seed", "9"])

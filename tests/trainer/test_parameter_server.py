@@ -236,7 +236,7 @@ def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job:
 
     # The master's success is the job's: its log has the table, and its folder what came of it.
     assert "train      1  all                  2       100       100     0        0  ✓ every sample" in outputs[0]
-    assert "30 steps by rpc in " in outputs[0]
+    assert "30 steps by rpc in " in pods[0].errors
     proof = json.loads((tmp_path / "out" / "proof.json").read_text())
     assert proof["holds"]
     model = Model()

@@ -155,9 +155,10 @@ def _write(found: Evaluation, line: dict[str, Any], saved: SavedModel, output: P
     named = f" ({saved.sha256})" if saved.sha256 else ""
     print(
         f"{saved.path}{named}: test loss {found.mean('loss'):.4f}, test accuracy {correct / count:.2%} "
-        f"({correct} of {count})\ntorchtally: wrote {output / EVALUATION}",
+        f"({correct} of {count})",
         flush=True,
     )
+    log.info(f"wrote {output / EVALUATION}")
     emit(last)
 
 

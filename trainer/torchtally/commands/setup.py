@@ -13,6 +13,7 @@ from torchtally import events, tasks
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
+from torchtally.log import log
 from torchtally.options import Training
 from torchtally.pod import device
 from torchtally.training.task import Samples, Task
@@ -57,10 +58,9 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
         train, test = task.load(data or places.data, places.cache)
         if process.local_rank == 0:
             seconds = time.monotonic() - began
-            print(
-                f"torchtally: rank {process.rank} has {len(train)} samples to train with and {len(test)} to test with, "
-                f"after {seconds:.1f} s",
-                flush=True,
+            log.info(
+                f"rank {process.rank} has {len(train)} samples to train with and {len(test)} to test with, "
+                f"after {seconds:.1f} s"
             )
             events.emit(
                 events.Data(train=len(train), test=len(test), seconds=round(seconds, 3)),

@@ -13,6 +13,7 @@ from torchtally.accounting.tally import emit
 from torchtally.atomic_file import replace
 from torchtally.environment import pod_name
 from torchtally.errors import Refused
+from torchtally.log import log
 from torchtally.options import Training
 from torchtally.proof import run_summary, table
 from torchtally.training import checkpoint_file
@@ -63,7 +64,7 @@ def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str,
         replace(output / name, contents)
     replace(output / PROOF, (json.dumps(proof, indent=1) + "\n").encode())
     others = "".join(f", {output / name}" for name in files)
-    print(f"torchtally: wrote {output / MODEL} ({hashed}){others} and {output / PROOF}", flush=True)
+    log.info(f"wrote {output / MODEL} ({hashed}){others} and {output / PROOF}")
     emit(last)
     events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
 
@@ -83,7 +84,7 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
         return False
     if not whole or proof["training"] != facts:
         return False
-    print(f"torchtally: run {last['run']} in {output} is complete; another training needs another --output", flush=True)
+    log.info(f"run {last['run']} in {output} is complete; another training needs another --output")
     emit(last)
     source = events.Source(pod=pod_name(), run=last["run"], attempt=last["attempt"])
     events.emit(events.Complete(model=last["model"], output=str(output)), source)

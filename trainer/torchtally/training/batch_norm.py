@@ -5,6 +5,7 @@ from torch import nn
 from torchtally import compat
 from torchtally.accounting.tally import Run, Tally
 from torchtally.errors import Refused
+from torchtally.log import log
 from torchtally.options import Training
 from torchtally.proof.contract import Contract
 from torchtally.proof.shards import Shard
@@ -18,10 +19,9 @@ def contract(options: Training, model: nn.Module, n: int, run: Run) -> Contract:
     if not everything:
         raise Refused(f"--contract {chosen} leaves none of {n} samples for {run.world} ranks")
     if with_batch_norm and options.contract is None and run.rank == 0:
-        print(
-            "torchtally: the model has BatchNorm, which cannot take a batch of one row, so the contract is drop_last: "
-            f"{n - everything} of {n} samples are left out of each epoch",
-            flush=True,
+        log.info(
+            "the model has BatchNorm, which cannot take a batch of one row, so the contract is drop_last: "
+            f"{n - everything} of {n} samples are left out of each epoch"
         )
     return chosen
 

@@ -19,6 +19,7 @@ from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.tally import Phase, Run, Tally, enforce, prove
 from torchtally.distributed import ddp, running_stats
 from torchtally.distributed.shared_memory import SharedGradients
+from torchtally.log import log
 from torchtally.monitoring.callback import LOSS_INTERVAL, Callback
 from torchtally.options import Training
 from torchtally.training import batch_norm
@@ -189,7 +190,7 @@ class Loop:
             )
         else:
             how = f"begins: {n} samples an epoch, {run.world} ranks"
-        print(f"torchtally: run {run.run} {how}", flush=True)
+        log.info(f"run {run.run} {how}")
         if saved:
             resumed = events.Resumed(
                 task=run.task,

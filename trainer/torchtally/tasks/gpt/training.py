@@ -28,6 +28,7 @@ from torchtally.atomic_file import replace
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
+from torchtally.log import log
 from torchtally.pod import device, failure
 from torchtally.tasks.gpt import text
 from torchtally.tasks.gpt.model import GPT
@@ -201,7 +202,7 @@ def fit(name: str, options: Options, output: Path) -> None:
 def _train(account: Account, trainer: Trainer, options: Options, found: text.Text, output: Path) -> None:
     if account.rank == 0 and not trainer.resumed:
         size = sum(each.numel() for each in trainer.model.parameters())
-        print(f"torchtally: {size:,} parameters, {len(found.tokens):,} tokens, {account.world} ranks", flush=True)
+        log.info(f"{size:,} parameters, {len(found.tokens):,} tokens, {account.world} ranks")
     for epoch in account.epochs():
         loss, speed = trainer.train(epoch)
         test_loss, right, tested = trainer.test(epoch)
@@ -223,7 +224,7 @@ def _train(account: Account, trainer: Trainer, options: Options, found: text.Tex
     made = trainer.sample(found)
     weights = get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if account.rank == 0:
-        print(f"torchtally: sample: {made!r}", flush=True)
+        log.info(f"sample: {made!r}")
         _write(weights, options, found, output)
     dist.barrier()
 
@@ -235,7 +236,7 @@ def _write(weights: dict[str, Any], options: Options, found: text.Text, output: 
     replace(output / TOKENIZER, found.tokenizer.to_str().encode())
     replace(output / CONFIGURATION, (json.dumps(configuration, indent=1) + "\n").encode())
     replace(output / MODEL, model)
-    print(f"torchtally: wrote {output / MODEL} ({artifacts.sha256(model)})", flush=True)
+    log.info(f"wrote {output / MODEL} ({artifacts.sha256(model)})")
 
 
 def _sharded(options: Options, vocabulary: int, where: torch.device) -> Any:

@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional
 
 from torchtally.environment import Places
 from torchtally.errors import Refused
+from torchtally.log import log
 from torchtally.options import Training
 from torchtally.tasks.image_folder import folder, weights
 from torchtally.tasks.image_folder.images import Images
@@ -76,7 +77,7 @@ def first_model(options: Options, classes: int) -> nn.Module:
         raise Refused(f"--model {name} does not take images of --size {size}: {str(error).splitlines()[0]}") from None
     model: nn.Module = models.get_model(name, **settings)
     if options.weights and (anew := weights.load(model, options.weights, classes)):
-        print(f"torchtally: {', '.join(anew)} begin anew: --weights has them for other classes", flush=True)
+        log.info(f"{', '.join(anew)} begin anew: --weights has them for other classes")
     if options.precision == "bfloat16":
         _autocast(model)
     return model.to(memory_format=torch.channels_last)

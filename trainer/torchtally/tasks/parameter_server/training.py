@@ -26,6 +26,7 @@ from torchtally.accounting.tally import Phase, Proof, Run, Tally, enforce, prove
 from torchtally.distributed import handshake, process_group
 from torchtally.environment import Places, Process, pod_of, store_address
 from torchtally.errors import Refused
+from torchtally.log import log
 from torchtally.pod import device
 from torchtally.proof.shards import Shard
 from torchtally.tasks.parameter_server import network_interface, remote_table
@@ -229,7 +230,7 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
     train, test = TASK.load(None, Path())
     if rank == COORDINATOR:
         ranks = f"{run.world} trainers, the table by {options.form}"
-        print(f"torchtally: run {run.run} begins: {len(train)} samples an epoch, {ranks}", flush=True)
+        log.info(f"run {run.run} begins: {len(train)} samples an epoch, {ranks}")
         events.emit(events.Begun(task=run.task, world=run.world), run.source)
     batch = options.batch_size * run.world
     for epoch in range(1, options.epochs + 1):
@@ -256,10 +257,7 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
     if rank == COORDINATOR:
         seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)
         steps = options.epochs * Shard(n=len(train), rank=0, world=run.world).steps(batch)
-        print(
-            f"torchtally: {steps} steps by {options.form} in {seconds:.2f} s: {steps / seconds:,.0f} a second",
-            flush=True,
-        )
+        log.info(f"{steps} steps by {options.form} in {seconds:.2f} s: {steps / seconds:,.0f} a second")
 
 
 def _serve(table: ShardedTable, run: Run, training: Phase, testing: Phase) -> None:
