@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import io
 import logging
 import shutil
 import signal
@@ -16,6 +15,7 @@ import torch.distributed as dist
 import toy
 from torch import nn
 from torch.distributed.distributed_c10d import Store
+from torch.utils._pytree import tree_flatten
 
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.log import log
@@ -82,12 +82,12 @@ def fit(
 
 def outcome(train_state: TrainState) -> dict[str, Any]:
     """What must not depend on interruptions."""
-    buffer = io.BytesIO()
-    for value in (*train_state.model.state_dict().values(), *train_state.optimizer.state_dict()["state"].values()):
-        torch.save(value, buffer)
+    states = (*train_state.model.state_dict().values(), *train_state.optimizer.state_dict()["state"].values())
+    tensors, _ = tree_flatten(states)
+    weights = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
     lines = [{key: value for key, value in line.items() if key != "attempt"} for line in train_state.lines]
     epochs = [dataclasses.replace(epoch, samples_per_second=0) for epoch in train_state.epochs]
-    return {"hash": hashlib.sha256(buffer.getvalue()).hexdigest(), "lines": lines, "epochs": epochs}
+    return {"hash": weights, "lines": lines, "epochs": epochs}
 
 
 def undisturbed(rank: int, world: int, store: Store, options: Training = OPTIONS) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torchtally.training import loop
 from torchtally.training.batches import Batches, batches
 from torchtally.training.checkpoint_file import State
 from torchtally.training.checkpointer import Checkpointer
+from torchtally.training.shared_checkpointer import SharedCheckpointer
 from torchtally.training.task import Samples, Task
 from torchtally.training.train_state import TrainState
 
@@ -62,12 +63,19 @@ def train(
     run: Run,
     train: Samples,
     test: Samples,
-    checkpointer: Checkpointer,
+    checkpointer: Checkpointer | SharedCheckpointer,
     saved: State | None = None,
     **more: Any,
 ) -> TrainState:
     """The loop, on this rank's CPU."""
-    place: dict[str, Any] = {"device": CPU, "checkpointer": checkpointer, **more}
+    model, optimizer = loop.build(task, options, CPU)
+    place: dict[str, Any] = {
+        "device": CPU,
+        "checkpointer": checkpointer,
+        "model": model,
+        "optimizer": optimizer,
+        **more,
+    }
     return loop.Loop(task=task, options=options, run=run, train=train, test=test, **place).fit(saved)
 
 

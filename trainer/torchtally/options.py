@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torchtally.proof.contract import CONTRACTS, Contract
 
 AllReduce = Literal["float32", "bfloat16"]
-_WITHOUT_EFFECT_ON_WEIGHTS = ("save_seconds", "keep", "tally", "data", "output", "mlflow")
+_WITHOUT_EFFECT_ON_WEIGHTS = ("save_seconds", "keep", "checkpoints", "tally", "data", "output", "mlflow")
 
 
 def whole_number(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
@@ -80,6 +80,12 @@ class Training:
         300.0, "seconds between two checkpoints; the end of an epoch saves one, too", type=positive_number, metavar="X"
     )
     keep: int = option(2, "checkpoints to keep besides the best one", type=whole_number(1, 1 << 20), metavar="N")
+    checkpoints: str | None = option(
+        None,
+        "folder that all pods share, or URL of an object store such as s3://bucket/run: all ranks write checkpoints to "
+        "it (default: rank 0 writes them to --output)",
+        metavar="URL",
+    )
     data: Path | None = option(
         None,
         "folder that holds the data (default: TORCHTALLY_DATA, else the task fetches its data)",

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchtally import events
+from torchtally.checkpoints import conditions
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.duration import seconds_of
 from torchtally.checkpoints.manifest import MANIFEST, Manifest
@@ -91,6 +92,7 @@ class Checkpoints:
         self._writers = new_group(_SLOWEST_WRITE)  # of the writing thread
         self._catalog = Catalog(self._storage, self._group, account.source.pod)
         self._catalog.check_shared()
+        self._conditions = conditions.of_all_ranks(self._objects.device, self._group)
         local = self._storage.local and dist.get_rank() == 0
         self._reached = Reached(Path(self._storage.path("reached"))) if local else None
         cuda = torch.cuda.is_available()
@@ -140,6 +142,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
             log.info(f"resumes from {url}{samples}")
+            conditions.warn_of_differences(url, manifest.conditions, self._conditions)
             resumed = events.Resumed(
                 task=self._account.task,
                 world=dist.get_world_size(),
@@ -189,6 +192,17 @@ class Checkpoints:
         if self._left <= 0:
             self._synchronize()
 
+    def save(self, wait: bool) -> None:
+        """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks."""
+        self._finish()
+        self._begin()
+        if wait:
+            self._finish()
+
+    def heed_signals(self) -> None:
+        """Stop if a rank has received a signal. A call of all ranks. Raises Stopped."""
+        self._synchronize()
+
     def close(self, wait: bool = True) -> None:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
         for number, handler in self._handlers.items():
@@ -228,7 +242,7 @@ class Checkpoints:
     def _begin(self) -> None:
         """Copy the state, and let the thread write the copy."""
         self._saved, self._slow = time.monotonic(), False
-        state = self._stager.stage(self._objects.state(opaque=dist.get_rank() == 0))
+        state = self._stager.stage(self._objects.state(whole=dist.get_rank() == 0))
         epoch, position, consumed = self._account.reached
         source = self._account.source
         manifest = Manifest(
@@ -243,6 +257,7 @@ class Checkpoints:
             world=dist.get_world_size(),
             objects=self._objects.kinds,
             account=self._account.state_dict(),
+            conditions=self._conditions,
             files={},
         )
         self._writing = self._thread.submit(self._write, self._catalog.next_name(epoch, position), state, manifest)

@@ -11,7 +11,7 @@ from typing import Any
 from torchtally.errors import Refused
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Manifest:
     world: int  # ranks that made it
     objects: dict[str, str]  # name -> kind
     account: dict[str, Any]  # the account's state
+    conditions: list[dict[str, Any]]  # of each rank, which the last bits of the weights depend on
     files: dict[str, File]
 
     def printed(self) -> bytes:
@@ -50,18 +51,18 @@ class Torn(Exception):
 
 
 def parse(data: bytes, url: str) -> Manifest:
-    """Read the manifest of the checkpoint `url`. Raises Torn, and Refused for one in a newer format."""
+    """Read the manifest of the checkpoint `url`. Raises Torn, and Refused for one in another format."""
     try:
         text = json.loads(data)
         version, contents = text["format"], text["contents"]
     except (ValueError, LookupError, TypeError):
         raise Torn("its manifest is damaged") from None
-    if type(version) is int and version > FORMAT:
+    if type(version) is int and version != FORMAT:
         raise Refused(
             f"the checkpoint {url} has format {version}, and this version of torchtally reads format {FORMAT}: use "
             "the version of torchtally that wrote it, or another folder"
         )
-    if version != FORMAT or text.get("sha256") != _sha256(contents):
+    if text.get("sha256") != _sha256(contents):
         raise Torn("its manifest is damaged")
     files = {name: File(**file) for name, file in contents["files"].items()}
     return Manifest(**contents | {"files": files})

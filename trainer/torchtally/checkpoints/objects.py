@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torchtally.errors import Refused
 
 State = dict[str, Any]
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")  # of DDP, torch.compile, activation checkpointing
 Marks = dict[tuple[str, int], int | bytes]
 
 
@@ -61,19 +62,30 @@ class Objects:
                     )
 
     @property
+    def device(self) -> torch.device:
+        """Where the first model is, or else the CPU."""
+        return next((each.device for model in self._models for each in model.parameters()), torch.device("cpu"))
+
+    @property
     def kinds(self) -> dict[str, str]:
         """The kind of each object: what must be the same in a checkpoint that is loaded."""
         return {name: self._kind(each) for name, each in self._objects.items()}
 
-    def state(self, opaque: bool = True) -> State:
-        """The states of all objects, which share memory with them; `opaque` includes opaque values.
+    def state(self, whole: bool = True) -> State:
+        """The states of all objects, which share memory with them. A call of all ranks.
 
-        A call of all ranks.
+        If not `whole`, without what only rank 0 saves: opaque values, and buffers, which DDP takes from rank 0.
         """
         state = {name: self._state(name, each) for name, each in self._objects.items()}
-        if not opaque:
+        if not whole:
             for name in self._model_of:
                 del state[name]["param_groups"]
+            for name, each in self._objects.items():
+                if isinstance(each, nn.Module):
+                    buffers = {_unwrapped(buffer) for buffer, _ in each.named_buffers()}
+                    state[name] = {
+                        key: value for key, value in state[name].items() if key not in buffers or _sharded(value)
+                    }
             state = {name: each for name, each in state.items() if not isinstance(each, bytes)}
         return state
 
@@ -132,6 +144,11 @@ class Objects:
             return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
         whole = each.state_dict()
         return whole if _sharded(whole) else _packed(whole)
+
+
+def _unwrapped(name: str) -> str:
+    """The name of a buffer without those of wrappers, as PyTorch's distributed checkpoint has it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _marks(name: str, each: Any) -> Marks:

@@ -21,6 +21,7 @@ from torchtally.options import Training
 from torchtally.pod.failure import exit_rank
 from torchtally.training import artifacts, loop
 from torchtally.training.checkpointer import FOLDER, Checkpointer, resume
+from torchtally.training.shared_checkpointer import SharedCheckpointer
 from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
@@ -62,23 +63,31 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
     context = set_up(task, options.data, facts, prepare)
     process, device = context.process, context.device
 
-    folder = output / FOLDER
     identity = artifacts.training(name, options, task.fingerprint)
-    state = resume(folder, identity, device)
-    checkpointer = Checkpointer(folder, identity, device, options.keep, options.save_seconds)
-    checkpointer.listen()
-    run = Run(
-        run=state["run"] if state else context.run,
-        attempt=state["attempt"] + 1 if state else process.attempt,
-        pod=process.pod,
-        task=name,
-        plan={"train": options.epochs, "test": options.epochs},
-        rank=process.rank,
-        world=process.world,
-        seed=options.seed,
-        data=task.fingerprint,
-    )
+    model, optimizer = loop.build(task, options, device)
+    keep, seconds = options.keep, options.save_seconds
     with ExitStack() as stack:
+        checkpointer: Checkpointer | SharedCheckpointer
+        if options.checkpoints:
+            checkpointer = stack.enter_context(
+                SharedCheckpointer(options.checkpoints, identity, process.pod, model, optimizer, keep, seconds)
+            )
+            state = checkpointer.resume()
+        else:
+            state = resume(output / FOLDER, identity, device)
+            checkpointer = Checkpointer(output / FOLDER, identity, device, keep, seconds)
+            checkpointer.listen()
+        run = Run(
+            run=state["run"] if state else context.run,
+            attempt=state["attempt"] + 1 if state else process.attempt,
+            pod=process.pod,
+            task=name,
+            plan={"train": options.epochs, "test": options.epochs},
+            rank=process.rank,
+            world=process.world,
+            seed=options.seed,
+            data=task.fingerprint,
+        )
         callbacks = []
         if requested:
             example = task.inputs(context.test.inputs[:2]).tolist()
@@ -88,6 +97,8 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             task=task,
             options=options,
             run=run,
+            model=model,
+            optimizer=optimizer,
             train=context.train.to(device),
             test=context.test.to(device),
             device=device,

@@ -6,7 +6,6 @@ broadcasts it.
 """
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from torchtally import events
+from torchtally.checkpoints import conditions
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.log import log
 from torchtally.training import checkpoint_file
@@ -41,7 +41,7 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
     state: State | None = None
     refused = failed = None
     discarded = 0
-    now = _numerics_of_all(device)
+    now = conditions.of_all_ranks(device)
     if dist.get_rank() == 0:
         try:
             found = checkpoint_file.newest(folder)
@@ -49,13 +49,13 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
                 log.warning(sentence)
             if payload := found.payload:
                 state = checkpoint_file.load(payload) | {"path": str(found.path)}
-                if not (refused := _refusal(found.path, state["facts"], facts)):
+                if not (refused := conditions.refusal(found.path, state["facts"], facts, "--output")):
                     discarded = _lost_since(folder, state)
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
                     log.info(f"resumes from {found.path}{lost}")
                     before = state["numerics"]  # an earlier release knew rank 0's alone
                     before = before if isinstance(before, list) else [before] * len(state["ranks"])
-                    _warn_of_differences(found.path, before, now)
+                    conditions.warn_of_differences(found.path, before, now)
         except (Refused, PermissionError) as error:
             refused = str(error)
         except OSError as error:  # a volume may recover
@@ -78,23 +78,6 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
     return state
 
 
-def _numerics_of_all(device: torch.device) -> list[dict[str, Any]]:
-    """The numerics of each rank, on rank 0. A collective call."""
-    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(numerics(device), gathered)
-    return gathered or []
-
-
-def numerics(device: torch.device) -> dict[str, Any]:
-    """The conditions of a rank, beside the number of ranks, under which the weights are equal bit for bit."""
-    return {
-        "PyTorch": str(torch.__version__),  # a class of its own, which a checkpoint may not hold
-        "threads": torch.get_num_threads(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-    }
-
-
 class Checkpointer:
     """Saves into `folder` of rank 0, and stops. Without a folder it only stops. Making one is a collective call."""
 
@@ -102,7 +85,7 @@ class Checkpointer:
         self, folder: Path | None, facts: Mapping[str, Any], device: torch.device, keep: int, seconds: float
     ) -> None:
         self._folder, self._keep, self._seconds = folder, keep, seconds
-        self._facts = {"facts": dict(facts), "numerics": _numerics_of_all(device)}
+        self._facts = {"facts": dict(facts), "numerics": conditions.of_all_ranks(device)}
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # steps between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
@@ -206,32 +189,3 @@ def _lost_since(folder: Path, state: State) -> int:
         return 0
     # An earlier resume has counted the samples that an earlier attempt lost.
     return max(0, consumed - state["consumed"]) if attempt >= state["attempt"] else 0
-
-
-def _refusal(path: Path | None, saved: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
-    for name, value in facts.items():
-        if saved.get(name) != value:
-            return (
-                f"the checkpoint {path} is of another training: its {name} is {json.dumps(saved.get(name))} and now it "
-                f"is {json.dumps(value)}; go on as before, or choose another --output"
-            )
-    return None
-
-
-def _warn_of_differences(path: Path | None, before: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
-    others: dict[str, list[int]] = {}  # each difference, and its ranks
-    if len(before) != len(now):
-        others[f"{len(before)} ranks and now {len(now)}"] = []
-    for rank, (was, here) in enumerate(zip(before, now, strict=False)):
-        for name, value in here.items():
-            if was.get(name) != value:
-                others.setdefault(f"{name} {was.get(name)} and now {value}", []).append(rank)
-    if others:
-        told = ", ".join(text + _of_some(ranks, len(now)) for text, ranks in others.items())
-        log.warning(f"{path} was made with {told}: every sample counts once, but the last bits will differ")
-
-
-def _of_some(ranks: list[int], world: int) -> str:
-    if len(ranks) in (0, world):
-        return ""
-    return f" (ranks {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)})"

@@ -27,6 +27,7 @@ from torchtally.training.batches import Batches, batches
 from torchtally.training.checkpoint_file import State
 from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.cuda_graph import Captured, CudaGraph, Step
+from torchtally.training.shared_checkpointer import SharedCheckpointer
 from torchtally.training.task import Samples, Task
 from torchtally.training.train_state import Epoch, TrainState
 
@@ -41,10 +42,12 @@ class Loop:
     task: Task
     options: Training
     run: Run
-    train: Samples  # on `device`, as `test`
+    model: nn.Module  # on `device`, as `train` and `test`
+    optimizer: torch.optim.Optimizer
+    train: Samples
     test: Samples
     device: torch.device
-    checkpointer: Checkpointer
+    checkpointer: Checkpointer | SharedCheckpointer
     callback: Callback | None = None
     memory: SharedGradients | None = None  # in which the ranks of one pod sum their gradients
     batches: Batches | None = None  # of a test: the indices of each step, on the CPU
@@ -54,10 +57,7 @@ class Loop:
 
         Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced; Stopped and Lost.
         """
-        options, run = self.options, self.run
-        torch.manual_seed(options.seed)
-        model = self.task.model(options).to(self.device)
-        optimizer = self.task.optimizer(model.parameters(), options)
+        options, run, model, optimizer = self.options, self.run, self.model, self.optimizer
         batch = options.global_batch_size or options.batch_size * run.world
         contract = batch_norm.contract(options, model, len(self.train), run)
         step = self._step(model, optimizer, batch)
@@ -191,7 +191,9 @@ class Loop:
         else:
             how = f"begins: {n} samples an epoch, {run.world} ranks"
         log.info(f"run {run.run} {how}")
-        if saved:
+        if not saved:
+            events.emit(events.Begun(task=run.task, world=run.world), run.source)
+        elif "path" in saved:  # a shared checkpoint has reported itself
             resumed = events.Resumed(
                 task=run.task,
                 world=run.world,
@@ -201,8 +203,13 @@ class Loop:
                 discarded=train_state.discarded,
             )
             events.emit(resumed, run.source)
-        else:
-            events.emit(events.Begun(task=run.task, world=run.world), run.source)
+
+
+def build(task: Task, options: Training, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the model at its first weights, the same on every rank, and its optimizer."""
+    torch.manual_seed(options.seed)
+    model = task.model(options).to(device)
+    return model, task.optimizer(model.parameters(), options)
 
 
 def _steps_so_far(phase: Phase, position: int) -> int:

@@ -92,6 +92,10 @@ class TrainState:
 
     def state(self) -> State:
         """Return the contents of a checkpoint, complete on rank 0 only. A collective call over gloo."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.progress()}
+
+    def progress(self) -> State:
+        """Return the contents of a checkpoint beside the model's and the optimizer's: values of JSON, as `state`."""
         running_stats.check(running_stats.of(self.model))
         tally = self.current.tally if self.current else None
         own = {
@@ -111,8 +115,6 @@ class TrainState:
             "position": self.position,
             "consumed": self.consumed,
             "steps": self.current.counted if self.current else 0,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "ranks": ranks,
             "carried": list(tally.carried.words) if tally else None,
             "worlds": [list(each) for each in self.worlds],
@@ -122,13 +124,14 @@ class TrainState:
         }
 
     def restore(self, state: State, phase: Phase) -> None:
-        """Restore `state`; `phase` is that of its epoch, from position 0.
+        """Restore `state`, or the progress in it; `phase` is that of its epoch, from position 0.
 
         If the number of ranks is unchanged, each continues its own tally. Otherwise the remaining samples are divided
         again, and the digest of the consumed ones is carried as a sum.
         """
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if "model" in state:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
         history = json.loads(state["history"])
         self.lines = history["lines"]
         self.epochs = [Epoch(**each) for each in history["epochs"]]

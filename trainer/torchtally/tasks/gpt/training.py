@@ -84,7 +84,7 @@ class Trainer:
         self._samples = options.epochs * len(train)
         objects = {"model": self.model, "optimizer": self._optimizer, "totals": self._totals}
         self._checkpoints = account.checkpoints(
-            output / "checkpoints", objects, every=options.save_seconds, keep=options.keep
+            options.checkpoints or output / "checkpoints", objects, every=options.save_seconds, keep=options.keep
         )
         self.resumed = self._checkpoints.resume()
 

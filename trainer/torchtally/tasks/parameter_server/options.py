@@ -20,6 +20,7 @@ class Options(Training):
     all_reduce: AllReduce = not_offered("all_reduce")
     save_seconds: float = not_offered("save_seconds")
     keep: int = not_offered("keep")
+    checkpoints: str | None = not_offered("checkpoints")
     data: Path | None = not_offered("data")
     mlflow: str | None = not_offered("mlflow")
     form: Literal["rpc", "collective"] = option(
