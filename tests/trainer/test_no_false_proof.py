@@ -23,7 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, random_split
 
 from torchtally import Account, Batch
-from torchtally.accounting.tally import Phase, Run, Tally, prove
+from torchtally.accounting.proving import prove
+from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.errors import Refused, Unproven
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
