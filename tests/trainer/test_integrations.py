@@ -179,6 +179,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
         (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
         (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),
+        (ACCELERATE, ["4", "saves early"], 2, "the weights hold an optimizer's step that is not committed"),
         (KERAS, ["3", "no callback"], 3, COMMIT),
         (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps must be None"),
     ],

@@ -40,6 +40,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
                 accelerator.backward(model(*batch.data) * accelerator.num_processes * accumulate)
                 optimizer.step()
                 optimizer.zero_grad()
+            if how == "saves early" and accelerator.sync_gradients:
+                accelerator.save_state(folder / f"step-{steps:03}")
             if accelerator.sync_gradients or how == "each batch":
                 account.commit(batch)
                 steps += 1

@@ -246,8 +246,12 @@ class Account(Lifetime):
         """Return how far the run is, the same on every rank: save it with the weights of the same moment.
 
         Batches that are not committed are not in it, so a resume hands them out again.
+
+        Raises:
+            Refused: A PyTorch optimizer has stepped since the last commit, so the weights have more than the state.
         """
         with self._counting.final():
+            self._counting.check_saved()
             return stateful.state(self._phases, self._progress, self._attempt)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

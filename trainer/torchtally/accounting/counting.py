@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils import data
 
 from torchtally import compat_accelerate
@@ -43,6 +44,8 @@ class Counting:
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
+        self._stepped = False  # an optimizer, with a batch that is not committed
+        self._hook = register_optimizer_step_post_hook(self._has_stepped)
 
     @contextmanager
     def final(self) -> Iterator[None]:
@@ -103,6 +106,14 @@ class Counting:
         if self._phases.open.get(phase) is current and not (current.trains and current.explicit):
             self._close(current)
 
+    def check_saved(self) -> None:
+        """Refuse a state of this moment if the weights have more samples than those that count."""
+        if self._stepped:
+            raise Refused(
+                "the weights hold an optimizer's step that is not committed, so a state saved with them would train "
+                "its batches twice: call commit() after optimizer.step(), and save or stop after commit()"
+            )
+
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
         if compat_accelerate.leaves_steps_out():
@@ -124,6 +135,7 @@ class Counting:
                 )
             for current in pending:
                 current.commit()
+        self._stepped = False
         for current in [each for each in self._phases.open.values() if each.trains]:
             self._attempt.stepped(current.tally.phase.epoch)
             if self._reports:
@@ -171,6 +183,19 @@ class Counting:
         """Seed the generators as they were when the last batch was handed out."""
         randomness.reseed(self._randomness)
 
+    def close(self) -> None:
+        """No longer watch the optimizers."""
+        self._hook.remove()
+
+    @property
+    def _pending(self) -> bool:
+        """Whether a batch is handed out that commits count, and none has."""
+        return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
+
+    def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._stepped and self._pending and any(_moves(group.get("lr")) for group in optimizer.param_groups):
+            self._stepped = True
+
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
@@ -188,3 +213,11 @@ class Counting:
             enforce(proof, "enforce", self._proved == 1)
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
+
+
+def _moves(rate: Any) -> bool:
+    """Whether a step at this learning rate changes weights: at 0, torch's checkpoints let an optimizer make its state.
+
+    One on a GPU is not waited for.
+    """
+    return (isinstance(rate, torch.Tensor) and rate.is_cuda) or bool(rate != 0)

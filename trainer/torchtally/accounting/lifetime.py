@@ -86,6 +86,7 @@ class Lifetime:
                 self._finish()
         except Ending as sentence:
             error = sentence
+        self._counting.close()
         if checkpoints := self._counting.checkpoints:
             checkpoints.close(wait=error is None)
         if self._reports:
