@@ -461,6 +461,25 @@ def test_a_restart_of_a_pod_is_known_by_the_record_in_its_output(tmp_path: Path)
     assert {(line["run"], line["attempt"]) for line in tallied(later["out"])} == {("fourth", 0)}
 
 
+def left_out(folder: str, first: int, dies: bool) -> None:
+    """Trains the folds from `first` on; the last of three dies."""
+    os.environ["TORCHTALLY_OUTPUT"] = folder
+    for fold in range(first, 4):
+        with Account(task=f"fold-{fold}", plan={"train": 1}) as account:
+            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+                if dies and fold == 3:
+                    raise SystemExit(9)
+                account.commit()
+
+
+def test_a_fold_is_known_where_a_restart_leaves_out_those_before_it(tmp_path: Path) -> None:
+    assert alone(left_out, str(tmp_path), 1, True)["code"] == 9
+    for first in (3, 2, 1):
+        refused = alone(left_out, str(tmp_path), first, False)
+        assert refused["code"] == 2, refused["err"]
+        assert f"delete {tmp_path}/run-3.json" in refused["err"]
+
+
 @pytest.mark.parametrize(
     "contents", ["", "{", "[]", json.dumps({"run": 1, "attempt": "x", "task": "t", "complete": 0})]
 )
