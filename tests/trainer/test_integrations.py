@@ -73,6 +73,15 @@ def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
+def test_what_the_program_drops_is_in_no_weights(script: str, tmp_path: Path) -> None:
+    times = resumes(tmp_path, script, DEFAULT[script], "drops", dies=22)["times"]
+    assert {index for index, each in enumerate(times) if not each} == {*range(3, N, 10)}
+    most = [EPOCHS + 1, EPOCHS] if script == TRAINER else [EPOCHS]
+    assert {*times} <= {0, *most}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
 def test_a_killed_run_that_accumulates_goes_on_at_a_step(script: str, tmp_path: Path, undisturbed: Any) -> None:
     """In 13 batches there are 4 steps, of which the last has one batch."""
     arguments = ACCUMULATED[script]
