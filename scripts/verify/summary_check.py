@@ -12,6 +12,7 @@ from torchtally.proof import digest
 from torchtally.proof.digest import unpack
 from torchtally.proof.line import TallyLine
 from torchtally.proof.locality import UnknownSizes
+from torchtally.proof.modular import P
 from torchtally.proof.order import parse, sizes_of
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
@@ -30,9 +31,13 @@ def faults(last: RunSummary) -> Iterator[Problem]:
         consumed, what = last.samples(phase), _described(last, phase)
         if (stated.dropped is None) != (stated.dropped_digest is None):
             yield Problem("the last line must have both dropped and dropped_digest, or none of them", phase)
+        # Of several epochs, the folded digest has not the sum of their numbers.
+        dropped = (stated.dropped or 0) * digest.base_of_epochs(last.run) % P
+        if last.epochs(phase) == 1 and stated.of_dropped.words[0] != dropped:
+            yield Problem(f"the last line reports dropped {stated.dropped or 0}, and its dropped_digest another", phase)
         if stated.accounted != consumed:
-            dropped = f" and dropped {stated.dropped}" if stated.dropped else ""
-            text = f"the last line reports consumed {stated.consumed}{dropped}, but {what} make {consumed}"
+            more = f" and dropped {stated.dropped}" if stated.dropped else ""
+            text = f"the last line reports consumed {stated.consumed}{more}, but {what} make {consumed}"
             yield Problem(text, phase)
             if stated.end:  # garbled, perhaps: the digest takes its time then
                 continue

@@ -161,7 +161,7 @@ class Loop:
 
     def due(self) -> None:
         """A checkpoint is due at the commit that comes; the former one is done."""
-        self.checkpoints._finish()
+        self.checkpoints._writer.finish()
         self.checkpoints._saved = -1e9
 
 

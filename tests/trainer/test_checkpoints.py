@@ -18,8 +18,7 @@ from checkpointed import BATCH, EPOCHS, Found, Loop, N, plain
 from torch import nn
 
 from torchtally import events
-from torchtally.checkpoints import checkpoints as module
-from torchtally.checkpoints import storage
+from torchtally.checkpoints import storage, writer
 from torchtally.checkpoints.manifest import FORMAT, MANIFEST
 
 COMPLETE = [float(EPOCHS)] * N
@@ -87,11 +86,11 @@ def killed(folder: Path, moment: str, victim: int) -> Loop:
             if moment == "while files are written":
                 storage._Hashing.write = kill
             elif moment == "between files and manifest":
-                module.save = after(module.save)
+                writer.save = after(writer.save)
             else:
-                module.on_rank_0 = after(module.on_rank_0)
+                writer.on_rank_0 = after(writer.on_rank_0)
         if loop.found.commits == 6:
-            loop.checkpoints._finish()
+            loop.checkpoints._writer.finish()
 
     loop.run(before_commit)
     return loop
@@ -137,7 +136,7 @@ def writes_slowly(folder: Path) -> Loop:
             loop.checkpoints._saved = -1e9
         if loop.found.commits == 6:
             goes_on.set()
-            loop.checkpoints._writing.result()
+            loop.checkpoints._writer._writing.result()
         if loop.found.commits == 8:
             loop.due()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -437,7 +436,7 @@ def test_bad_input_is_refused_with_field_and_value(options: dict[str, Any], sent
 
 
 def gives(folder: Path, objects: dict[str, Any]) -> None:
-    module.Checkpoints(checkpointed.Position(), folder, objects)
+    checkpointed.Checkpoints(checkpointed.Position(), folder, objects)
 
 
 @pytest.mark.parametrize(

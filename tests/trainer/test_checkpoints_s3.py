@@ -85,7 +85,7 @@ def fails(mode_file: Path, mode: str) -> Loop:
             set_mode(mode)
         if loop.found.commits == 6:
             if mode == "held":
-                assert not loop.checkpoints._writing.done()
+                assert not loop.checkpoints._writer._writing.done()
                 set_mode("passing")
             loop.due()
             set_mode("passing")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from accounts import alone, run, tallied
 from mixtures import Numbers
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, default_collate
 
 from torchtally import Account, Batch, Steps
@@ -262,6 +263,31 @@ def test_a_loader_of_ones_own_may_drop_as_well(single: dict[str, Any]) -> None:
     assert judged([single]).holds
 
 
+def with_peers(state: Any) -> Any:
+    """Two ranks that consume the same samples, as tensor-parallel ones do: the state after step 2, or the rest."""
+    group = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))["dp"].get_group()
+    with contextlib.suppress(Killed), Account(task="t", plan={"train": 1}, group=group) as account:
+        loader = account.loader("train", Numbers(N), batch_size=SIZE, collate_fn=drops)
+        if state:
+            account.load_state_dict(state)
+        for batch in account.epoch("train", 1, loader):
+            dist.barrier()  # as the collective calls of a step do
+            account.commit()
+            if batch.step == 4 and not state:
+                state = account.state_dict()
+                raise Killed
+    return state
+
+
+def test_peers_drop_a_sample_once() -> None:
+    killed = run(2, with_peers, None)
+    assert killed[0]["result"] == killed[1]["result"], killed
+    found = run(2, with_peers, killed[0]["result"])
+    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+    assert ONCE in found[0]["out"]
+    assert judged(killed + found).holds
+
+
 def changed(out: str, which: Any, **values: Any) -> str:
     """The log with these values in the lines of a rank, in the last line, or in all of these."""
     lines = []
@@ -309,6 +335,7 @@ def test_lines_that_say_otherwise_prove_nothing(single: dict[str, Any], which: A
         {"dropped": None, "dropped_digest": None, "consumed": N},
         {"dropped_digest": None},
         {"dropped": 1},
+        {"dropped": 10, "consumed": N - 10},
     ],
     ids=str,
 )

@@ -73,6 +73,15 @@ def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
+def test_what_the_program_drops_is_in_no_weights(script: str, tmp_path: Path) -> None:
+    times = resumes(tmp_path, script, DEFAULT[script], "drops", dies=22)["times"]
+    assert {index for index, each in enumerate(times) if not each} == {*range(3, N, 10)}
+    most = [EPOCHS + 1, EPOCHS] if script == TRAINER else [EPOCHS]
+    assert {*times} <= {0, *most}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
 def test_a_killed_run_that_accumulates_goes_on_at_a_step(script: str, tmp_path: Path, undisturbed: Any) -> None:
     """In 13 batches there are 4 steps, of which the last has one batch."""
     arguments = ACCUMULATED[script]
@@ -179,6 +188,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
         (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
         (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),
+        (ACCELERATE, ["4", "saves early"], 2, "the weights hold an optimizer's step that is not committed"),
         (KERAS, ["3", "no callback"], 3, COMMIT),
         (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps must be None"),
     ],

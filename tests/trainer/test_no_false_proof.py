@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -19,11 +20,13 @@ import torch
 import torch.distributed as dist
 from accounts import alone, run, tallied
 from counting import Counting, Noisy
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, random_split
 
 from torchtally import Account, Batch
-from torchtally.accounting.tally import Phase, Run, Tally, prove
+from torchtally.accounting.proving import prove
+from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.errors import Refused, Unproven
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -458,6 +461,25 @@ def test_a_restart_of_a_pod_is_known_by_the_record_in_its_output(tmp_path: Path)
     assert {(line["run"], line["attempt"]) for line in tallied(later["out"])} == {("fourth", 0)}
 
 
+def left_out(folder: str, first: int, dies: bool) -> None:
+    """Trains the folds from `first` on; the last of three dies."""
+    os.environ["TORCHTALLY_OUTPUT"] = folder
+    for fold in range(first, 4):
+        with Account(task=f"fold-{fold}", plan={"train": 1}) as account:
+            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+                if dies and fold == 3:
+                    raise SystemExit(9)
+                account.commit()
+
+
+def test_a_fold_is_known_where_a_restart_leaves_out_those_before_it(tmp_path: Path) -> None:
+    assert alone(left_out, str(tmp_path), 1, True)["code"] == 9
+    for first in (3, 2, 1):
+        refused = alone(left_out, str(tmp_path), first, False)
+        assert refused["code"] == 2, refused["err"]
+        assert f"delete {tmp_path}/run-3.json" in refused["err"]
+
+
 @pytest.mark.parametrize(
     "contents", ["", "{", "[]", json.dumps({"run": 1, "attempt": "x", "task": "t", "complete": 0})]
 )
@@ -499,3 +521,60 @@ def test_a_commit_before_a_step_that_leaves_no_mark_is_refused(tmp_path: Path) -
     found = alone(commits_before_the_step, tmp_path)
     assert found["code"] == 2, found["err"]
     assert "an optimizer has stepped between commit() and the next batch" in found["err"]
+
+
+# A state that is not of the moment of the weights.
+
+
+def fetched(batches: Iterator[Batch], ahead: bool) -> Iterator[Batch]:
+    """The batches, one of them ahead of the loop or none."""
+    held = deque(islice(batches, int(ahead)))
+    for batch in batches:
+        held.append(batch)
+        yield held.popleft()
+    yield from held
+
+
+def saves(moment: str, ahead: bool) -> None:
+    """Trains 12 samples, with a state of one moment in each step of two batches."""
+    counts = torch.nn.Embedding(12, 1)
+    optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with Account(task="saved", plan={"train": 1}) as account:
+
+        def save(now: str) -> None:
+            if moment == now:
+                get_optimizer_state_dict(counts, optimizer)  # which makes a step of its own if there was none
+                account.state_dict()
+
+        batches = account.epoch("train", 1, account.loader("train", range(12), batch_size=2))
+        for batch in fetched(batches, ahead):
+            counts(batch.data).sum().backward()
+            save("before the step")
+            if batch.step % 2 == 0:
+                if moment == "after a step that a scaler left out":
+                    scaler.scale(torch.zeros(())).item()
+                    counts.weight.grad[0] = torch.inf
+                    scaler.unscale_(optimizer)
+                    scaler.step(optimizer)
+                    scaler.update()
+                    account.state_dict()
+                    counts.weight.grad[0] = 1
+                optimizer.step()
+                save("before commit()")
+                if moment == "stopped":
+                    account.stop("enough")
+                account.commit(batch) if ahead else account.commit()
+                optimizer.zero_grad()
+                save("after commit()")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_state_of_another_moment_than_the_weights_is_refused(ahead: bool) -> None:
+    for moment in ("before the step", "after a step that a scaler left out", "after commit()"):
+        ended = alone(saves, moment, ahead)
+        assert ended["code"] == 0, (moment, ended["err"])
+    for moment in ("before commit()", "stopped"):
+        ended = alone(saves, moment, ahead)
+        assert ended["code"] == 2, (moment, ended["err"])
+        assert "the weights hold an optimizer's step that is not committed" in ended["err"]

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
@@ -9,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accounts import alone, run
+import torch
+from accounts import alone, run, tallied
 from counting import Counting, Noisy
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -362,6 +365,39 @@ def test_a_phase_goes_on_within_an_epoch_that_another_has_completed(until: int) 
     assert found["result"] == [[2] * N, [3] * 30]
     verdict = verified([killed], [found])
     assert verdict.holds, verdict.problems
+
+
+def now_and_then(file: Path, dies: int) -> list[int]:
+    """Trains 6 epochs, of which every third is evaluated. The process is killed in the evaluation number `dies`."""
+    training = Counting(N)
+    with Account(task="t", plan={"train": 6, "test": 2}, anew=not file.exists()) as account:
+        loader = account.loader("train", Noisy(N), batch_size=16)
+        tests = account.loader("test", Noisy(7), batch_size=4, trains=False)
+        if file.exists():
+            saved = torch.load(file)
+            account.load_state_dict(saved["account"])
+            training.load(saved["training"])
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                training.step()
+                account.commit()
+            torch.save({"account": account.state_dict(), "training": training.save()}, file)
+            if epoch % 3 == 0:
+                for _ in account.epoch("test", epoch // 3, tests):
+                    if dies == epoch // 3:
+                        os.kill(os.getpid(), signal.SIGKILL)
+    return training.times
+
+
+def test_an_evaluation_of_every_third_epoch_is_made_after_a_kill_in_it(tmp_path: Path) -> None:
+    for dies in (1, 1, 2):
+        with pytest.raises(AssertionError, match="died without a word"):
+            alone(now_and_then, tmp_path / "state", dies)
+    found = alone(now_and_then, tmp_path / "state", 0)
+    assert (found["code"], found["result"]) == (0, [6] * N), found["err"]
+    last = tallied(found["out"])[-1]
+    assert {name: phase["consumed"] for name, phase in last["phases"].items()} == {"train": 6 * N, "test": 14}
 
 
 def few(saved: Saved | None, n: int, size: int, contract: Contract, stream: bool, until: int | None) -> Any:

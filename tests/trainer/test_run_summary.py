@@ -16,8 +16,9 @@ from torchtally.proof.digest import Digest
 from torchtally.proof.modular import P
 from torchtally.proof.order import Order
 from torchtally.proof.permutation import permute
-from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
+from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shards import Shard
+from torchtally.proof.worlds import World
 
 RUN = "3f9c2a7b10de"
 G, H = digest.base(RUN), digest.base(RUN + " epochs")

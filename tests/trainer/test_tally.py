@@ -9,7 +9,8 @@ import ranks
 import torch
 import toy
 
-from torchtally.accounting.tally import Phase, Run, Tally, emit
+from torchtally.accounting.printing import emit
+from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.errors import Unproven
 from torchtally.options import Training
 from torchtally.proof import digest

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.accounting import tally as tallies
-from torchtally.accounting.tally import Phase, Proof, Run, Tally
+from torchtally.accounting import proving
+from torchtally.accounting.proving import Proof
+from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
@@ -85,7 +86,7 @@ def proved() -> Iterator[list[list[dict[str, Any]]]]:
     found: list[list[dict[str, Any]]] = []
 
     def prove(tally: Tally) -> Proof:
-        proof = tallies.prove(tally)
+        proof = proving.prove(tally)
         found.append(proof.lines)
         return proof
 

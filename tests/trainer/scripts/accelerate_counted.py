@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from counted import DATA, EPOCHS, SIZE, Death, Model, report
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
 
 from torchtally import Account
 from torchtally.integrations.accelerate import marked
@@ -20,7 +20,7 @@ dist.is_initialized() or dist.init_process_group("gloo")
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
 with Account(task="counted", plan={"train": EPOCHS}) as account:
     model, death = Model(), Death()
-    loader = account.loader("train", DATA, batch_size=SIZE, num_workers=1)
+    loader = account.loader("train", DATA, batch_size=SIZE, num_workers=1, collate_fn=drops if how == "drops" else None)
     if how == "prepared":
         loader = accelerator.prepare(loader)
     if how != "not registered":
@@ -40,6 +40,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
                 accelerator.backward(model(*batch.data) * accelerator.num_processes * accumulate)
                 optimizer.step()
                 optimizer.zero_grad()
+            if how == "saves early" and accelerator.sync_gradients:
+                accelerator.save_state(folder / f"step-{steps:03}")
             if accelerator.sync_gradients or how == "each batch":
                 account.commit(batch)
                 steps += 1

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from counting import Noisy
+from torch.utils.data import default_collate
+
+from torchtally import Batch
 
 N, EPOCHS, SIZE = 101, 3, 4  # samples, epochs, samples of a rank in a step
 DATA = Noisy(N)
@@ -38,6 +41,14 @@ class Model(nn.Module):
             {"params": self.model.parameters()},
         ]
         return torch.optim.SGD(groups, lr=1e-4, momentum=0.9)
+
+
+def drops(samples: list[tuple[int, Tensor]]) -> Batch:
+    """Drops every tenth sample."""
+    dropped = {index: "every tenth" for index, _ in samples if index % 10 == 3}
+    kept = [sample for sample in samples if sample[0] not in dropped]
+    data = default_collate(kept) if kept else [torch.empty(0, dtype=torch.int64), torch.empty(0, 4)]
+    return Batch([index for index, _ in kept], data, dropped=dropped)  # type: ignore[arg-type]  # a list may name them
 
 
 class Death:

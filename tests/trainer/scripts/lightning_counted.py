@@ -13,7 +13,7 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, report
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from torchtally import Account, Steps
@@ -68,7 +68,10 @@ dist.is_initialized() or dist.init_process_group("gloo")
 steps = Steps(options.get("max_steps", -1), options.get("accumulate_grad_batches", 1))
 planned = {"train": steps if how == "steps" else EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})
 with Account(task="counted", plan=planned) as ACCOUNT:
-    batches = ACCOUNT.batches("train", ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1))
+    collate = drops if how == "drops" else None
+    batches = ACCOUNT.batches(
+        "train", ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1, collate_fn=collate)
+    )
     tests = None
     if how == "validates":
         tests = ACCOUNT.batches("test", ACCOUNT.loader("test", DATA, batch_size=20, shuffle=False, trains=False))

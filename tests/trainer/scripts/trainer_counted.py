@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, report
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from torchtally import Account, Steps, each_row
+from torchtally import Account, Batch, Steps, each_row
 from torchtally.integrations.transformers import AccountMixin
 
 
@@ -48,6 +48,11 @@ class Stops(TrainerCallback):
 def together(samples: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
     indices, inputs = zip(*samples, strict=True)
     return {"indices": torch.tensor(indices), "inputs": torch.stack(inputs)}
+
+
+def dropping(samples: list[tuple[int, torch.Tensor]]) -> Batch:
+    batch = drops(samples)
+    return batch._replace(data=dict(zip(("indices", "inputs"), batch.data, strict=True)))
 
 
 class Flattened(Counted):
@@ -87,7 +92,9 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
         model=model,
         args=arguments,
         train_dataset=[{"input_ids": [index] * 3} for index in range(len(DATA))] if how == "flattened" else DATA,
-        data_collator={"untold": together, "flattened": DataCollatorWithFlattening()}.get(how, each_row(together)),
+        data_collator={"untold": together, "flattened": DataCollatorWithFlattening(), "drops": dropping}.get(
+            how, each_row(together)
+        ),
         optimizers=(optimizer, LambdaLR(optimizer, lambda _: 1)),
         callbacks=[Stops()] * (how == "stops"),
         **({} if without else {"account": account}),

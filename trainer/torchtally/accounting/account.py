@@ -6,40 +6,25 @@ batch counts when the loop asks for the next one. What was handed out and does n
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.utils import data
 
-from torchtally import compat_accelerate, events
-from torchtally.accounting import loader, randomness
-from torchtally.accounting.attempt import Attempt
+from torchtally.accounting import stateful
 from torchtally.accounting.collate import Batch
-from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.lifetime import Lifetime
 from torchtally.accounting.locality import Locality
-from torchtally.accounting.phases import Phases
-from torchtally.accounting.plan import Planned
-from torchtally.accounting.progress import Progress
-from torchtally.accounting.reports import Reports, problem
+from torchtally.accounting.reports import problem
 from torchtally.accounting.sampler import Sampler
-from torchtally.accounting.state import State
-from torchtally.accounting.tally import emit, enforce, prove
 from torchtally.checkpoints.checkpoints import Checkpoints
-from torchtally.errors import Ending, Refused, Unproven
-from torchtally.monitoring.requested import Requested
-from torchtally.pod import failure
-from torchtally.proof import line as tally_line
+from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
 
-_KEY = "torchtally"  # of the state
 
-
-class Account:
+class Account(Lifetime):
     """Records which samples the loops of one run consume, and proves them at the end of each epoch.
 
     Use it in a `with` statement, in a process group. All ranks must make the same calls in the same order, and complete
@@ -59,27 +44,6 @@ class Account:
         order: Order of the phases that shuffle: a `Locality` for data in shard files (default: one over all samples).
     """
 
-    def __init__(
-        self,
-        *,
-        task: str,
-        plan: Mapping[str, Planned],
-        seed: int = 0,
-        group: dist.ProcessGroup | None = None,
-        anew: bool = False,
-        order: Locality | None = None,
-    ):
-        self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
-        self._order = order
-        self._proved = 0  # epochs of this attempt
-        self._driven: list[Epochs] = []
-        self._randomness = 0  # the seed of the last batch
-        self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
-        self._checkpoints: Checkpoints | None = None
-        self._reports: Reports | None = None  # on the process that prints for all
-        self._phase = next(iter(plan), "")  # of the last batch
-        self._failure: Ending | None = None  # a loop that catches it must not go on
-
     @property
     def plan(self) -> dict[str, int]:
         """Number of epochs of each phase, of which the last can end before its order does."""
@@ -95,61 +59,6 @@ class Account:
     def world(self) -> int:
         """Number of ranks that share the samples."""
         return self._attempt.members.world
-
-    @property
-    def task(self) -> str:
-        """Name of the run."""
-        return self._task
-
-    @property
-    def source(self) -> events.Source:
-        """This process, as its events name it."""
-        return self._attempt.run.source
-
-    @property
-    def reached(self) -> tuple[int, int, int]:
-        """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
-        return self._phases.reached
-
-    def __enter__(self) -> Self:
-        try:
-            self._progress = Progress(self._plan)
-            requested, refused = None, None
-            try:
-                requested = Requested.of()
-            except Refused as error:
-                refused = str(error)  # of which all ranks learn
-            self._attempt = Attempt(
-                task=self._task,
-                plan=self._progress.given,
-                seed=self._seed,
-                group=self._group,
-                anew=self._anew,
-                problem=refused,
-            )
-            self._phases = Phases(self._progress, self._attempt, self._order)
-            if self._attempt.prints and requested:
-                self._reports = Reports(requested, self._phases, {"seed": self._seed, "plan": self._progress.given})
-        except Ending as ending:
-            raise SystemExit(failure.end(ending)) from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._finish()
-        except Ending as sentence:
-            error = sentence
-        if self._checkpoints:
-            self._checkpoints.close(wait=error is None)
-        if self._reports:
-            self._reports.end(error)
-        if isinstance(error, Ending):
-            raise SystemExit(failure.end(error)) from None
-        if isinstance(error, Exception):
-            failure.record(error)
 
     def sampler(
         self,
@@ -239,18 +148,9 @@ class Account:
 
         A plan in steps or tokens needs the phase's loader or sampler before.
         """
-        progress = self._progress
-        with self._final():
+        with self._counting.final():
             self._phases.measure()
-        last = max(progress.epochs.values())
-        longest = [phase for phase, planned in progress.epochs.items() if planned == last]  # others skip epochs
-        done = min(progress.completed(phase) for phase in longest)
-        # The state of another phase can be within the epoch that these have completed.
-        begun = {done for phase in progress.phases.values() if phase.position and phase.position.epoch == done}
-        for epoch in range(1, last + 1):
-            left = epoch in begun or any(progress.completed(phase) < epoch for phase in longest)
-            if progress.stopped is None and left:
-                yield epoch
+        yield from self._progress.left()
 
     def stop(self, reason: str) -> None:
         """End the run here, on purpose: call it on all ranks after the same commit. A collective call.
@@ -260,16 +160,8 @@ class Account:
         Args:
             reason: Why the run ends before its plan, such as `patience`.
         """
-        with self._final():
-            wrong = tally_line.text_problem("reason", reason) or self._progress.unopened(self._phases.open)
-            self._attempt.agree({"reason to stop": reason, "state": self.state_dict()[_KEY]}, wrong)
-            self._progress.stopped = reason
-            for current in list(self._phases.open.values()):
-                current.stop()
-                if current.trains and current.position.consumed:
-                    self._close(current)
-                else:
-                    del self._phases.open[current.tally.phase.name]
+        with self._counting.final():
+            self._counting.stop(reason, self.state_dict()[stateful.KEY])
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
@@ -285,13 +177,8 @@ class Account:
             Unproven: Samples were lost or doubled. All ranks raise it. Or a batch has other samples than its step.
             Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
-        with self._final():
-            if getattr(batches, "next_iter_state", None) is not None:  # as torchdata names it
-                raise Refused(
-                    f"the state of the {type(batches).__name__} was loaded, which would skip batches once more "
-                    "than the account does: load the account's state alone"
-                )
-            yield from self._epoch(phase, epoch, batches)
+        with self._counting.final():
+            yield from self._counting.batches(phase, epoch, batches)
 
     def commit(self, *batches: Batch) -> None:
         """Count the samples that are in the weights now: call it after each `optimizer.step()`.
@@ -304,34 +191,8 @@ class Account:
             Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
             Refused: No batch is left to count, or commits show that the loop fetches ahead.
         """
-        with self._final():
-            if compat_accelerate.leaves_steps_out():
-                raise Refused(
-                    "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
-                    "call it only if accelerator.sync_gradients"
-                )
-            for batch in batches:
-                current = self._phases.open.get(batch.phase)
-                if current is None or not current.trains:
-                    raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
-                current.commit_upto(batch.step)
-            if not batches:
-                pending = [each for each in self._phases.open.values() if each.trains and each.handed > each.counted]
-                if not pending:
-                    raise Refused(
-                        "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
-                        "ahead must pass the batch: commit(batch)"
-                    )
-                for current in pending:
-                    current.commit()
-            for current in [each for each in self._phases.open.values() if each.trains]:
-                self._attempt.stepped(current.tally.phase.epoch)
-                if self._reports:
-                    self._reports.stepped(current)
-                if current.complete:
-                    self._close(current)
-            if self._checkpoints:
-                self._checkpoints.after_commit()
+        with self._counting.final():
+            self._counting.commit(*batches)
 
     def log(self, **numbers: float | torch.Tensor) -> None:
         """Report numbers of rank 0, such as `account.log(loss=loss)`: docs/guides/own-loop.md shows where they appear.
@@ -346,10 +207,10 @@ class Account:
             Refused: A value is not one number, or a name has other characters than letters, digits, and `_`.
         """
         if wrong := problem(numbers):
-            with self._final():
+            with self._counting.final():
                 raise Refused(wrong)
         if self._reports:
-            self._reports.log(self._phase, numbers)
+            self._reports.log(self._counting.phase, numbers)
 
     def checkpoints(
         self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: str | float = "5m", keep: int = 2
@@ -367,9 +228,9 @@ class Account:
         Raises:
             Refused: An argument is not valid, or the pods do not share the folder.
         """
-        with self._final():
-            self._checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
-            return self._checkpoints
+        with self._counting.final():
+            self._counting.checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
+            return self._counting.checkpoints
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
@@ -385,11 +246,13 @@ class Account:
         """Return how far the run is, the same on every rank: save it with the weights of the same moment.
 
         Batches that are not committed are not in it, so a resume hands them out again.
+
+        Raises:
+            Refused: A PyTorch optimizer has stepped since the last commit, so the weights have more than the state.
         """
-        with self._final():
-            self._phases.measure()
-            positions = {name: each.saved for name, each in self._phases.open.items() if each.trains}
-            return {_KEY: self._progress.state(self._attempt.run, positions).to_text()}
+        with self._counting.final():
+            self._counting.check_saved()
+            return stateful.state(self._phases, self._progress, self._attempt)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
@@ -397,23 +260,8 @@ class Account:
         Raises:
             Refused: The state is of another run, of a newer release, or damaged.
         """
-        with self._final():
-            if self._attempt.begun:
-                raise Refused("load_state_dict() must be called before the first epoch of this start")
-            if self._progress.loaded:
-                raise Refused("load_state_dict() was called before in this start: an account takes one state")
-            if _KEY not in state:
-                found = ", ".join(map(str, state)) or "no entry"
-                raise Refused(f"the state of an account must have the entry {_KEY!r}, and it has {found}")
-            try:
-                loaded = State.from_text(state[_KEY])
-            except ValueError as error:
-                raise Refused(f"the state of the account cannot be loaded: {error}") from None
-            for name, value in (("task", self._task), ("seed", self._seed)):
-                if (before := getattr(loaded, name)) != value:
-                    raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
-            self._progress.load(loaded)
-            self._attempt.take_up(loaded, reported=self._checkpoints is not None)
+        with self._counting.final():
+            stateful.load(state, self._progress, self._attempt, reported=self._counting.checkpoints is not None)
 
     def begin_anew(self) -> None:
         """State that this start's weights are those of a beginning, as there is no checkpoint to load."""
@@ -429,9 +277,7 @@ class Account:
         Raises:
             Unproven: Samples were lost. All ranks raise it.
         """
-        if phase in self._phases.open:
-            self._phases.open[phase].end()
-            self._close(self._phases.open[phase])
+        self._counting.settle(phase)
 
     def steps(self, phase: str, epoch: int) -> int:
         """Return the number of steps of an epoch of the plan. The last one of a plan in steps can have fewer."""
@@ -443,89 +289,4 @@ class Account:
 
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out, for a library that has set its own."""
-        randomness.reseed(self._randomness)
-
-    def _epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        self.settle(phase)
-        if epoch >= 1 and self._progress.was_complete(phase, epoch):
-            return
-        if self._progress.stopped is not None and self._phases.trains.get(phase):
-            return
-        current = self._phases.begin(phase, epoch, batches)
-        if self._reports:
-            self._reports.begin(current)
-        seed = randomness.mixed(self._seed, randomness.number_of(phase), epoch, self.rank)
-        if isinstance(batches, data.DataLoader):
-            # iter() draws the workers' seed: not from the generator that the training uses.
-            batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        ours = isinstance(batches, loader.Loader)
-        seed = randomness.mixed(seed, current.tally.phase.start)
-        for taken in batches:
-            if current.handed == current.total:
-                raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
-            if self._checkpoints and current.trains:
-                self._checkpoints.before_batch()
-            known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
-            batch = current.hand_out(known)
-            self._phase = phase
-            self._randomness = randomness.mixed(seed + batch.step)
-            self.reseed()
-            yield batch
-            if self._failure:
-                raise self._failure
-            if current.stopped:
-                return
-            if not current.trains:
-                current.count(current.handed)
-        if self._checkpoints and current.trains:
-            self._checkpoints.before_batch()
-        if current.handed < current.total:
-            raise Unproven(
-                f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
-            )
-        # A loop that fetches ahead commits its last batches after the end.
-        if self._phases.open.get(phase) is current and not (current.trains and current.explicit):
-            self._close(current)
-
-    @contextmanager
-    def _final(self) -> Iterator[None]:
-        """Make a failure final, also for a loop that catches it."""
-        if self._failure:
-            raise self._failure
-        try:
-            yield
-        except Ending as ending:
-            self._failure = ending
-            raise
-
-    def _close(self, current: EpochInProgress) -> None:
-        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
-        members, tally = self._attempt.members, current.tally
-        name = tally.phase.name
-        del self._phases.open[name]
-        tally.commits = current.commits if current.trains else None
-        proof = prove(tally, members.everyone, leads=members.leads, problem=self._phases.changed(name))
-        if current.drops:
-            current.drops.end()
-        if self._reports:
-            self._reports.close(current, proof)
-        self._progress.close(proof.lines[-1])
-        self._proved += 1
-        try:
-            enforce(proof, "enforce", self._proved == 1)
-        except Unproven as sentence:
-            raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
-
-    def _finish(self) -> None:
-        with self._final():
-            for each in self._driven:
-                each.end()
-            for phase in list(self._phases.open):
-                self.settle(phase)
-            self._phases.measure()
-            last = self._progress.last_line(self._attempt.run, self.discarded)
-            if self._attempt.prints and last:
-                emit(last)
-            if self._reports and last:
-                self._reports.complete(last)
-            self._attempt.complete()
+        self._counting.reseed()

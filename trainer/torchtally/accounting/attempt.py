@@ -58,9 +58,8 @@ class Attempt:
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
         else:
             problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
-        self._path = restart.path_of(number)
         own = process.run if number == 1 else f"{process.run}.{number}"
-        record = restart.read(self._path, task)
+        self._path, record = restart.find(restart.path_of(number), task)
         facts = {"task": task, "plan": dict(plan), "seed": seed, "anew": anew}
         of_rank_0 = {
             "_run": own,

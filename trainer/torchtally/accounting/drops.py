@@ -32,20 +32,22 @@ class Drops:
         phase: Name of the phase.
         epoch: Number of the epoch.
         carried: Digest of what was dropped before, as a loaded state has it.
+        leads: Whether this process tells: of peers, which drop the same samples, one does.
     """
 
-    def __init__(self, run: Run, phase: str, epoch: int, carried: Digest):
+    def __init__(self, run: Run, phase: str, epoch: int, carried: Digest, *, leads: bool = True):
         place = f"torchtally/dropped/{run.run}/{run.attempt}/{run.began}/{phase}/{epoch}"
         self._store: Store = PrefixStore(place, compat.default_store())
         self._read: list[tuple[int, Digest]] = []
-        self._carried = carried
+        self._carried, self._leads = carried, leads
         self._reasons: Counter[str] = Counter()
         self._name, self._rank = f"{phase} epoch {epoch}", run.rank
 
     def post(self, step: int, dropped: Digest) -> None:
         """Tell all ranks what this one drops in a step."""
-        number = self._store.add(_COUNT, 1)
-        self._store.set(str(number), f"{step} {digest.as_text(dropped.packed)}")
+        if self._leads:
+            number = self._store.add(_COUNT, 1)
+            self._store.set(str(number), f"{step} {digest.as_text(dropped.packed)}")
 
     def upto(self, step: int) -> Digest:
         """What all ranks have dropped in the steps up to `step`, and before."""
@@ -56,7 +58,7 @@ class Drops:
 
     def say(self, where: str, dropped: Mapping[int, str]) -> None:
         """Print the first of the samples that this rank drops, and why."""
-        for index, reason in dropped.items():
+        for index, reason in dropped.items() if self._leads else ():
             if self._reasons.total() < _SHOWN:
                 log.warning(f"{where}: the program drops sample {index}: {reason}")
             self._reasons[reason] += 1

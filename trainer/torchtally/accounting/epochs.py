@@ -29,6 +29,7 @@ class Epochs:
         self.account, self.phase, self._epoch, self._steps = account, phase, epoch, steps
         self._batches: Iterator[Batch] = iter(())
         self._all_taken = False
+        self.before_state: Callable[[], None] = lambda: None  # commits what a library has stepped
 
     def __iter__(self) -> Iterator[Any]:
         self.end()
@@ -57,6 +58,7 @@ class Epochs:
 
     def state_dict(self) -> dict[str, str]:
         """Return `Account.state_dict()`."""
+        self.before_state()
         return self.account.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

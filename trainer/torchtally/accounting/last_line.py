@@ -6,9 +6,9 @@ from typing import Any
 from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Unproven
-from torchtally.proof import run_summary
 from torchtally.proof.locality import UnknownSizes
-from torchtally.proof.run_summary import PhaseSummary, RunSummary, World
+from torchtally.proof.run_summary import PhaseSummary, RunSummary
+from torchtally.proof.worlds import RESUMED, World
 
 
 def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, discarded: int) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
 
 def _of_run(phases: Mapping[str, PhaseState]) -> tuple[World, ...]:
     """The worlds of the phase that the line takes for the run, or of the first one: there, without positions."""
-    if training := phases.get(run_summary.RESUMED):
+    if training := phases.get(RESUMED):
         return training.worlds
     places = {epoch: ranks for epoch, _, ranks in next(iter(phases.values())).worlds}
     return tuple((epoch, 0, ranks) for epoch, ranks in places.items())
 
 
 def _as_the_run(name: str, phase: PhaseState, worlds: tuple[World, ...]) -> bool:
-    resumes = name == run_summary.RESUMED or not any(position for _, position, _ in worlds)
+    resumes = name == RESUMED or not any(position for _, position, _ in worlds)
     return phase.worlds == worlds and resumes

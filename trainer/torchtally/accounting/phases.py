@@ -227,7 +227,7 @@ class Phases:
             resume.restore(tally, skip, before)
         progress.phases[phase] = chosen.shared_out(start, sampler.world)
         commits = position.commits if position else 0
-        drops = Drops(tally.run, phase, epoch, before)
+        drops = Drops(tally.run, phase, epoch, before, leads=self._attempt.members.leads)
         self.open[phase] = EpochInProgress(
             tally, sampler.schedule, drops=drops, trains=self.trains[phase], commits=commits
         )

@@ -1,6 +1,6 @@
 """How far the phases of a run are, over all its starts, and how far they have to go."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,32 @@ class Progress:
         if (end := line.get("end")) is not None:
             after = replace(after, end=(line["epoch"], end))
         self.phases[line["phase"]] = after
+
+    def left(self) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left: `Account.epochs`."""
+        last = max(self.epochs.values())
+        longest = [phase for phase, planned in self.epochs.items() if planned == last]  # others skip epochs
+        done = min(self.completed(phase) for phase in longest)
+        # The state of another phase can be within the epoch that these have completed.
+        begun = {done for phase in self.phases.values() if phase.position and phase.position.epoch == done}
+        between = not any(self.phases[phase].position for phase in longest if phase in self.phases)
+        if between and any(self._is_due(phase, done, last) for phase in self.epochs if phase not in longest):
+            begun.add(done)
+        for epoch in range(1, last + 1):
+            left = epoch in begun or any(self.completed(phase) < epoch for phase in longest)
+            if self.stopped is None and left:
+                yield epoch
+
+    def _is_due(self, phase: str, done: int, last: int) -> bool:
+        """Whether a phase that skips epochs has still to be made in epoch `done`, which the others have completed.
+
+        It is taken to be made in every k-th epoch, such as an evaluation, or else in the last one.
+        """
+        planned, made = self.epochs[phase], self.completed(phase)
+        if not done or made >= planned:
+            return False
+        number, rest = divmod(done, last // planned)
+        return done == last or (not rest and made < number)
 
     def state(self, run: Run, positions: Mapping[str, Position]) -> State:
         """The state of the run, with the positions of epochs in progress."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.phases import Phases
-from torchtally.accounting.tally import Proof
+from torchtally.accounting.proving import Proof
 from torchtally.environment import Places
 from torchtally.monitoring.callback import Callbacks
 from torchtally.monitoring.requested import Requested

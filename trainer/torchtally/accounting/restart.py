@@ -30,15 +30,28 @@ def path_of(number: int, env: Mapping[str, str] = os.environ) -> Path | None:
     return Path(folder) / ("run.json" if number == 1 else f"run-{number}.json") if folder else None
 
 
-def read(path: Path | None, task: str) -> Record | None:
-    """The unfinished run of a task, if the file is of one. A damaged file counts as none."""
+def find(own: Path | None, task: str) -> tuple[Path | None, Record | None]:
+    """The unfinished run of a task, if there is one, and its file.
+
+    It can be in the file of another account: a program that leaves out the folds that are complete numbers them anew.
+    """
+    record = _read(own)
+    if own and not (record and record.task == task):
+        for path in sorted(own.parent.glob("run-*.json")):
+            other = _read(path)
+            if other and other.task == task and not other.complete:
+                return path, other
+    return own, record if record and record.task == task and not record.complete else None
+
+
+def _read(path: Path | None) -> Record | None:
+    """The record in a file. A damaged file counts as none."""
     try:
         values: dict[str, Any] = json.loads(path.read_bytes()) if path else {}
         found = Record(**values)
     except (OSError, ValueError, TypeError):
         return None
-    known = isinstance(found.run, str) and type(found.attempt) is int and found.attempt >= 0
-    return found if known and found.task == task and not found.complete else None
+    return found if isinstance(found.run, str) and type(found.attempt) is int and found.attempt >= 0 else None
 
 
 def write(path: Path | None, record: Record) -> None:

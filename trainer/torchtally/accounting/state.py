@@ -15,8 +15,8 @@ from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.order import Order, sizes_of
 from torchtally.proof.rules import HUGE, MANY, Values
-from torchtally.proof.run_summary import World
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
+from torchtally.proof.worlds import World
 
 VERSION = 1
 WITH_DROPS = 2  # an earlier release would take what is dropped for consumed

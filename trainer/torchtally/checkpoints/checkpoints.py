@@ -1,16 +1,13 @@
 """Checkpoints of a user's own loop: saved after a commit, resumed at any number of ranks.
 
 About once a second all ranks exchange whether a checkpoint is due and whether any of them has received a signal to
-stop, so all save and stop after the same commit. The state is copied to memory of the CPU. A thread of each rank then
-writes the copy, in a process group of its own: collective calls of two threads in one group would mix up.
+stop, so all save and stop after the same commit. `writer` writes a copy of the state in the background.
 """
 
 import os
 import signal
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -19,26 +16,22 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchtally import events
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.duration import seconds_of
-from torchtally.checkpoints.manifest import MANIFEST, Manifest
+from torchtally.checkpoints.manifest import Manifest
 from torchtally.checkpoints.objects import Marks, Objects
 from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.storage import Storage
-from torchtally.checkpoints.together import new_group, on_all, on_rank_0
+from torchtally.checkpoints.together import new_group, on_rank_0
+from torchtally.checkpoints.writer import Writer, cause_of
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.log import log
 
 _SYNCHRONIZE_SECONDS = 1.0
 _WATCHED = 10  # first commits of an attempt after which nothing may change before the next batch
-# Of collective calls of the writing threads, in which another rank may be writing to a slow store. A rank that is lost
-# closes its connections.
-_SLOWEST_WRITE = timedelta(days=1)
 
 
 class Account(Protocol):
@@ -87,22 +80,18 @@ class Checkpoints:
         self._account, self._seconds = account, seconds_of("checkpoints: every", every)
         if type(keep) is not int or keep < 1:
             raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
-        self._keep, self._objects, self._storage = keep, Objects(objects), Storage(folder)
-        self._group = new_group()  # of the main thread
-        self._writers = new_group(_SLOWEST_WRITE)  # of the writing thread
+        self._objects, self._storage = Objects(objects), Storage(folder)
+        self._group = new_group()
         self._catalog = Catalog(self._storage, self._group, account.source.pod)
         self._catalog.check_shared()
         self._conditions = conditions.of_all_ranks(self._objects.device, self._group)
         local = self._storage.local and dist.get_rank() == 0
         self._reached = Reached(Path(self._storage.path("reached"))) if local else None
-        cuda = torch.cuda.is_available()
-        self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))  # pinned memory, copied without blocking
-        self._thread = ThreadPoolExecutor(1, "torchtally-checkpoints")
-        self._writing: Future[events.Saved | events.SaveFailed] | None = None
+        self._writer = Writer(self._storage, self._catalog, keep)
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # commits between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
-        self._resumed = self._failed = self._slow = False
+        self._resumed = self._slow = False
         self._commits, self._marks = 0, Marks()
         self._committed = self._stepped = False  # since the last batch
         self._hooks = [
@@ -134,7 +123,7 @@ class Checkpoints:
         try:
             self._objects.load(self._storage.reader(name), self._group)
         except CheckpointException as error:
-            raise Volume(f"the checkpoint {url} cannot be read: {_cause(error)}") from None
+            raise Volume(f"the checkpoint {url} cannot be read: {cause_of(error)}") from None
         except Refused as error:
             raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
         lost = on_rank_0(self._group, lambda: self._lost_since(manifest))
@@ -194,10 +183,10 @@ class Checkpoints:
 
     def save(self, wait: bool) -> None:
         """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks."""
-        self._finish()
+        self._writer.finish()
         self._begin()
         if wait:
-            self._finish()
+            self._writer.finish()
 
     def heed_signals(self) -> None:
         """Stop if a rank has received a signal. A call of all ranks. Raises Stopped."""
@@ -209,15 +198,11 @@ class Checkpoints:
             signal.signal(number, handler)
         for hook in self._hooks:
             hook.remove()
-        if wait:
-            self._finish()
-        self._thread.shutdown(wait)
+        self._writer.close(wait)
 
     def _synchronize(self) -> None:
         now, rank = time.monotonic(), dist.get_rank()
-        if self._writing and self._writing.done() and self._writing.exception():
-            self._writing.result()  # a peer is lost: others may still wait for it
-        busy = self._writing is not None and not self._writing.done()
+        busy = self._writer.busy
         due = rank == 0 and now - self._saved >= self._seconds
         # Rank 0's clock sets the pace for all.
         spent = max(now - self._synchronized, 1e-6)
@@ -227,7 +212,7 @@ class Checkpoints:
         stop, asked, pace, waits = wishes.tolist()
         self._record_progress()
         if not waits:
-            self._finish()
+            self._writer.finish()
         if stop:
             self._stop_together(stop)
         if asked and not waits:
@@ -240,9 +225,9 @@ class Checkpoints:
         self._synchronized = time.monotonic()
 
     def _begin(self) -> None:
-        """Copy the state, and let the thread write the copy."""
+        """Copy the state, and begin to write the copy."""
         self._saved, self._slow = time.monotonic(), False
-        state = self._stager.stage(self._objects.state(whole=dist.get_rank() == 0))
+        state = self._objects.state(whole=dist.get_rank() == 0)
         epoch, position, consumed = self._account.reached
         source = self._account.source
         manifest = Manifest(
@@ -260,51 +245,13 @@ class Checkpoints:
             conditions=self._conditions,
             files={},
         )
-        self._writing = self._thread.submit(self._write, self._catalog.next_name(epoch, position), state, manifest)
-
-    def _write(self, name: str, state: Any, manifest: Manifest) -> events.Saved | events.SaveFailed:
-        """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
-        writer, files = self._storage.writer(name)
-        cause = None
-        try:
-            save(state, storage_writer=writer, process_group=self._writers)
-            written = on_all(self._writers, lambda: files.written)
-            manifest.files.update(item for each in written for item in each.items())
-            on_rank_0(self._writers, lambda: self._storage.write(f"{name}/{MANIFEST}", manifest.printed()))
-        except CheckpointException as error:
-            cause = _cause(error)
-        except OSError as error:
-            cause = str(error)
-        if dist.get_rank() == 0:
-            self._catalog.clear(name, self._keep)
-        if cause:
-            return events.SaveFailed(epoch=manifest.epoch, position=manifest.position, cause=cause)
-        return events.Saved(
-            path=self._storage.url(name),
-            epoch=manifest.epoch,
-            position=manifest.position,
-            seconds=round(time.monotonic() - self._saved, 3),
-        )
-
-    def _finish(self) -> None:
-        """Wait for the thread, and report what became of the checkpoint."""
-        if self._writing is None:
-            return
-        event = self._writing.result()
-        self._writing = None
-        failed, self._failed = self._failed, isinstance(event, events.SaveFailed)
-        if dist.get_rank() == 0:
-            events.emit(event, self._account.source)
-            if isinstance(event, events.SaveFailed):
-                log.warning(f"no checkpoint could be written to {self._storage}, the training continues: {event.cause}")
-            elif failed:
-                log.info(f"checkpoints can be written again: {event.path}")
+        self._writer.begin(state, manifest, source)
 
     def _stop_together(self, number: int) -> None:
-        self._finish()
+        self._writer.finish()
         self._begin()
-        self._finish()
-        stopped = Stopped(number, saved=not self._failed)
+        self._writer.finish()
+        stopped = Stopped(number, saved=not self._writer.failed)
         if dist.get_rank() == 0:
             epoch, position, _ = self._account.reached
             event = events.Stopped(signal=number, saved=stopped.saved, epoch=epoch, position=position)
@@ -323,8 +270,3 @@ class Checkpoints:
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop = number
-
-
-def _cause(error: CheckpointException) -> str:
-    rank, (cause, _) = min(error.failures.items())
-    return f"rank {rank}: {cause}" if isinstance(cause, OSError) else f"rank {rank}: {type(cause).__name__}: {cause}"

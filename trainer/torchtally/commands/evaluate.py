@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from torchtally import events, tasks
 from torchtally.accounting.evaluation import Evaluation
-from torchtally.accounting.tally import Run, emit
+from torchtally.accounting.printing import emit
+from torchtally.accounting.tally import Run
 from torchtally.atomic_file import replace
 from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group

@@ -1,6 +1,7 @@
 """Lightning: its Trainer counts the batches, and its checkpoints hold the account's state."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class AccountCallback(Callback):
             for name in ("ready", "started", "processed", "completed"):
                 setattr(progress.current, name, getattr(progress.current, name) - again)
         self._committed = trainer.global_step
+        batches.before_state = partial(self._commit, trainer, module)
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, torch.optim.Optimizer):
                 optimizer.register_step_post_hook(self._step)
@@ -62,7 +64,7 @@ class AccountCallback(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._commit(trainer, module)  # it may be saved between a step and the end of its batch
-        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)  # the state from before that
+        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)  # the account's state once more
         checkpoint.update(self._account.state_dict())
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:

@@ -5,10 +5,8 @@ the line's own fields, so nothing else is needed: no line of an epoch, and no lo
 """
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from torchtally.proof import digest, rules
@@ -19,36 +17,14 @@ from torchtally.proof.line import VERSION, Attempt
 from torchtally.proof.rules import HUGE, MANY, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.shards import Progression, Shard
+from torchtally.proof.worlds import RESUMED, World, legs, otherwise, place_of, within, worlds_in
 
-World = tuple[int, int, int]  # epoch, position, ranks: from there on the training continued with so many ranks
-RESUMED = "train"  # the only phase that resumes in its middle, among those without `worlds` of their own
 _EPOCHS = "epochs of the plan"  # for the rules of a phase's fields
 _MODEL = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def _worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]:
-    stated = line.values.get(name)
-    if isinstance(stated, list) and all(_is_world(each, epochs, n) for each in stated):
-        worlds = tuple((epoch, position, ranks) for epoch, position, ranks in stated)
-        places = [(epoch, position) for epoch, position, _ in worlds]
-        if places[:1] == [(1, 0)] and places == sorted(set(places)):
-            return worlds
-    raise line.bad(
-        name,
-        f"a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
-        f"up to epoch {epochs} and position {n - 1}, with 1 to {MANY} ranks",
-    )
-
-
-def _is_world(value: Any, epochs: int, n: int) -> bool:
-    if not isinstance(value, list) or [type(each) for each in value] != [int] * 3:
-        return False
-    epoch, position, ranks = value
-    return bool(1 <= epoch <= epochs and 0 <= position < n and 1 <= ranks <= MANY)
-
-
 def _worlds_of_phase(line: Values, name: str) -> tuple[World, ...]:
-    return _worlds_in(line, name, line.values[_EPOCHS], rules.samples(line, "n"))
+    return worlds_in(line, name, line.values[_EPOCHS], rules.samples(line, "n"))
 
 
 def _end_of_phase(line: Values, name: str) -> tuple[int, int]:
@@ -129,7 +105,7 @@ def _phases(line: Values, name: str) -> dict[str, PhaseSummary]:
 def _worlds(line: Values, name: str) -> tuple[World, ...]:
     phases = _phases(line, "phases")
     n = phases[RESUMED].n if RESUMED in phases else 1
-    return _worlds_in(line, name, max(line.values["plan"].values()), n)
+    return worlds_in(line, name, max(line.values["plan"].values()), n)
 
 
 def _model(line: Values, name: str) -> str | None:
@@ -194,7 +170,7 @@ class RunSummary:
 
     def dealt(self, phase: str, epoch: int) -> tuple[int, int]:
         """The position from which an epoch was shared out for the last time, and over how many ranks."""
-        return _dealt(epoch, *self._shared_out(phase))
+        return place_of(epoch, *self._shared_out(phase))
 
     def expected(self, phase: str) -> tuple[int, Digest]:
         """How many samples all epochs of a phase consume under its contract, and their digests folded.
@@ -227,7 +203,7 @@ class RunSummary:
         assert order
         any_ = Shard(n=stated.n, rank=0, world=1, contract=stated.contract, order=order, seed=self.seed, start=0)
         end = self.end(phase, last)
-        for alike, start, world in _legs(last, *self._shared_out(phase)):
+        for alike, start, world in legs(last, *self._shared_out(phase)):
             shard = replace(any_, epoch=alike[0], start=start, world=world)
             if end is None or alike[-1] < last:
                 yield alike, shard
@@ -261,7 +237,7 @@ def line(
     common = lines[-1]
     plan = common["plan"]
     phases = {}
-    together = _within(worlds, max(plan.values()), resumes=any(each["phase"] == RESUMED for each in lines))
+    together = within(worlds, max(plan.values()), resumes=any(each["phase"] == RESUMED for each in lines))
     for phase in plan:
         if own := [each for each in lines if each["phase"] == phase]:
             digests = ((each["epoch"], digest.parse(each["digest"])) for each in own)
@@ -269,7 +245,7 @@ def line(
                 **{name: own[0][name] for name in ("n", "contract", "order", "data")},
                 consumed=sum(each["consumed"] for each in own),
                 digest=digest.fold(digests, common["run"]).packed,
-                worlds=_otherwise(phase, plan[phase], (worlds_of or {}).get(phase), together),
+                worlds=otherwise(phase, plan[phase], (worlds_of or {}).get(phase), together),
             )
     return RunSummary(
         **{name: common[name] for name in ("run", "attempt", "pod", "task", "plan", "seed")},
@@ -279,37 +255,6 @@ def line(
         model=model,
         discarded=discarded,
     ).printed()
-
-
-def _within(worlds: Sequence[World], epochs: int, *, resumes: bool) -> tuple[World, ...]:
-    """The worlds of a plan's epochs: ranks that started after the last one have trained nothing."""
-    # Without a phase that resumes in its middle no position counts: the last ranks of an epoch make it.
-    there = (world for world in worlds if world[0] <= epochs)
-    places = {(epoch, position * resumes): ranks for epoch, position, ranks in there}
-    return tuple((*place, ranks) for place, ranks in places.items())
-
-
-def _otherwise(
-    phase: str, epochs: int, worlds: Sequence[World] | None, together: Sequence[World]
-) -> tuple[World, ...] | None:
-    """The worlds of a phase that was shared out otherwise than by those of the run."""
-    if worlds is None:
-        return None
-    own = _within(worlds, epochs, resumes=True)
-    return None if [*_legs(epochs, own, True)] == [*_legs(epochs, together, phase == RESUMED)] else own
-
-
-def _dealt(epoch: int, worlds: Sequence[World], resumes: bool) -> tuple[int, int]:
-    since, position, ranks = worlds[bisect_right(worlds, epoch, key=lambda world: world[0]) - 1]
-    return (position if resumes and epoch == since else 0), ranks
-
-
-def _legs(epochs: int, worlds: Sequence[World], resumes: bool) -> Iterator[tuple[range, int, int]]:
-    """Successive epochs that were shared out alike: from which position, and over how many ranks."""
-    since = {world[0] for world in worlds}
-    cuts = sorted(epoch for epoch in {1} | since | {epoch + 1 for epoch in since} if epoch <= epochs)
-    for first, end in pairwise([*cuts, epochs + 1]):
-        yield range(first, end), *_dealt(first, worlds, resumes)
 
 
 def _values(of: Any) -> dict[str, Any]:

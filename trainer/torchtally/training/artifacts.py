@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtally import events
-from torchtally.accounting.tally import emit
+from torchtally.accounting.printing import emit
 from torchtally.atomic_file import replace
 from torchtally.environment import pod_name
 from torchtally.errors import Refused

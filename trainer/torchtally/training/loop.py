@@ -16,7 +16,8 @@ from tqdm import tqdm
 from torchtally import events
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.evaluation import Evaluation, evaluate
-from torchtally.accounting.tally import Phase, Run, Tally, enforce, prove
+from torchtally.accounting.proving import enforce, prove
+from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import ddp, running_stats
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.log import log

@@ -15,7 +15,7 @@ from torchtally.accounting.state import shared_out
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import running_stats
 from torchtally.proof.digest import Digest
-from torchtally.proof.run_summary import World
+from torchtally.proof.worlds import World
 from torchtally.training.checkpoint_file import State, file_name
 
 

@@ -22,7 +22,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import events
-from torchtally.accounting.tally import Phase, Proof, Run, Tally, enforce, prove
+from torchtally.accounting.proving import Proof, enforce, prove
+from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import handshake, process_group
 from torchtally.environment import Places, Process, pod_of, store_address
 from torchtally.errors import Refused

@@ -1,0 +1,223 @@
+"""Counts the batches that an account hands out to the loop, and proves each epoch once all of them count."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils import data
+
+from torchtally import compat_accelerate
+from torchtally.accounting import loader, randomness
+from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.collate import Batch
+from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.phases import Phases
+from torchtally.accounting.printing import emit
+from torchtally.accounting.progress import Progress
+from torchtally.accounting.proving import enforce, prove
+from torchtally.accounting.reports import Reports
+from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.errors import Ending, Refused, Unproven
+from torchtally.proof import line as tally_line
+
+
+class Counting:
+    """What one start of a run counts.
+
+    Args:
+        attempt: That start.
+        progress: How far the run is.
+        phases: Its phases, and their epochs in progress.
+        reports: On the process that prints for all.
+
+    Attributes:
+        checkpoints: Told of each commit and each batch, if there are any.
+        phase: Name of the phase of the last batch.
+    """
+
+    def __init__(self, attempt: Attempt, progress: Progress, phases: Phases, reports: Reports | None):
+        self._attempt, self._progress, self._phases, self._reports = attempt, progress, phases, reports
+        self.checkpoints: Checkpoints | None = None
+        self.phase = next(iter(progress.given), "")
+        self._proved = 0  # epochs of this attempt
+        self._randomness = 0  # the seed of the last batch
+        self._failure: Ending | None = None  # a loop that catches it must not go on
+        self._stepped = False  # an optimizer, with a batch that is not committed
+        self._hook = register_optimizer_step_post_hook(self._has_stepped)
+
+    @contextmanager
+    def final(self) -> Iterator[None]:
+        """Make a failure final, also for a loop that catches it."""
+        if self._failure:
+            raise self._failure
+        try:
+            yield
+        except Ending as ending:
+            self._failure = ending
+            raise
+
+    def batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
+        """Yield the batches of one epoch: `Account.epoch`. Raises Unproven and Refused."""
+        if getattr(batches, "next_iter_state", None) is not None:  # as torchdata names it
+            raise Refused(
+                f"the state of the {type(batches).__name__} was loaded, which would skip batches once more "
+                "than the account does: load the account's state alone"
+            )
+        self.settle(phase)
+        if epoch >= 1 and self._progress.was_complete(phase, epoch):
+            return
+        if self._progress.stopped is not None and self._phases.trains.get(phase):
+            return
+        current = self._phases.begin(phase, epoch, batches)
+        if self._reports:
+            self._reports.begin(current)
+        seed = randomness.mixed(self._attempt.run.seed, randomness.number_of(phase), epoch, self._attempt.members.rank)
+        if isinstance(batches, data.DataLoader):
+            # iter() draws the workers' seed: not from the generator that the training uses.
+            batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        ours = isinstance(batches, loader.Loader)
+        seed = randomness.mixed(seed, current.tally.phase.start)
+        for taken in batches:
+            if current.handed == current.total:
+                raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
+            if self.checkpoints and current.trains:
+                self.checkpoints.before_batch()
+            known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
+            batch = current.hand_out(known)
+            self.phase = phase
+            self._randomness = randomness.mixed(seed + batch.step)
+            self.reseed()
+            yield batch
+            if self._failure:
+                raise self._failure
+            if current.stopped:
+                return
+            if not current.trains:
+                current.count(current.handed)
+        if self.checkpoints and current.trains:
+            self.checkpoints.before_batch()
+        if current.handed < current.total:
+            raise Unproven(
+                f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
+            )
+        # A loop that fetches ahead commits its last batches after the end.
+        if self._phases.open.get(phase) is current and not (current.trains and current.explicit):
+            self._close(current)
+
+    def check_saved(self) -> None:
+        """Refuse a state of this moment if the weights have more samples than those that count."""
+        if self._stepped:
+            raise Refused(
+                "the weights hold an optimizer's step that is not committed, so a state saved with them would train "
+                "its batches twice: call commit() after optimizer.step(), and save or stop after commit()"
+            )
+
+    def commit(self, *batches: Batch) -> None:
+        """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
+        if compat_accelerate.leaves_steps_out():
+            raise Refused(
+                "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
+                "call it only if accelerator.sync_gradients"
+            )
+        for batch in batches:
+            current = self._phases.open.get(batch.phase)
+            if current is None or not current.trains:
+                raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
+            current.commit_upto(batch.step)
+        if not batches:
+            pending = [each for each in self._phases.open.values() if each.trains and each.handed > each.counted]
+            if not pending:
+                raise Refused(
+                    "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
+                    "ahead must pass the batch: commit(batch)"
+                )
+            for current in pending:
+                current.commit()
+        self._stepped = False
+        for current in [each for each in self._phases.open.values() if each.trains]:
+            self._attempt.stepped(current.tally.phase.epoch)
+            if self._reports:
+                self._reports.stepped(current)
+            if current.complete:
+                self._close(current)
+        if self.checkpoints:
+            self.checkpoints.after_commit()
+
+    def stop(self, reason: str, state: str) -> None:
+        """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
+        wrong = tally_line.text_problem("reason", reason) or self._progress.unopened(self._phases.open)
+        self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
+        self._progress.stopped = reason
+        for current in list(self._phases.open.values()):
+            current.stop()
+            if current.trains and current.position.consumed:
+                self._close(current)
+            else:
+                del self._phases.open[current.tally.phase.name]
+
+    def settle(self, phase: str) -> None:
+        """Prove an epoch that the loop has left: `Account.settle`. Raises Unproven."""
+        if phase in self._phases.open:
+            self._phases.open[phase].end()
+            self._close(self._phases.open[phase])
+
+    def finish(self, discarded: int) -> None:
+        """Prove what is left, and print the last line of the run. Raises Unproven and Refused.
+
+        Args:
+            discarded: Samples known to be lost with restarts.
+        """
+        for phase in list(self._phases.open):
+            self.settle(phase)
+        self._phases.measure()
+        last = self._progress.last_line(self._attempt.run, discarded)
+        if self._attempt.prints and last:
+            emit(last)
+        if self._reports and last:
+            self._reports.complete(last)
+        self._attempt.complete()
+
+    def reseed(self) -> None:
+        """Seed the generators as they were when the last batch was handed out."""
+        randomness.reseed(self._randomness)
+
+    def close(self) -> None:
+        """No longer watch the optimizers."""
+        self._hook.remove()
+
+    @property
+    def _pending(self) -> bool:
+        """Whether a batch is handed out that commits count, and none has."""
+        return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
+
+    def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._stepped and self._pending and any(_moves(group.get("lr")) for group in optimizer.param_groups):
+            self._stepped = True
+
+    def _close(self, current: EpochInProgress) -> None:
+        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
+        members, tally = self._attempt.members, current.tally
+        name = tally.phase.name
+        del self._phases.open[name]
+        tally.commits = current.commits if current.trains else None
+        proof = prove(tally, members.everyone, leads=members.leads, problem=self._phases.changed(name))
+        if current.drops:
+            current.drops.end()
+        if self._reports:
+            self._reports.close(current, proof)
+        self._progress.close(proof.lines[-1])
+        self._proved += 1
+        try:
+            enforce(proof, "enforce", self._proved == 1)
+        except Unproven as sentence:
+            raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
+
+
+def _moves(rate: Any) -> bool:
+    """Whether a step at this learning rate changes weights: at 0, torch's checkpoints let an optimizer make its state.
+
+    One on a GPU is not waited for.
+    """
+    return (isinstance(rate, torch.Tensor) and rate.is_cuda) or bool(rate != 0)

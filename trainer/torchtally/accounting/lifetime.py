@@ -1,0 +1,103 @@
+"""The beginning and the end of an account, as a `with` statement."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+
+from torchtally import events
+from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.counting import Counting
+from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.locality import Locality
+from torchtally.accounting.phases import Phases
+from torchtally.accounting.plan import Planned
+from torchtally.accounting.progress import Progress
+from torchtally.accounting.reports import Reports
+from torchtally.errors import Ending, Refused
+from torchtally.monitoring.requested import Requested
+from torchtally.pod import failure
+
+
+class Lifetime:
+    """Begins one start of a run, and ends it: a base of `Account`, which has the arguments."""
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        plan: Mapping[str, Planned],
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+        anew: bool = False,
+        order: Locality | None = None,
+    ):
+        self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
+        self._order = order
+        self._driven: list[Epochs] = []
+        self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
+        self._reports: Reports | None = None  # on the process that prints for all
+
+    @property
+    def task(self) -> str:
+        """Name of the run."""
+        return self._task
+
+    @property
+    def source(self) -> events.Source:
+        """This process, as its events name it."""
+        return self._attempt.run.source
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
+        return self._phases.reached
+
+    def __enter__(self) -> Self:
+        try:
+            self._progress = Progress(self._plan)
+            requested, refused = None, None
+            try:
+                requested = Requested.of()
+            except Refused as error:
+                refused = str(error)  # of which all ranks learn
+            self._attempt = Attempt(
+                task=self._task,
+                plan=self._progress.given,
+                seed=self._seed,
+                group=self._group,
+                anew=self._anew,
+                problem=refused,
+            )
+            self._phases = Phases(self._progress, self._attempt, self._order)
+            if self._attempt.prints and requested:
+                self._reports = Reports(requested, self._phases, {"seed": self._seed, "plan": self._progress.given})
+            self._counting = Counting(self._attempt, self._progress, self._phases, self._reports)
+        except Ending as ending:
+            raise SystemExit(failure.end(ending)) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        except Ending as sentence:
+            error = sentence
+        self._counting.close()
+        if checkpoints := self._counting.checkpoints:
+            checkpoints.close(wait=error is None)
+        if self._reports:
+            self._reports.end(error)
+        if isinstance(error, Ending):
+            raise SystemExit(failure.end(error)) from None
+        if isinstance(error, Exception):
+            failure.record(error)
+
+    def _finish(self) -> None:
+        with self._counting.final():
+            for each in self._driven:
+                each.end()
+            self._counting.finish(self.discarded)

@@ -1,0 +1,39 @@
+"""The state of an account as checkpoints have it: an entry of a dictionary, which is text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchtally.accounting.attempt import Attempt
+from torchtally.accounting.phases import Phases
+from torchtally.accounting.progress import Progress
+from torchtally.accounting.state import State
+from torchtally.errors import Refused
+
+KEY = "torchtally"
+
+
+def state(phases: Phases, progress: Progress, attempt: Attempt) -> dict[str, str]:
+    """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
+    phases.measure()
+    positions = {name: each.saved for name, each in phases.open.items() if each.trains}
+    return {KEY: progress.state(attempt.run, positions).to_text()}
+
+
+def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, *, reported: bool) -> None:
+    """Go on at a state, unless that is `reported` already: `Account.load_state_dict`. Raises Refused."""
+    if attempt.begun:
+        raise Refused("load_state_dict() must be called before the first epoch of this start")
+    if progress.loaded:
+        raise Refused("load_state_dict() was called before in this start: an account takes one state")
+    if KEY not in state:
+        found = ", ".join(map(str, state)) or "no entry"
+        raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")
+    try:
+        loaded = State.from_text(state[KEY])
+    except ValueError as error:
+        raise Refused(f"the state of the account cannot be loaded: {error}") from None
+    for name, value in (("task", attempt.run.task), ("seed", attempt.run.seed)):
+        if (before := getattr(loaded, name)) != value:
+            raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
+    progress.load(loaded)
+    attempt.take_up(loaded, reported=reported)

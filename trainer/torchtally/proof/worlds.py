@@ -1,0 +1,65 @@
+"""Over how many ranks a run shared out its samples: `worlds`, and the stretches of epochs that follow from them."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torchtally.proof.rules import MANY, Values
+
+World = tuple[int, int, int]  # epoch, position, ranks: from there on the training continued with so many ranks
+RESUMED = "train"  # the only phase that resumes in its middle, among those without `worlds` of their own
+
+
+def worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]:
+    """The worlds that a line states for so many epochs of n samples. Raises ValueError."""
+    stated = line.values.get(name)
+    if isinstance(stated, list) and all(_is_world(each, epochs, n) for each in stated):
+        worlds = tuple((epoch, position, ranks) for epoch, position, ranks in stated)
+        places = [(epoch, position) for epoch, position, _ in worlds]
+        if places[:1] == [(1, 0)] and places == sorted(set(places)):
+            return worlds
+    raise line.bad(
+        name,
+        f"a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
+        f"up to epoch {epochs} and position {n - 1}, with 1 to {MANY} ranks",
+    )
+
+
+def _is_world(value: Any, epochs: int, n: int) -> bool:
+    if not isinstance(value, list) or [type(each) for each in value] != [int] * 3:
+        return False
+    epoch, position, ranks = value
+    return bool(1 <= epoch <= epochs and 0 <= position < n and 1 <= ranks <= MANY)
+
+
+def within(worlds: Sequence[World], epochs: int, *, resumes: bool) -> tuple[World, ...]:
+    """The worlds of a plan's epochs: ranks that started after the last one have trained nothing."""
+    # Without a phase that resumes in its middle no position counts: the last ranks of an epoch make it.
+    there = (world for world in worlds if world[0] <= epochs)
+    places = {(epoch, position * resumes): ranks for epoch, position, ranks in there}
+    return tuple((*place, ranks) for place, ranks in places.items())
+
+
+def otherwise(
+    phase: str, epochs: int, worlds: Sequence[World] | None, together: Sequence[World]
+) -> tuple[World, ...] | None:
+    """The worlds of a phase that was shared out otherwise than by those of the run."""
+    if worlds is None:
+        return None
+    own = within(worlds, epochs, resumes=True)
+    return None if [*legs(epochs, own, True)] == [*legs(epochs, together, phase == RESUMED)] else own
+
+
+def place_of(epoch: int, worlds: Sequence[World], resumes: bool) -> tuple[int, int]:
+    """The position from which an epoch was shared out for the last time, and over how many ranks."""
+    since, position, ranks = worlds[bisect_right(worlds, epoch, key=lambda world: world[0]) - 1]
+    return (position if resumes and epoch == since else 0), ranks
+
+
+def legs(epochs: int, worlds: Sequence[World], resumes: bool) -> Iterator[tuple[range, int, int]]:
+    """Successive epochs that were shared out alike: from which position, and over how many ranks."""
+    since = {world[0] for world in worlds}
+    cuts = sorted(epoch for epoch in {1} | since | {epoch + 1 for epoch in since} if epoch <= epochs)
+    for first, end in pairwise([*cuts, epochs + 1]):
+        yield range(first, end), *place_of(first, worlds, resumes)
