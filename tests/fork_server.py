@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,12 +33,14 @@ from typing import Any, NoReturn
 from execnet.gateway_io import popen_bootstrapline as WORKER  # the code of a worker of pytest-xdist
 
 IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torchtally.commands.evaluate"]
-IMPORTED += ["torch._dynamo", "torchtally.training.loop"]  # what ranks need (tests/trainer/ranks.py)
+# What ranks need (tests/trainer/ranks.py).
+IMPORTED += ["torch._dynamo", "torchtally.training.loop", "torchtally.accounting.account"]
 # What test files and their programs need as well: with several workers, which collect all files, it is worth its time.
 ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "matplotlib.pyplot", "mlflow"]
 ALL += ["pytest", "scipy.stats", "testcontainers.core.container", "torchmetrics"]
 ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
+TORCHRUN = "torch.distributed.run"  # likewise: it starts ranks
 _enabled = True
 _installed = False
 _TORCH = re.compile(r"^\s*(import|from) torch|; *(import|from) torch", re.MULTILINE)
@@ -58,7 +61,7 @@ class Program:
     @property
     def starts_programs(self) -> bool:
         """Whether it starts further ones that import torch."""
-        return self.name in (WORKER, str(SHIM)) or sys.executable in self.arguments
+        return self.name in (WORKER, str(SHIM), TORCHRUN) or sys.executable in self.arguments
 
     @classmethod
     def of(cls, command: Any, folder: str) -> "Program | None":
@@ -72,7 +75,7 @@ class Program:
         match rest:
             case ["-c", str(code), *arguments] if code == WORKER or _TORCH.search(code):
                 kind, name = "-c", code
-            case ["-m", str(module), *arguments] if module.startswith("torchtally."):
+            case ["-m", str(module), *arguments] if module.startswith("torchtally.") or module == TORCHRUN:
                 kind, name = "-m", module
             case [str(path), *arguments] if _imports_torch(Path(folder, path)):
                 kind, name = "path", path
@@ -290,6 +293,8 @@ def main(channel: int, everything: bool) -> None:
     os.environ["KERAS_BACKEND"] = "torch"  # read where it is imported
     for name in [*IMPORTED, *(ALL if everything else [])]:
         importlib.import_module(name)
+    for each in weakref.finalize._registry:  # type: ignore[attr-defined]
+        each.atexit = False  # torch's, which take its operators apart: that would copy what they share, for 0.04 s
     gc.freeze()  # a collection in a forked process would copy what they share
     program = serve(socket.socket(fileno=channel))
     while program.starts_programs:

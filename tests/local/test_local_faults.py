@@ -20,7 +20,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import failpoint
-import fork_server
 import psutil
 import pytest
 from fault_table import Row, last, lost_and_doubled, record
@@ -111,7 +110,7 @@ class Fault:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The SHA-256 of the weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with fork_server.cold(), Training(folder, "OnFailure", {}) as training:
+    with Training(folder, "OnFailure", {}) as training:
         training.end()
     return weights(training)
 

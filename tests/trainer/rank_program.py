@@ -7,14 +7,16 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
-
 
 def main() -> int:
     forked = hasattr(builtins, "agent")
     told = {"rank": os.environ["RANK"], "restart": os.environ["TORCHELASTIC_RESTART_COUNT"], "forked": forked}
-    told |= {"argv": sys.argv[1:], "threads": torch.get_num_threads(), "pid": os.getpid(), "group": os.getpgrp()}
+    told |= {"argv": sys.argv[1:], "pid": os.getpid(), "group": os.getpgrp()}
     told |= {"name": Path("/proc/self/comm").read_text().strip()}
+    if forked:  # has it imported already
+        import torch
+
+        told["threads"] = torch.get_num_threads()
     print(f"{json.dumps(told)}\n", end="")  # in one go: unbuffered, it would mix with the other rank's
     match sys.argv[1]:
         case "pause":

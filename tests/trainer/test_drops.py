@@ -101,7 +101,7 @@ ONCE = "✓ 9 dropped by the program, every other sample exactly once"
 
 @pytest.mark.parametrize(
     ("world", "options"),
-    [(1, {}), (2, {"shuffle": False, "num_workers": 1}), (2, {})],
+    [(1, {}), (2, {"shuffle": False, "num_workers": 1}), pytest.param(2, {}, marks=pytest.mark.nightly)],
     ids=str,
 )
 def test_what_is_dropped_is_known_over_resumes_and_the_rest_is_in_the_weights(world: int, options: Any) -> None:

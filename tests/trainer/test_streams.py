@@ -353,16 +353,18 @@ def test_ranks_with_other_files_of_as_many_samples_are_refused(tmp_path: Path) -
 
 
 def streamed(kind: str, where: str) -> None:
-    import datasets
-    import streaming
-    import webdataset
-
     with Account(task="t", plan={"train": 1}) as account:
         if kind == "datasets":
+            import datasets
+
             stream = datasets.load_dataset("parquet", data_files=f"{where}/*.parquet", streaming=True, split="train")
         elif kind == "streaming":
+            import streaming
+
             stream = streaming.StreamingDataset(local=where, batch_size=4)
         else:
+            import webdataset
+
             stream = webdataset.WebDataset(f"{where}/shard-000.tar", shardshuffle=False)
         account.loader("train", stream, batch_size=4)
 

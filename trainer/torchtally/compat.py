@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ PRIVATE = (
     "torch.distributed.elastic.agent.server.api:_TERMINAL_STATE_SYNC_ID",
     "torch.distributed.elastic.multiprocessing.api:get_subprocess_handler",
     "torch.distributed.elastic.multiprocessing.subprocess_handler:SubprocessHandler._popen",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous:get_method_name",
     "torch.distributed.elastic.utils.store:_LAST_MEMBER_CHECKIN",
     "torch.nn.modules.batchnorm:_BatchNorm",
 )
@@ -95,6 +97,21 @@ def start_ranks_with(start: Callable[[tuple[str, ...], dict[str, str]], Any]) ->
             return super()._popen(args, env) if started is None else started
 
     api.get_subprocess_handler = Handler  # type: ignore[attr-defined,assignment]  # where the agent looks for it
+
+
+def name_rendezvous_events_quickly() -> None:
+    """Have torchrun's rendezvous name its events by `method_name`.
+
+    Its own way, inspect.stack(), looks each frame up among all modules: most of the CPU time of an agent.
+    """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    dynamic_rendezvous.get_method_name = method_name
+
+
+def method_name(depth: int = 2) -> str:
+    """Return the name of the caller's caller."""
+    return sys._getframe(depth).f_code.co_name
 
 
 def silence_cpp_log() -> None:

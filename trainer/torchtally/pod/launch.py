@@ -60,6 +60,7 @@ def launch(
     if program and prefork.fork(command, processes, None if given else int(threads)):
         return program
     _silence_agent()
+    compat.name_rendezvous_events_quickly()
     _report_start(job, processes, why, threads)
     if pods:
         rendezvous_handler_registry.register(rendezvous.BACKEND, pods.create)
