@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import webdataset
 from accounts import tallied
 from PIL import Image
 from safetensors.torch import save_file
@@ -18,6 +19,7 @@ from torchvision.transforms.v2 import functional
 
 from torchtally import events, tasks
 from torchtally.errors import Refused
+from torchtally.streams.webdataset import make_index
 from torchtally.tasks.image_folder import folder
 from torchtally.tasks.image_folder import task as image_folder
 from torchtally.tasks.image_folder.images import Images
@@ -41,6 +43,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = torch.randint(0, 64 * brightness, (3, 40, 36 + number), generator=random, dtype=torch.uint8)
                 functional.to_pil_image(pixels).save(root / phase / name / f"{number}.png")
     return root
+
+
+@pytest.fixture(scope="module")
+def tars(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images in tar files, in the same order."""
+    root, found = tmp_path_factory.mktemp("tars"), folder.scan(data)
+    for phase, images in (("train", found.train), ("val", found.test)):
+        files = [path for path, _ in images.files.of(range(len(images.files)))]
+        write_tars(root / phase, [(Path(str(path)), label) for path, label in zip(files, images.labels, strict=True)])
+    return root
+
+
+def write_tars(place: Path, images: list[tuple[Path, Any]], **others: bytes) -> None:
+    place.mkdir(parents=True)
+    with webdataset.ShardWriter(f"{place}/%03d.tar", maxcount=5, verbose=0) as sink:
+        for number, (path, label) in enumerate(images):
+            sink.write({"__key__": f"{number:04}", "png": path.read_bytes(), "cls": label, **others})
+    for shard in place.glob("*.tar"):
+        make_index(shard)
 
 
 def environment(data: Path, output: Path, world: int) -> dict[str, str]:
@@ -70,8 +91,14 @@ def reported(output: str, kind: type[Any]) -> list[Any]:
     return [each.event for each in events.in_lines(output.splitlines()) if isinstance(each.event, kind)]
 
 
-def test_killed_in_an_epoch_it_goes_on_to_the_same_bits_and_learns(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "classes"), [("data", CLASSES), pytest.param("tars", ("0", "1", "2"), marks=pytest.mark.nightly)]
+)
+def test_killed_in_an_epoch_it_goes_on_to_the_same_bits_and_learns(
+    kind: str, classes: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Crops and flips are random, so equal bits also say that they are drawn again as they were."""
+    data: Path = request.getfixturevalue(kind)
     train = ["run", "image-folder", *TINY, "--epochs", "3", "--lr", "0.003", "--save-seconds", "0.001"]
     undisturbed = whole(data, tmp_path / "undisturbed", 2, *train)
     killed = start(data, tmp_path / "killed", 2, *train)
@@ -97,7 +124,7 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_bits_and_learns(data: Path, t
     assert judged.returncode == 0, judged.stdout + judged.stderr
     epochs = reported(undisturbed, events.Epoch)
     assert epochs[-1].loss < epochs[0].loss
-    assert json.loads((tmp_path / "killed/classes.json").read_text()) == list(CLASSES)
+    assert json.loads((tmp_path / "killed/classes.json").read_text()) == list(classes)
 
     evaluated = whole(
         data, tmp_path, 3, "evaluate", "image-folder", *TINY[:2], "--checkpoint", str(tmp_path / "killed")
@@ -105,21 +132,74 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_bits_and_learns(data: Path, t
     assert f"({round(epochs[-1].test_accuracy * 21)} of 21)" in evaluated
 
 
-def test_every_sample_is_trained_on_once_if_the_model_has_no_batch_norm(data: Path, tmp_path: Path) -> None:
-    printed = whole(data, tmp_path, 2, "run", "image-folder", "--model", "squeezenet1_0", "--epochs", "1")
-    assert tallied(printed)[-1]["phases"]["train"]["consumed"] == 51
+def test_every_sample_is_trained_on_once_if_the_model_has_no_batch_norm(tars: Path, tmp_path: Path) -> None:
+    printed = whole(tars, tmp_path, 2, "run", "image-folder", "--model", "squeezenet1_0", "--epochs", "1")
+    lines = tallied(printed)
+    assert lines[-1]["phases"]["train"]["consumed"] == 51
+    assert lines[-1]["phases"]["test"]["consumed"] == 21
+    assert {line["order"].split()[0] for line in lines if line["phase"] == "train"} == {"locality-1"}
+
+
+def test_images_in_tar_files_are_those_of_the_folder(data: Path, tars: Path) -> None:
+    plain, packed = folder.scan(data), folder.scan(tars)
+    for one, other in ((plain.train, packed.train), (plain.test, packed.test)):
+        assert one.labels == other.labels
+        every = torch.arange(len(one.labels)).flip(0)
+        assert torch.equal(*(Images(each.files, 16, augmented=False)[every] for each in (one, other)))
+    assert packed.classes == ["0", "1", "2"]
+    assert packed.fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("labels", "others", "message"),
+    [
+        ((0, 1), {}, ""),
+        (
+            ("cat", "dog"),
+            {},
+            r"train/000\.tar: 0000\.cls \(--data\) must be the number of a class, from 0, and is b'cat'",
+        ),
+        ((1, 2), {}, "has no sample of the class 0, and has one of 2"),
+        ((0, 0), {}, r"val \(--data\) has a sample of the class 1, and \S+train has none"),
+        (
+            (0, 1),
+            {"jpg": b"x"},
+            r"the sample 0000 in \S+/000\.tar \(--data\) must have one image of jpg, .*, and has 2",
+        ),
+    ],
+)
+def test_tar_files_that_cannot_be_trained_on_are_refused_by_name(
+    labels: tuple[Any, Any], others: dict[str, bytes], message: str, data: Path, tmp_path: Path
+) -> None:
+    images = [data / "val/dark/0.png", data / "val/dark/1.png"]
+    write_tars(tmp_path / "train", [*zip(images, labels, strict=True)], **others)
+    write_tars(tmp_path / "val", [*zip(images, (0, 1), strict=True)])
+
+    def read() -> None:
+        Images(folder.scan(tmp_path).train.files, 8, augmented=False)[0:2]
+
+    if not message:
+        read()
+        (tmp_path / "val/dark").mkdir()
+        with pytest.raises(Refused, match=r"must hold tar files or folders of images, and holds dark beside"):
+            read()
+        (tmp_path / "val/dark").rmdir()
+        (tmp_path / "val/000.tar").unlink()
+        message = r"val \(--data\) must hold tar files, as train does"
+    with pytest.raises(Refused, match=message):
+        read()
 
 
 def test_pixels_follow_from_the_seed_and_those_of_a_test_from_the_image_alone(data: Path) -> None:
     found = folder.scan(data)
-    train = Images([path for path, _ in found.train], 16, augmented=True)
+    train = Images(found.train.files, 16, augmented=True)
     twice = []
     for _ in range(2):
         torch.manual_seed(3)
         twice.append(train[torch.tensor([5, 0, 5, 40])])
     assert torch.equal(*twice)
     assert not torch.equal(twice[0][0], twice[0][2])  # another crop of the same image
-    test = Images([path for path, _ in found.test], 16, augmented=False)
+    test = Images(found.test.files, 16, augmented=False)
     assert torch.equal(test[torch.tensor([2, 1])], torch.stack([test[1:3][1], test[1:3][0]]))
     assert test[torch.tensor([], dtype=torch.int64)].shape == (0, 3, 16, 16)
 
@@ -171,7 +251,7 @@ def test_data_that_cannot_be_trained_on_is_refused_by_name(data: Path, tmp_path:
         folder.scan(tmp_path)
     (tmp_path / "val/b").mkdir()
     (tmp_path / "val/b/1.png").write_bytes(b"no image")
-    broken = Images([path for path, _ in folder.scan(tmp_path).test], 8, augmented=False)
+    broken = Images(folder.scan(tmp_path).test.files, 8, augmented=False)
     with pytest.raises(Refused, match=r"val/b/1\.png \(--data\) cannot be decoded"):
         broken[0:2]
 

@@ -108,6 +108,18 @@ def test_lightning_validates_or_saves_once_an_epoch(how: str, tmp_path: Path, un
     assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}")
 
 
+@pytest.mark.nightly
+def test_the_hugging_face_trainer_goes_on_from_the_end_of_an_epoch(tmp_path: Path, undisturbed: Any) -> None:
+    arguments = '{"save_strategy": "epoch"}'
+    assert resumes(tmp_path, TRAINER, arguments, dies=32) == undisturbed(TRAINER, DEFAULT[TRAINER])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["averages", "swa"])
+def test_lightning_averages_weights(how: str, tmp_path: Path, undisturbed: Any) -> None:
+    assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}", how)
+
+
 def limited(script: str, steps: int, accumulate: int) -> tuple[str, str]:
     """The arguments of a script that makes so many steps of the optimizer."""
     options = {"max_steps": steps} | ({"max_epochs": -1} if script == LIGHTNING else {})
@@ -178,10 +190,12 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
         (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
         (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),
+        (LIGHTNING, ["{}", "batch norm"], 2, "StochasticWeightAveraging adds an epoch that trains nothing"),
         (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
         (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),
         (TRAINER, ["{}", "stops"], 3, "the loop left the epoch in step 4 of 26"),
         (TRAINER, ['{"max_steps": 20}'], 2, 'or max_steps=78; or plan {"train": Steps(20)}'),
+        (TRAINER, ['{"auto_find_batch_size": true}'], 2, "auto_find_batch_size must be False"),
         (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
         (TRAINER, ['{"dataloader_drop_last": true}'], 2, "dataloader_drop_last False"),
         (TRAINER, ["{}", "untold"], 2, "the collate_fn together returned a dict, which does not tell which samples"),

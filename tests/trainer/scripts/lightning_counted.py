@@ -14,7 +14,7 @@ import lightning
 import torch
 import torch.distributed as dist
 from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 
 from torchtally import Account, Steps
 from torchtally.integrations.lightning import AccountCallback
@@ -25,6 +25,8 @@ class Module(lightning.LightningModule):
         super().__init__()
         self.model, self.death, self.how = Model(), Death(), how
         self.automatic_optimization = how != "manual"
+        if how == "batch norm":
+            self.norm = torch.nn.BatchNorm1d(1)
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor | None:
         self.death.comes()
@@ -79,6 +81,8 @@ with Account(task="counted", plan=planned) as ACCOUNT:
     callbacks = [ModelCheckpoint(FOLDER, save_last=True, save_weights_only=how == "weights only", **every)]
     callbacks += [AccountCallback(ACCOUNT)] * (how != "no callback")
     callbacks = [Saves(), *callbacks] if how == "saves" else callbacks
+    callbacks += [StochasticWeightAveraging(1.0, 2)] * (how in ("swa", "batch norm"))
+    callbacks += [WeightAveraging()] * (how == "averages")
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     module = Module(how)
     trainer = lightning.Trainer(

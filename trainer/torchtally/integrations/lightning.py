@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils._pytree import tree_leaves
 
@@ -40,7 +41,7 @@ class AccountCallback(Callback):
         batches = trainer.train_dataloader
         if not isinstance(batches, Epochs) or batches.account is not self._account:
             raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
-        self._refuse(trainer, batches)
+        self._refuse(trainer, module, batches)
         progress = trainer.fit_loop.epoch_loop.batch_progress
         if not progress.is_last_batch:
             # Batches that no step has used yet are handed out again, and other ranks share out the rest otherwise.
@@ -85,7 +86,7 @@ class AccountCallback(Callback):
         self._committed, self._stepped = trainer.global_step, False
         self._account.commit()
 
-    def _refuse(self, trainer: Trainer, batches: Epochs) -> None:
+    def _refuse(self, trainer: Trainer, module: LightningModule, batches: Epochs) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
         planned = self._account.plan[batches.phase]
         steps = batches.optimizer_steps(trainer.accumulate_grad_batches)
@@ -93,6 +94,12 @@ class AccountCallback(Callback):
             raise Refused(f"{trainer.ckpt_path} has no state of the account: it was saved without the AccountCallback")
         if trainer.scaler is not None:
             raise Refused("precision='16-mixed' leaves out steps whose gradients overflow: use 'bf16-mixed' or '32'")
+        averages = any(isinstance(each, StochasticWeightAveraging) for each in trainer.callbacks)  # type: ignore[attr-defined]
+        if averages and StochasticWeightAveraging.pl_module_contains_batch_norm(module):
+            raise Refused(
+                "StochasticWeightAveraging adds an epoch that trains nothing, for the statistics of BatchNorm: use "
+                "lightning.pytorch.callbacks.WeightAveraging, which averages them in the plan's epochs"
+            )
         if trainer.num_training_batches != len(batches):
             raise Refused(
                 f"the Trainer would take {trainer.num_training_batches} of the {len(batches)} batches of an epoch: "

@@ -164,6 +164,11 @@ class _Commits(TrainerCallback):
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Epochs) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
+        if args.auto_find_batch_size:
+            raise Refused(
+                "auto_find_batch_size must be False: when memory runs out, the Trainer begins anew with the weights it "
+                "has, so their samples count twice; set per_device_train_batch_size"
+            )
         steps = epochs.optimizer_steps(args.gradient_accumulation_steps)
         if state.max_steps != steps:
             raise Refused(

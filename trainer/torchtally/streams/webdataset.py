@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,20 @@ class TarFiles(Shards):
         url, data, lines = opened
         raw = [_sample(url, data, _components(lines[row], _index_of(url))) for row in rows]
         return raw if self._decode is None else [*self._decode(iter(raw))]
+
+    def only(self, extension: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the name and the contents of each sample's file with this extension; no others are read.
+
+        Raises Refused and Volume.
+        """
+        for shard in range(len(self.shard_sizes)):
+            url, data, lines = self._at(shard)
+            for line in lines:
+                components = _components(line, _index_of(url))
+                found = [each for each in components if each[0].lower() == extension]
+                if not found:
+                    raise Refused(f"{url} has no file {extension} of the sample {base_plus_ext(components[0][3])[0]}")
+                yield f"{url}: {found[0][3]}", _sample(url, data, found)[extension]
 
 
 def make_index(shard: str | os.PathLike[str]) -> Path:

@@ -65,7 +65,7 @@ class Loop:
 
         def phase(epoch: int) -> Phase:
             return Phase(
-                name="train", epoch=epoch, n=len(self.train), batch=batch, contract=contract, order="feistel-1"
+                name="train", epoch=epoch, n=len(self.train), batch=batch, contract=contract, order=self.train.order
             )
 
         train_state = TrainState(run, model, optimizer, torch.zeros((), dtype=torch.float64, device=self.device))

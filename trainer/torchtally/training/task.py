@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtally.options import Training
+from torchtally.proof.order import Order
 
 if TYPE_CHECKING:
     from torchtally.training.train_state import TrainState
@@ -25,16 +26,21 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and labels, indexed alike."""
+    """Inputs and labels, indexed alike.
+
+    Attributes:
+        order: The order in which an epoch of training takes them.
+    """
 
     inputs: Tensor | Inputs
     labels: Tensor
+    order: Order = "feistel-1"
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device) -> "Samples":
-        return Samples(self.inputs.to(device), self.labels.to(device))
+        return Samples(self.inputs.to(device), self.labels.to(device), self.order)
 
 
 @dataclass(frozen=True, kw_only=True)

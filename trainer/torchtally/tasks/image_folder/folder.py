@@ -3,8 +3,9 @@
 import hashlib
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock
 from PIL import Image
@@ -12,25 +13,32 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 
 from torchtally.datasets import idx
 from torchtally.errors import Refused
+from torchtally.tasks.image_folder import tars
+from torchtally.tasks.image_folder.data import Data, Labeled
 
 _DEMO = {"train": 100, "test": 30}  # images of each class
 _CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 
 
-@dataclass(frozen=True)
-class Folder:
-    """Files and labels of both phases, in the order of the files' names."""
+class Paths:
+    """The files of a folder's images."""
 
-    classes: list[str]
-    train: list[tuple[str, int]]
-    test: list[tuple[str, int]]
-    fingerprint: str
+    def __init__(self, paths: list[str]):
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def of(self, numbers: Sequence[int]) -> list[tuple[str, str | BinaryIO]]:
+        return [(self._paths[number], self._paths[number]) for number in numbers]
 
 
-def scan(root: Path) -> Folder:
-    """Find the classes and files in `root`. Raises Refused."""
+def scan(root: Path) -> Data:
+    """Find the classes and files in `root`, in the order of their names. Raises Refused and Volume."""
     try:
         test = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "test")
+        if any((root / "train").glob("*.tar")):
+            return tars.scan(root / "train", test)
         classes, numbers = find_classes(root / "train")
         if (others := find_classes(test)[0]) != classes:
             raise FileNotFoundError(f"{test} has the classes {', '.join(others)}, and train has {', '.join(classes)}")
@@ -38,11 +46,14 @@ def scan(root: Path) -> Folder:
             name: make_dataset(str(place), numbers, IMG_EXTENSIONS)
             for name, place in (("train", root / "train"), ("test", test))
         }
-        return Folder(classes, files["train"], files["test"], _fingerprint(root, files))
+        train, tests = (
+            Labeled(Paths([path for path, _ in each]), [label for _, label in each]) for each in files.values()
+        )
+        return Data(classes=classes, train=train, test=tests, fingerprint=_fingerprint(root, files))
     except OSError as error:
         raise Refused(
             f"the data folder {root} (--data) must hold the folders train and val or test, each with a folder of "
-            f"images for each class: {str(error).splitlines()[0]}"
+            f"images for each class, or with tar files of WebDataset: {str(error).splitlines()[0]}"
         ) from None
 
 

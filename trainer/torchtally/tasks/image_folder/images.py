@@ -4,17 +4,19 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, BinaryIO
 
 import loky
 import torch
+from PIL import Image
 from torch import Tensor
-from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from torchtally.errors import Refused
+from torchtally.tasks.image_folder.data import Files
 
+_Encoded = tuple[str, str | BinaryIO]  # its name, and its path or its contents
 _RESIZED = 256 / 224  # of the shorter side to the crop of an evaluation, as in torchvision's own
 
 
@@ -24,20 +26,20 @@ class Images:
     Random values are drawn by the calling thread, in the order of the rows, so the same seed gives the same pixels.
     """
 
-    def __init__(self, paths: list[str], size: int, *, augmented: bool, device: torch.device | None = None):
-        self._paths, self._size, self._augmented = paths, size, augmented
+    def __init__(self, files: Files, size: int, *, augmented: bool, device: torch.device | None = None):
+        self._files, self._size, self._augmented = files, size, augmented
         self._device = device or torch.device("cpu")
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._files)
 
     def to(self, device: torch.device) -> "Images":
-        return Images(self._paths, self._size, augmented=self._augmented, device=device)
+        return Images(self._files, self._size, augmented=self._augmented, device=device)
 
     def __getitem__(self, chosen: Tensor | slice) -> Tensor:
         numbers: Iterable[int] = range(*chosen.indices(len(self))) if isinstance(chosen, slice) else chosen.tolist()
-        paths = [self._paths[number] for number in numbers]
-        pixels = self._random(paths) if self._augmented else self._threads.map(self._centered, paths)
+        encoded = self._files.of([*numbers])
+        pixels = self._random(encoded) if self._augmented else self._threads.map(self._centered, encoded)
         return torch.stack([torch.empty(3, self._size, self._size, dtype=torch.uint8), *pixels])[1:].to(self._device)
 
     @cached_property
@@ -49,8 +51,8 @@ class Images:
     def _crop(self) -> Any:
         return v2.RandomResizedCrop(self._size)
 
-    def _random(self, paths: list[str]) -> Iterable[Tensor]:
-        decoded = [*self._threads.map(_decoded, paths)]
+    def _random(self, encoded: list[_Encoded]) -> Iterable[Tensor]:
+        decoded = [*self._threads.map(_decoded, encoded)]
         crops = [self._crop.make_params([each]) for each in decoded]
         flips = (torch.rand(len(decoded)) < 0.5).tolist()
 
@@ -60,8 +62,8 @@ class Images:
 
         return self._threads.map(transformed, decoded, crops, flips)
 
-    def _centered(self, path: str) -> Tensor:
-        return _centered(self._size)(_decoded(path))
+    def _centered(self, encoded: _Encoded) -> Tensor:
+        return _centered(self._size)(_decoded(encoded))
 
 
 def _centered(size: int) -> Callable[[Tensor], Tensor]:
@@ -69,10 +71,12 @@ def _centered(size: int) -> Callable[[Tensor], Tensor]:
     return centered
 
 
-def _decoded(path: str) -> Tensor:
+def _decoded(encoded: _Encoded) -> Tensor:
     """Pixels (3, height, width) as uint8. Raises Refused."""
+    name, source = encoded
     try:
-        pixels: Tensor = functional.pil_to_tensor(pil_loader(path))
+        with Image.open(source) as image:
+            pixels: Tensor = functional.pil_to_tensor(image.convert("RGB"))
         return pixels
     except (OSError, ValueError, SyntaxError) as error:
-        raise Refused(f"the image {path} (--data) cannot be decoded: {str(error).splitlines()[0]}") from None
+        raise Refused(f"the image {name} (--data) cannot be decoded: {str(error).splitlines()[0]}") from None

@@ -8,7 +8,7 @@ from torchtally.options import Training, not_offered, option, override_default, 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Training):
-    """Any classification model of torchvision on a folder of images."""
+    """Any classification model of torchvision on a folder of images, or on tar files of WebDataset."""
 
     model: str = option("resnet18", "name of a classification model of torchvision", metavar="NAME", of_model=True)
     size: int = option(

@@ -33,14 +33,12 @@ def task(options: Training) -> Task:
     data = folder.scan(options.data or places.data or folder.demo(places.cache))
 
     def load(_: Path | None, __: Path) -> tuple[Samples, Samples]:
-        train, test = (
-            Samples(
-                Images([path for path, _ in files], options.size, augmented=augmented),
-                torch.tensor([label for _, label in files]),
-            )
-            for files, augmented in ((data.train, True), (data.test, False))
+        train = Images(data.train.files, options.size, augmented=True)
+        test = Images(data.test.files, options.size, augmented=False)
+        return (
+            Samples(train, torch.tensor(data.train.labels), order=data.order),
+            Samples(test, torch.tensor(data.test.labels)),
         )
-        return train, test
 
     def model(chosen: Training) -> nn.Module:
         assert isinstance(chosen, Options)
