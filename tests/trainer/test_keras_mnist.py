@@ -250,7 +250,7 @@ def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     with fork_server.cold():
         ended = launched({**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}, "-c", SMALL)
     assert ended.returncode == 0, ended.stderr
-    assert "the contract is drop_last: 0 of 200 samples are left out" in ended.stdout
+    assert "the contract is drop_last: 0 of 200 samples are left out" in ended.stderr
     return output
 
 

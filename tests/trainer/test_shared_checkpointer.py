@@ -104,10 +104,12 @@ def refused_and_stopped(rank: int, world: int, store: Store, folder: Path) -> li
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
     with pytest.raises(Stopped) as stopped:
         start(rank, world, store, folder, stops=True)
-    other = FACTS | {"seed": 4}
-    with pytest.raises(Refused) as refused:
-        with SharedCheckpointer(str(folder), other, "pod", *loop.build(TASK, OPTIONS, toy.CPU), 2, 1e9) as checkpointer:
-            checkpointer.resume()
+    built = loop.build(TASK, OPTIONS, toy.CPU)
+    with (
+        pytest.raises(Refused) as refused,
+        SharedCheckpointer(str(folder), FACTS | {"seed": 4}, "pod", *built, 2, 1e9) as checkpointer,
+    ):
+        checkpointer.resume()
     again = start(rank, world, store, folder)
     return [str(stopped.value), str(refused.value), f"{again.run.attempt} {again.discarded}", *warned]
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -132,7 +133,7 @@ class Copies:
                         fetch()
             with suppress(FileNotFoundError):  # removed by another process to make room
                 file = whole(path, size)
-                path.touch()
+                os.utime(file.fileno())  # `path` may have been removed since
                 return file
         raise Refused(f"{path} was removed {_ATTEMPTS} times before it could be opened: cache_limit is too small")
 
@@ -206,7 +207,11 @@ def without_place(urls: Sequence[str]) -> list[str]:
 
 
 def _has(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+    try:
+        found = path.stat()
+    except FileNotFoundError:  # also of one that another process has just removed
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
 
 
 def _digest(text: str) -> str:
