@@ -480,6 +480,33 @@ def test_a_fold_is_known_where_a_restart_leaves_out_those_before_it(tmp_path: Pa
         assert f"delete {tmp_path}/run-3.json" in refused["err"]
 
 
+def of_one_name(folder: str, first: int, dies: bool) -> None:
+    """Trains two folds of one name from `first` on, beside another account; the second dies."""
+    os.environ["TORCHTALLY_OUTPUT"] = folder
+    for fold in range(first, 3):
+        with Account(task="fold", plan={"train": 1}) as account, Account(task="fold", plan={"other": 0}):
+            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+                if dies and fold == 2:
+                    raise SystemExit(9)
+                account.commit()
+
+
+def test_a_fold_with_the_name_of_a_complete_one_is_known(tmp_path: Path) -> None:
+    assert alone(of_one_name, str(tmp_path), 1, True)["code"] == 9
+    refused = alone(of_one_name, str(tmp_path), 2, False)
+    assert refused["code"] == 2, refused["err"]
+    assert "run drawn by 0.3 of fold is not complete" in refused["err"]
+
+
+def test_a_new_run_leaves_the_record_and_the_id_of_an_unfinished_one(tmp_path: Path) -> None:
+    assert alone(left_out, str(tmp_path), 3, True)["code"] == 9
+    before = (tmp_path / "run.json").read_text()
+    other = alone(restarts, {"TORCHTALLY_OUTPUT": str(tmp_path)}, False)
+    assert other["code"] == 0, other["err"]
+    assert (tmp_path / "run.json").read_text() == before
+    assert {line["run"] for line in tallied(other["out"])} == {"drawn by 0.2"}
+
+
 @pytest.mark.parametrize(
     "contents", ["", "{", "[]", json.dumps({"run": 1, "attempt": "x", "task": "t", "complete": 0})]
 )

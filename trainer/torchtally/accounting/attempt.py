@@ -58,8 +58,7 @@ class Attempt:
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
         else:
             problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
-        own = process.run if number == 1 else f"{process.run}.{number}"
-        self._path, record = restart.find(restart.path_of(number), task)
+        own, self._path, record = restart.find(number, process.run, task)
         facts = {"task": task, "plan": dict(plan), "seed": seed, "anew": anew}
         of_rank_0 = {
             "_run": own,
@@ -134,6 +133,10 @@ class Attempt:
         if self.prints:
             events.emit(events.Complete(model=None, output=None), self.run.source)
             self._write(complete=True)
+
+    def close(self) -> None:
+        """End this start."""
+        restart.release(self._path)
 
     def _beginning(self) -> events.Event:
         if not self._loaded:

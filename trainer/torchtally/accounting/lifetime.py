@@ -87,6 +87,7 @@ class Lifetime:
         except Ending as sentence:
             error = sentence
         self._counting.close()
+        self._attempt.close()
         if checkpoints := self._counting.checkpoints:
             checkpoints.close(wait=error is None)
         if self._reports:

@@ -24,30 +24,53 @@ class Record:
     complete: bool
 
 
-def path_of(number: int, env: Mapping[str, str] = os.environ) -> Path | None:
-    """The file of this process's account number `number`, from 1; None without TORCHTALLY_OUTPUT."""
-    folder = env.get("TORCHTALLY_OUTPUT")
-    return Path(folder) / ("run.json" if number == 1 else f"run-{number}.json") if folder else None
+_open: set[Path] = set()  # the files of the accounts in use in this process
 
 
-def find(own: Path | None, task: str) -> tuple[Path | None, Record | None]:
-    """The unfinished run of a task, if there is one, and its file.
+def find(
+    number: int, run: str, task: str, env: Mapping[str, str] = os.environ
+) -> tuple[str, Path | None, Record | None]:
+    """The id of a new run of the process's account `number`, from 1; its file; the task's unfinished run, if any.
 
-    It can be in the file of another account: a program that leaves out the folds that are complete numbers them anew.
+    An unfinished run can be in the file of another account: a program that leaves out the folds that are complete
+    numbers them anew. A new run takes neither the file of an unfinished one nor an id that was used. There is no file
+    without TORCHTALLY_OUTPUT. Call `release` with the file in the end.
     """
-    record = _read(own)
-    if own and not (record and record.task == task):
-        for path in sorted(own.parent.glob("run-*.json")):
-            other = _read(path)
-            if other and other.task == task and not other.complete:
-                return path, other
-    return own, record if record and record.task == task and not record.complete else None
+    folder = env.get("TORCHTALLY_OUTPUT")
+    if not folder:
+        return _id(run, number), None, None
+    own, known = _path(folder, number), sorted(Path(folder).glob("run*.json"))
+    records = {path: record for path in (own, *known) if path not in _open and (record := _read(path))}
+    for path, record in records.items():
+        if record.task == task and not record.complete:
+            _open.add(path)
+            return record.run, path, record
+    used = {record.run for record in records.values()}
+    unfinished = {path for path, record in records.items() if not record.complete}
+    while _path(folder, number) in _open | unfinished or _id(run, number) in used:
+        number += 1
+    path = _path(folder, number)
+    _open.add(path)
+    return _id(run, number), path, None
 
 
-def _read(path: Path | None) -> Record | None:
+def release(path: Path | None) -> None:
+    """The account of a file is no longer in use."""
+    _open.difference_update({path})
+
+
+def _path(folder: str, number: int) -> Path:
+    return Path(folder) / ("run.json" if number == 1 else f"run-{number}.json")
+
+
+def _id(run: str, number: int) -> str:
+    return run if number == 1 else f"{run}.{number}"
+
+
+def _read(path: Path) -> Record | None:
     """The record in a file. A damaged file counts as none."""
     try:
-        values: dict[str, Any] = json.loads(path.read_bytes()) if path else {}
+        values: dict[str, Any] = json.loads(path.read_bytes())
         found = Record(**values)
     except (OSError, ValueError, TypeError):
         return None
