@@ -82,6 +82,7 @@ class Attempt:
             data="",
             began=agreed["_began"],
         )
+        restart.claim(self._path)  # not of a start that is refused: another one in this process is a restart, too
 
     @property
     def prints(self) -> bool:

@@ -34,7 +34,7 @@ def find(
 
     An unfinished run can be in the file of another account: a program that leaves out the folds that are complete
     numbers them anew. A new run takes neither the file of an unfinished one nor an id that was used. There is no file
-    without TORCHTALLY_OUTPUT. Call `release` with the file in the end.
+    without TORCHTALLY_OUTPUT. An account `claim`s its file once it has begun, and `release`s it in the end.
     """
     folder = env.get("TORCHTALLY_OUTPUT")
     if not folder:
@@ -43,20 +43,24 @@ def find(
     records = {path: record for path in (own, *known) if path not in _open and (record := _read(path))}
     for path, record in records.items():
         if record.task == task and not record.complete:
-            _open.add(path)
             return record.run, path, record
     used = {record.run for record in records.values()}
     unfinished = {path for path, record in records.items() if not record.complete}
     while _path(folder, number) in _open | unfinished or _id(run, number) in used:
         number += 1
-    path = _path(folder, number)
-    _open.add(path)
-    return _id(run, number), path, None
+    return _id(run, number), _path(folder, number), None
+
+
+def claim(path: Path | None) -> None:
+    """Keep a file for an account of this process: other accounts neither take it nor see a restart in it."""
+    if path:
+        _open.add(path)
 
 
 def release(path: Path | None) -> None:
-    """The account of a file is no longer in use."""
-    _open.difference_update({path})
+    """End that."""
+    if path:
+        _open.discard(path)
 
 
 def _path(folder: str, number: int) -> Path:
