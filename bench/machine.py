@@ -24,6 +24,16 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
+def sentence(*packages: str) -> str:
+    """The machine, the versions of these packages, the load at the end, and the commit: the note below a table."""
+    about = describe()
+    python = "".join([f"python {platform.python_version()}", *(f", {name} {version(name)}" for name in packages)])
+    return (
+        f"{about['processor']}, {about['cores']} cores, {about['memory_gb']} GB; {python}; "
+        f"load average {os.getloadavg()[0]:.1f} at the end; commit {commit()}."
+    )
+
+
 def commit() -> str:
     """The commit, with a + if the tree has changes."""
     return _git("rev-parse", "--short", "HEAD") + "+" * bool(_git("status", "--porcelain", "--untracked-files=no"))

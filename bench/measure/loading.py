@@ -10,13 +10,11 @@ which other programs on the machine disturb less.
 
 import itertools
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -172,12 +170,9 @@ def table() -> Iterator[str]:
     header = ["workers", "fetched", "batch", "untallied, samples/s", "tallied, samples/s", "ratio, %", "by CPU time, %"]
     rows = [[*case, *(shown(spread(values[name])) for name in measures)] for case, values in found.items()]
     yield from markdown(header, rows, left=(1,))
-    about = machine.describe()
     yield ""
-    yield f"Medians of {_PAIRS} pairs of epochs, with the minimum and the maximum in brackets. {about['processor']},"
-    yield f"{about['cores']} cores, {about['memory_gb']} GB; python {platform.python_version()},"
-    yield f"torch {version('torch')}, numpy {version('numpy')}; load average {os.getloadavg()[0]:.1f} at the"
-    yield f"end; commit {machine.commit()}."
+    about = machine.sentence("torch", "numpy")
+    yield f"Medians of {_PAIRS} pairs of epochs, with the minimum and the maximum in brackets. {about}"
 
 
 if __name__ == "__main__":

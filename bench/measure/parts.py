@@ -3,12 +3,9 @@
 python -m bench.measure.parts    prints a table, beside an untallied DataLoader and a small training step
 """
 
-import os
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import version
 from itertools import repeat, starmap
 from typing import Any
 
@@ -114,11 +111,8 @@ def table() -> Iterator[str]:
     names = next(iter(columns.values()))
     rows = [[name, *(f"{column[name]:.3g}" for column in columns.values())] for name in names]
     yield from markdown(["part", *(f"{fetched}, {batch}" for fetched, batch in columns)], rows, left=(0,))
-    about = machine.describe()
     yield ""
-    yield f"The least of n = {_PASSES} passes over {_STEPS} steps. {about['processor']}, {about['cores']} cores,"
-    yield f"{about['memory_gb']} GB; python {platform.python_version()}, torch {version('torch')},"
-    yield f"numpy {version('numpy')}; load average {os.getloadavg()[0]:.1f}; commit {machine.commit()}."
+    yield f"The least of n = {_PASSES} passes over {_STEPS} steps. {machine.sentence('torch', 'numpy')}"
 
 
 if __name__ == "__main__":

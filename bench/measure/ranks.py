@@ -8,14 +8,12 @@ time is that of the whole job, which other programs on the machine disturb least
 
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from bench import machine
@@ -82,12 +80,8 @@ def table(rounds: int) -> Iterator[str]:
     ]
     header = ["ranks", "started by", "first step, s", "CPU time of the job, s", "memory of a rank alone, MB"]
     yield from markdown(header, rows, left=(1,))
-    about = machine.describe()
     yield ""
-    yield f"Medians of {rounds} rounds, with the minimum and the maximum in brackets. {about['processor']}, "
-    yield f"{about['cores']} cores, {about['memory_gb']} GB; python {platform.python_version()}, "
-    yield f"torch {version('torch')}; "
-    yield f"load average {os.getloadavg()[0]:.1f} at the end; commit {machine.commit()}."
+    yield f"Medians of {rounds} rounds, with the minimum and the maximum in brackets. {machine.sentence('torch')}"
 
 
 def _cpu_seconds() -> float:

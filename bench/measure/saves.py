@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import os
-import platform
 import runpy
 import signal
 import subprocess
@@ -19,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +98,8 @@ def table() -> Iterator[str]:
         most = [100 * (each["held"] + each["writing, CPU"]) / _MINUTE for each in found]
         values = [size, str(world), *(shown(spread(each)) for each in (*times, held, most)), str(len(found))]
         yield f"| {' | '.join(values)} |"
-    about = machine.describe()
     yield ""
-    yield f"Medians of the saves, with the minimum and the maximum in brackets. {about['processor']},"
-    yield f"{about['cores']} cores, {about['memory_gb']} GB; python {platform.python_version()},"
-    yield f"torch {version('torch')}; load average {os.getloadavg()[0]:.1f} at the end; commit {machine.commit()}."
+    yield f"Medians of the saves, with the minimum and the maximum in brackets. {machine.sentence('torch')}"
 
 
 if __name__ == "__main__":
