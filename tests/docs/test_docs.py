@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import fork_server
 import pytest
 
 from bench.measure import resumes
@@ -119,7 +120,7 @@ def test_options_of_spark_are_documented() -> None:
 
 def test_the_number_of_faults_is_that_of_the_tests() -> None:
     faults = "tests/local/test_local_faults.py"
-    collected = output("-m", "pytest", "--collect-only", "--quiet", "-m", "not nightly", faults)
+    collected = output("-c", fork_server.PYTEST, "--collect-only", "--quiet", "-m", "not nightly", faults)
     [(some, every)] = re.findall(r"^(\d+)/(\d+) tests collected", collected, re.MULTILINE)
     local = section(DOCS / "operations/faults.md", "## On one machine")
     assert f"`make test` runs {some} of the {every} rows" in " ".join(local.split())

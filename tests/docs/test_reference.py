@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fork_server
 import pytest
 
 from torchtally import errors, events
@@ -113,15 +114,15 @@ def faults(heading: str) -> set[tuple[str, str]]:
 
 
 def test_the_faults_on_a_cluster_are_those_of_its_tests() -> None:
-    program = "import json, test_faults; print(json.dumps([(case.fault, case.policy) for case in test_faults.CASES]))"
     folders = ["tests", "tests/e2e", "scripts"]
-    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {folders}; {program}"]
+    program = "import json, test_faults; print(json.dumps([(case.fault, case.policy) for case in test_faults.CASES]))"
+    command = [sys.executable, "-c", f"import torch, sys; sys.path[:0] = {folders}; {program}"]  # starts as a fork
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
     assert faults("## On a cluster") == set(map(tuple, json.loads(listed)))
 
 
 def test_the_faults_on_one_machine_are_those_of_its_tests() -> None:
-    collect = ["-m", "pytest", "--collect-only", "--quiet", "-m", "", "tests/local/test_local_faults.py"]
+    collect = ["-c", fork_server.PYTEST, "--collect-only", "--quiet", "-m", "", "tests/local/test_local_faults.py"]
     listed = subprocess.run([sys.executable, *collect], cwd=ROOT, capture_output=True, text=True, timeout=120).stdout
     named = set(re.findall(r"\[(.+)\]$", listed, re.MULTILINE))
     documented = {re.sub(r"\W+", "-", fault) for fault, _ in faults("## On one machine")}

@@ -68,7 +68,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     return whole(data, folder, 2, *TRAIN), folder
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_killed_in_an_epoch_it_goes_on_where_its_weights_stand(
     world: int, data: Path, tmp_path: Path, undisturbed: tuple[str, Path]
 ) -> None:

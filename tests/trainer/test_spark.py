@@ -268,6 +268,7 @@ def test_a_stopped_driver_ends_its_ranks(environment: dict[str, str], fashion_mn
     sparkcluster.wait_for("its ranks to end", lambda: not ranks_of(tmp_path))
 
 
+@pytest.mark.nightly
 def test_what_ended_the_ranks_reaches_the_driver(environment: dict[str, str], tmp_path: Path) -> None:
     ended = spark(environment, tmp_path, None, "--processes", "2", *SMALL, "--data", str(tmp_path / "nowhere"))
     assert_one_sentence(ended, 2, "nowhere")
