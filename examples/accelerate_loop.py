@@ -66,7 +66,8 @@ def main() -> None:
                     step += 1
                     if step % 8 == 0:
                         save(accelerator, output, step)
-            accelerator.print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)
+                if batch.step == batch.steps:
+                    accelerator.print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)
     accelerator.end_training()
 
 

@@ -178,7 +178,7 @@ class Account(Lifetime):
             Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
         with self._counting.final():
-            yield from self._counting.batches(phase, epoch, batches)
+            yield from self._counting.loop(phase, epoch, batches)
 
     def commit(self, *batches: Batch) -> None:
         """Count the samples that are in the weights now: call it after each `optimizer.step()`.
@@ -215,7 +215,7 @@ class Account(Lifetime):
     def checkpoints(
         self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: str | float = "5m", keep: int = 2
     ) -> Checkpoints:
-        """Return checkpoints of the loop's objects, which `commit` saves: docs/guides/checkpoints.md shows how.
+        """Return checkpoints of the loop's objects, saved between steps: docs/guides/checkpoints.md shows how.
 
         A collective call. Call `resume()` on the result before the first epoch.
 
@@ -237,7 +237,8 @@ class Account(Lifetime):
         steps = self._phases.samplers[phase].total_steps
 
         def epoch() -> Iterator[Batch]:
-            return self.epoch(phase, self.completed(phase) + 1, batches)
+            with self._counting.final():
+                yield from self._counting.batches(phase, self.completed(phase) + 1, batches)
 
         self._driven.append(Epochs(self, phase, epoch, steps))
         return self._driven[-1]

@@ -58,8 +58,16 @@ class Counting:
             self._failure = ending
             raise
 
+    def loop(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
+        """Yield the batches of one epoch to a loop of the program's own: `Account.epoch`. Raises as `batches`."""
+        if self._phases.trains.get(phase):
+            with self._progress.body.loop(epoch):
+                yield from self.batches(phase, epoch, batches)
+        else:
+            yield from self.batches(phase, epoch, batches)
+
     def batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Yield the batches of one epoch: `Account.epoch`. Raises Unproven and Refused."""
+        """Yield the batches of one epoch. Raises Unproven and Refused."""
         if getattr(batches, "next_iter_state", None) is not None:  # as torchdata names it
             raise Refused(
                 f"the state of the {type(batches).__name__} was loaded, which would skip batches once more "
@@ -97,7 +105,7 @@ class Counting:
             if not current.trains:
                 current.count(current.handed)
         if self.checkpoints and current.trains:
-            self.checkpoints.before_batch()
+            self.checkpoints.after_batches()
         if current.handed < current.total:
             raise Unproven(
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"

@@ -54,6 +54,11 @@ class Lifetime:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
         return self._phases.reached
 
+    @property
+    def unfinished(self) -> int | None:
+        """The epoch of a loaded state that has no batch left and whose rest has still to be made, if there is one."""
+        return self._progress.body.loaded
+
     def __enter__(self) -> Self:
         try:
             self._progress = Progress(self._plan)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torchtally.accounting.body import Body
 from torchtally.accounting.last_line import last_line
 from torchtally.accounting.plan import Extent, Planned, as_values, extent
 from torchtally.accounting.sampler import Sampler
@@ -22,6 +23,7 @@ class Progress:
         self.extents: dict[str, Extent] = {}  # by phase, as `phases`; once the batches are known
         self.phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
         self.loaded: State | None = None
+        self.body = Body()
         self.stopped: str | None = None  # why the program has stopped the run
 
     @property
@@ -79,8 +81,7 @@ class Progress:
 
     def left(self) -> Iterator[int]:
         """Yield the numbers of the epochs that are left: `Account.epochs`."""
-        last = max(self.epochs.values())
-        longest = [phase for phase, planned in self.epochs.items() if planned == last]  # others skip epochs
+        last, longest = max(self.epochs.values()), self._longest
         done = min(self.completed(phase) for phase in longest)
         # The state of another phase can be within the epoch that these have completed.
         begun = {done for phase in self.phases.values() if phase.position and phase.position.epoch == done}
@@ -89,8 +90,14 @@ class Progress:
             begun.add(done)
         for epoch in range(1, last + 1):
             left = epoch in begun or any(self.completed(phase) < epoch for phase in longest)
-            if self.stopped is None and left:
-                yield epoch
+            if epoch == self.body.loaded or (self.stopped is None and left):
+                with self.body.epoch(epoch):
+                    yield epoch
+
+    @property
+    def _longest(self) -> list[str]:
+        """The phases with most epochs: others skip some."""
+        return [phase for phase, planned in self.epochs.items() if planned == max(self.epochs.values())]
 
     def _is_due(self, phase: str, done: int, last: int) -> bool:
         """Whether a phase that skips epochs has still to be made in epoch `done`, which the others have completed.
@@ -118,8 +125,17 @@ class Progress:
             plan=self.given,
             extents=self.extents,
             stopped=self.stopped,
+            unfinished=self._unfinished,
             phases=phases,
         )
+
+    @property
+    def _unfinished(self) -> int | None:
+        """The epoch whose rest has still to be made, if that does not follow from what its phases have consumed."""
+        epoch = self.body.unfinished
+        if epoch is None or (self.stopped is None and any(self.completed(phase) < epoch for phase in self._longest)):
+            return None
+        return epoch
 
     def load(self, loaded: State) -> None:
         """Go on at a state. Raises Refused if it is of another plan or of other data."""
@@ -129,6 +145,7 @@ class Progress:
         for name, phase in declared.items():
             self.declare(name, phase)
         self.loaded, self.extents, self.stopped = loaded, dict(loaded.extents), loaded.stopped
+        self.body.loaded = loaded.unfinished
 
     def last_line(self, run: Run, discarded: int) -> dict[str, Any] | None:
         """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""

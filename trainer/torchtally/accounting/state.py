@@ -20,6 +20,8 @@ from torchtally.proof.worlds import World
 
 VERSION = 1
 WITH_DROPS = 2  # an earlier release would take what is dropped for consumed
+UNFINISHED = 3  # an earlier release would leave out the rest of an epoch
+_KNOWN = (VERSION, WITH_DROPS, UNFINISHED)
 
 
 def _dropped(line: Values, name: str) -> bytes | None:
@@ -199,6 +201,8 @@ class State:
     extents: Annotated[Mapping[str, Extent], _extents]  # how far it reaches, with the batch of the beginning
     stopped: Annotated[str | None, _stopped]
     phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
+    # The epoch in whose batch loop the state was made, where the phases do not tell: its rest has still to be made.
+    unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
 
     @property
     def reached(self) -> tuple[int, int]:
@@ -222,7 +226,10 @@ class State:
                 for field in fields:
                     if not where[field]:
                         del where[field]
-        values = {"v": WITH_DROPS if drops else VERSION, **asdict(replace(self, phases={})), "phases": phases}
+        version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION
+        values = {"v": version, **asdict(replace(self, phases={})), "phases": phases}
+        if not self.unfinished:
+            del values["unfinished"]
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -236,8 +243,7 @@ class State:
             raise ValueError(f"it is cut off or damaged: {rules.short(text, 60)!r}") from None
         if not isinstance(values, dict):
             raise ValueError(f"it must be an object, not {rules.short(text, 60)!r}")
-        if values.get("v") not in (VERSION, WITH_DROPS):
-            raise ValueError(
-                f"its version is {rules.show(values.get('v'))}, and this release reads {VERSION} and {WITH_DROPS}"
-            )
+        if values.get("v") not in _KNOWN:
+            known = ", ".join(map(str, _KNOWN))
+            raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads {known}")
         return cls(**rules.checked(cls, Values(values)))

@@ -85,8 +85,13 @@ class TalliedSampler(Sampler):
 
     @property
     def completed(self) -> int:
-        """Number of completed epochs, over all starts of the run."""
-        return self._account.completed("train")
+        """Number of completed epochs, over all starts of the run: the epoch that a resume begins with, counted from 0.
+
+        If the state was made in the batch loop of an epoch, after its last commit, that one is begun once more. It has
+        no batch left, and the program makes the rest of it.
+        """
+        unfinished = self._account.unfinished
+        return self._account.completed("train") if unfinished is None else unfinished - 1
 
     def set_epoch(self, epoch: int) -> None:
         """State which epoch comes next, counted from 0: after a resume, `completed`."""
@@ -146,20 +151,24 @@ class TalliedSampler(Sampler):
         def epoch() -> Iterator[Batch]:
             with _ending():
                 self._account.settle("train")
-                self._check_told()
-                yield from self._account.epoch("train", self.completed + 1, tallied)
+                yield from self._account.epoch("train", self._next() + 1, tallied)
 
         return Epochs(self._account, "train", epoch, len(tallied))
 
-    def _check_told(self) -> None:
-        """Refuse an epoch that set_epoch has not announced: a loop that goes on elsewhere has not loaded the state."""
+    def _next(self) -> int:
+        """The next epoch, counted from 0.
+
+        Raises Refused unless set_epoch has announced it: a loop that goes on elsewhere has not loaded the state.
+        """
         told, self._told = self._told, None
-        if told != self.completed:
+        # What drives the loop itself may know that an epoch was complete.
+        if told is None or told not in (self.completed, self._account.completed("train")):
             called = "was not called" if told is None else f"has received {told}"
             raise Refused(
                 f"set_epoch() {called}, and the next epoch is {self.completed}, counted from 0: call it before each "
                 "epoch; after a restart, load the state of the checkpoint first"
             )
+        return told
 
 
 @contextmanager

@@ -156,12 +156,22 @@ class Checkpoints:
     def before_batch(self) -> None:
         """Save if a checkpoint is due, or if a rank has received a signal to stop.
 
-        The account calls it before it hands out a batch, and at the end of an epoch: there, the loop is between two
-        steps, and all of its commits are made.
+        The account calls it before it hands out a batch: there, the loop is between two steps, and all of its commits
+        are made.
 
         Raises:
             Refused: An object has changed since the commit, or an optimizer has stepped. A checkpoint would lack that.
             Stopped: A rank has received a signal. All ranks raise it.
+        """
+        self.after_batches()
+        if self._left <= 0:
+            self._synchronize()
+
+    def after_batches(self) -> None:
+        """Take note of the end of an epoch's batches. Raises Refused as `before_batch`.
+
+        What is due now is saved before the next batch: the program has still to make the rest of the epoch, such as an
+        evaluation or a step of a scheduler, which a checkpoint of this moment would lack.
         """
         if not self._committed:
             return
@@ -178,8 +188,6 @@ class Checkpoints:
                 "checkpoints: an optimizer has stepped between commit() and the next batch, and checkpoints would lack "
                 "that: call commit() last in each step"
             )
-        if self._left <= 0:
-            self._synchronize()
 
     def save(self, wait: bool) -> None:
         """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks."""
