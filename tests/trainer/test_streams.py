@@ -160,14 +160,63 @@ def overwrite(file: Path, at: int, value: bytes) -> None:
         opened.write(value)
 
 
+def replace_in(path: Path, change: Callable[[list[str]], list[str]]) -> None:
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+
+
 def repeat_a_line(path: Path) -> None:
     """Name the second sample in place of the third."""
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:3], lines[2], *lines[4:]]))
+    replace_in(path, lambda lines: [*lines[:3], lines[2], *lines[4:]])
+
+
+def repeat_the_last_line(path: Path) -> None:
+    replace_in(path, lambda lines: [f"v1.2 {len(lines)}\n", *lines[1:], lines[-1]])
+
+
+def take_over_a_file(path: Path) -> None:
+    """Name the first file of the third sample in the second one, too."""
+
+    def change(lines: list[str]) -> list[str]:
+        more = " ".join(lines[3].split()[:4])
+        return [*lines[:2], f"{lines[2].rstrip()} {more}\n", *lines[3:]]
+
+    replace_in(path, change)
+
+
+def list_again(path: Path) -> None:
+    """The second shard is listed once more, by another path."""
+    index = json.loads(path.read_text())
+    again = json.loads(json.dumps(index["shards"][1]))
+    again["raw_data"]["basename"] = "./" + again["raw_data"]["basename"]
+    path.write_text(json.dumps(index | {"shards": [*index["shards"], again]}))
+
+
+def repeat_a_row_group(path: Path) -> None:
+    """As a tool that puts footers together can leave it."""
+    from pyarrow import parquet
+
+    known = parquet.read_metadata(path)
+    metadata = parquet.read_metadata(path)
+    metadata.append_row_groups(known)
+    with path.open("rb") as opened:
+        body = opened.read()[: -8 - known.serialized_size]
+    footer = path.parent / "footer"
+    metadata.write_metadata_file(footer)
+    path.write_bytes(body + footer.read_bytes()[4:])
 
 
 FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "no index": ("mds", lambda p: (p / "index.json").unlink(), "index.json does not exist"),
+    "shard twice": (
+        "mds",
+        lambda p: list_again(p / "index.json"),
+        r"shard.00001.mds is listed twice: each of its samples would be trained twice",
+    ),
+    "row group twice": (
+        "parquet",
+        lambda p: repeat_a_row_group(p / "part-001.parquet"),
+        r"part-001.parquet is not valid: two of its row groups begin at byte \d+",
+    ),
     "no json": ("mds", lambda p: cut(p / "index.json"), "cannot be read: JSONDecodeError: Index file at"),
     "no shards": ("mds", lambda p: (p / "index.json").write_text('{"version": 2}'), "cannot be read: KeyError"),
     "no file": ("mds", lambda p: (p / "shard.00002.mds").unlink(), "shard.00002.mds does not exist"),
@@ -202,7 +251,24 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "idx with a sample twice": (
         "tars",
         lambda p: repeat_a_line(p / "shard-002.idx"),
-        "shard-002.idx: the offsets of .* must be above those of the sample before",
+        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must be after the file before, which ends at byte \d+",
+    ),
+    "idx with one more sample": (
+        "tars",
+        lambda p: repeat_the_last_line(p / "shard-002.idx"),
+        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must be after the file before",
+    ),
+    "idx with a file in two samples": (
+        "tars",
+        lambda p: take_over_a_file(p / "shard-002.idx"),
+        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must be after the file before",
+    ),
+    "idx behind the end": (
+        "tars",
+        lambda p: replace_in(
+            p / "shard-002.idx", lambda lines: [*lines[:-1], re.sub(r"\d+(?= \d+ \S+$)", "99999", lines[-1])]
+        ),
+        r"shard-002.idx does not fit .*shard-002.tar: it names \d+ bytes, and the shard has \d+",
     ),
     "tar cut": (
         "tars",
@@ -218,6 +284,16 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         "tars",
         lambda p: (p / "shard-002.idx").write_bytes((p / "shard-003.idx").read_bytes()),
         r"shard-002.idx does not fit .*: at byte \d+ it has \S+ of \d+ bytes, .*the shard has \S+ of \d+",
+    ),
+    "a link": (
+        "tokens",
+        lambda p: (p / "latest.bin").symlink_to(p / "2.bin"),
+        "latest.bin is listed twice, also as .*2.bin",
+    ),
+    "a hard link": (
+        "tars",
+        lambda p: (p / "z.tar").hardlink_to(p / "shard-002.tar"),
+        "z.tar is listed twice, also as ",
     ),
     "half a token": (
         "tokens",
@@ -235,6 +311,19 @@ def test_files_that_do_not_fit_are_refused(fault: str, tmp_path: Path) -> None:
     damage(tmp_path / "data")
     with pytest.raises(Refused, match=sentence):
         of_kind(kind, str(tmp_path / "data")).__getitems__([*range(N)])
+
+
+@pytest.mark.parametrize(
+    "how", ["the same", "another path", "a URL", pytest.param("of a store", marks=pytest.mark.nightly)]
+)
+def test_a_file_that_is_listed_twice_is_refused(how: str, data: Path) -> None:
+    path = f"{data}/parquet/part-000.parquet"
+    other = {"another path": f"{data}/tars/../parquet/part-000.parquet", "a URL": f"file://{path}"}.get(how, path)
+    if how == "of a store":
+        path = other = "memory://data/part-000.parquet"
+    with pytest.raises(Refused, match=r"part-000\.parquet is listed twice") as refused:
+        ParquetFiles([path, f"{data}/parquet/part-001.parquet", other])
+    assert ("also as" in str(refused.value)) == (path != other)
 
 
 def changes(kind: str, where: str) -> None:

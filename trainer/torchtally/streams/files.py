@@ -38,7 +38,10 @@ def system(url: str) -> tuple[Any, str]:
 
 
 def expanded(urls: str | Sequence[str]) -> list[str]:
-    """Return the URLs that a pattern with `*` names, sorted, or a list as it is. Raises Refused and Volume."""
+    """Return the URLs that a pattern with `*` names, sorted, or a list as it is.
+
+    Raises Refused, also for a file that has two of the URLs, and Volume.
+    """
     if not isinstance(urls, str):
         found = [str(url) for url in urls]
     elif "*" in urls:
@@ -50,7 +53,29 @@ def expanded(urls: str | Sequence[str]) -> list[str]:
         found = [urls]
     if not found:
         raise Refused(f"there is no file {urls!r}")
+    check_distinct(found)
     return found
+
+
+def check_distinct(urls: Sequence[str]) -> None:
+    """Raise Refused if two URLs are of one file: its samples would have two numbers each."""
+    known: dict[Any, str] = {}
+    for url in urls:
+        fs, path = system(url)
+        file = _identity(path) if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(path)
+        if file in known:
+            also = "" if known[file] == url else f", also as {known[file]}"
+            raise Refused(f"{url} is listed twice{also}: each of its samples would be trained twice in an epoch")
+        known[file] = url
+
+
+def _identity(path: str) -> Any:
+    """What all paths to a file of this machine have in common."""
+    try:
+        found = Path(path).stat()
+    except OSError:  # who reads the file says so
+        return os.path.realpath(path)
+    return found.st_dev, found.st_ino
 
 
 def of_each(function: Callable[[str], Any], urls: Sequence[str]) -> list[Any]:

@@ -7,6 +7,8 @@ the next start in the same folder.
 import hashlib
 import mmap
 import os
+import posixpath
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from streaming.base.util import bytes_to_int
 from streaming.base.world import World
 
 from torchtally.errors import Refused
-from torchtally.streams.files import Copies, folder_of, reading, whole
+from torchtally.streams.files import Copies, check_distinct, folder_of, reading, whole
 from torchtally.streams.shards import Shards
 
 _INDEX = "index.json"
@@ -81,6 +83,7 @@ class MDS(Shards):
         self._stream_of: tuple[int, Stream] | None = None
         self._readers = self._shards()
         names = [reader.raw_data.basename for reader in self._readers]
+        self._check_distinct(names)
         limit = bytes_to_int(cache_limit) if isinstance(cache_limit, str) else cache_limit
         self._copies = Copies(self._folder, names, limit if self._remote else None)
         index = hashlib.sha256((self._folder / _INDEX).read_bytes()).hexdigest()
@@ -111,6 +114,14 @@ class MDS(Shards):
     def _listed(self) -> list[Any]:
         with reading(self._url(_INDEX)):
             return [*self._stream.get_shards(_ALONE, self._unsafe)]
+
+    def _check_distinct(self, names: list[str]) -> None:
+        if self._remote is None:
+            check_distinct([self._url(name) for name in names])
+        if twice := [name for name, times in Counter(map(posixpath.normpath, names)).items() if times > 1]:
+            raise Refused(
+                f"{self._url(_INDEX)} lists {twice[0]} twice: each of its samples would be trained twice in an epoch"
+            )
 
     def _url(self, name: str) -> str:
         if self._remote is None:

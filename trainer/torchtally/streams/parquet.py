@@ -1,6 +1,7 @@
 """Parquet files, by pyarrow: a row group is a shard."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,18 @@ def _footer(url: str, length: int = 1 << 16) -> tuple[_Footer, Any]:
         metadata = parquet.read_metadata(pyarrow.BufferReader(_MAGIC + footer))
     except pyarrow.ArrowException as error:
         raise Refused(f"{url} is not a whole Parquet file: {error}") from None
+    starts = Counter(_start(metadata.row_group(group)) for group in range(metadata.num_row_groups))
+    del starts[None]
+    if twice := [start for start, groups in starts.items() if groups > 1]:
+        raise Refused(f"{url} is not valid: two of its row groups begin at byte {twice[0]}")
     rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     columns = tuple(metadata.schema.to_arrow_schema().names)
     return _Footer(needed, hashlib.sha256(footer).hexdigest()[:16], rows, columns), metadata
+
+
+def _start(group: Any) -> int | None:
+    """The byte at which a row group begins, if it has a value."""
+    if not group.num_rows or not group.num_columns:
+        return None
+    first = group.column(0)
+    return int(first.dictionary_page_offset or first.data_page_offset)

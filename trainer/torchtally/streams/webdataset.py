@@ -83,16 +83,9 @@ class TarFiles(Shards):
         expected = f"{_VERSION} {self.shard_sizes[shard]}"
         if first != expected or len(lines) != self.shard_sizes[shard]:
             raise Refused(f"{index} begins with {first!r} and has {len(lines)} samples, and {expected!r} is expected")
-        starts = [_components(line, index)[0][1] for line in lines]
-        for before, after, line in zip(starts, starts[1:], lines[1:], strict=False):
-            if after <= before:
-                raise Refused(f"{index}: the offsets of {line!r} must be above those of the sample before")
+        end = _end_of(lines, index)
         with self._files.open(shard) as file:
             opened = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        end = 0
-        if lines:
-            _, offset, size, _ = _components(lines[-1], index)[-1]
-            end = offset + -(-size // _BLOCK) * _BLOCK
         if end > len(opened):
             raise Refused(f"{index} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
         if any(opened[end : end + _BLOCK]):
@@ -161,6 +154,23 @@ def _samples_in(url: str) -> int:
     if version != _VERSION or not number.isdecimal():
         raise Refused(f"{index} begins with {first!r}, and must begin with {_VERSION!r} and the number of samples")
     return int(number)
+
+
+def _end_of(lines: Sequence[str], index: str) -> int:
+    """Return the byte at which the last file of an index ends.
+
+    Raises Refused if a file begins before another has ended: it would be in two samples, or in one twice.
+    """
+    end = 0
+    for line in lines:
+        for _, offset, size, name in sorted(_components(line, index), key=lambda each: each[1]):
+            if offset - _BLOCK < end or size < 0:
+                raise Refused(
+                    f"{index}: {name} of {size} bytes at byte {offset} must be after the file before, which ends at "
+                    f"byte {end}, and its header"
+                )
+            end = offset + -(-size // _BLOCK) * _BLOCK
+    return end
 
 
 def _components(line: str, index: str) -> list[Component]:
