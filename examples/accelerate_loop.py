@@ -66,8 +66,7 @@ def main() -> None:
                     step += 1
                     if step % 8 == 0:
                         save(accelerator, output, step)
-                if batch.step == batch.steps:
-                    accelerator.print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)
+            accelerator.print(f"epoch {epoch}: {step} steps so far", flush=True)
     accelerator.end_training()
 
 

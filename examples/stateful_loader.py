@@ -68,7 +68,7 @@ def main() -> None:
                     torch.save(checkpoint, saved.with_suffix(".part"))
                     saved.with_suffix(".part").rename(saved)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch + 1} of {EPOCHS}: {step} steps so far", flush=True)
+            print(f"epoch {epoch + 1}: {step} steps so far", flush=True)
     sampler.done()
     dist.destroy_process_group()
 

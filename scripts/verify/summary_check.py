@@ -8,11 +8,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from torchtally.proof import digest
+from torchtally.proof import digest, drop_counts
 from torchtally.proof.digest import unpack
 from torchtally.proof.line import TallyLine
 from torchtally.proof.locality import UnknownSizes
-from torchtally.proof.modular import P
 from torchtally.proof.order import parse, sizes_of
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
@@ -29,12 +28,7 @@ def faults(last: RunSummary) -> Iterator[Problem]:
     """Contradictions within the line. Without any, it proves the contracts of all phases and epochs on its own."""
     for phase, stated in last.phases.items():
         consumed, what = last.samples(phase), _described(last, phase)
-        if (stated.dropped is None) != (stated.dropped_digest is None):
-            yield Problem("the last line must have both dropped and dropped_digest, or none of them", phase)
-        # Of several epochs, the folded digest has not the sum of their numbers.
-        dropped = (stated.dropped or 0) * digest.base_of_epochs(last.run) % P
-        if last.epochs(phase) == 1 and stated.of_dropped.words[0] != dropped:
-            yield Problem(f"the last line reports dropped {stated.dropped or 0}, and its dropped_digest another", phase)
+        yield from _faults_of_dropped(last, phase)
         if stated.accounted != consumed:
             more = f" and dropped {stated.dropped}" if stated.dropped else ""
             text = f"the last line reports consumed {stated.consumed}{more}, but {what} make {consumed}"
@@ -48,6 +42,30 @@ def faults(last: RunSummary) -> Iterator[Problem]:
             continue
         if names := differing(stated.accounted_digest, expected):
             yield Problem(f"the last line's digest is not that of {what}: it differs in {names}", phase)
+
+
+def _faults_of_dropped(last: RunSummary, phase: str) -> Iterator[Problem]:
+    stated, epochs = last.phases[phase], last.epochs(phase)
+    if (stated.dropped is None) != (stated.dropped_digest is None):
+        yield Problem("the last line must have both dropped and dropped_digest, or none of them", phase)
+    runs = stated.dropped_in
+    if runs is None:
+        if epochs > 1:  # the folded digest has not the sum of their numbers
+            return
+        runs = ((1, stated.dropped or 0),)
+    elif drop_counts.epochs(runs) != epochs:
+        yield Problem(
+            f"the last line reports dropped_in of {drop_counts.epochs(runs)} epochs, and makes {epochs}", phase
+        )
+    if (total := drop_counts.total(runs)) != (stated.dropped or 0):
+        yield Problem(f"the last line reports dropped {stated.dropped or 0}, but dropped_in adds up to {total}", phase)
+    if stated.of_dropped.words[0] != drop_counts.folded(runs, last.run):
+        names = "dropped" if stated.dropped_in is None else "dropped_in"
+        yield Problem(f"the last line reports {names} {_shown(runs)}, and its dropped_digest another", phase)
+
+
+def _shown(runs: drop_counts.Runs) -> str:
+    return str(runs[0][1]) if len(runs) == 1 and runs[0][0] == 1 else json.dumps(runs)
 
 
 def with_sizes(last: RunSummary, sizes: Mapping[str, ShardSizes]) -> RunSummary:
@@ -120,8 +138,8 @@ def _sum_faults(last: RunSummary, phase: str, together: list[TallyLine]) -> Iter
     stated, of = last.phases[phase], "the lines of all ranks together"
     if stated.consumed != (consumed := sum(line.consumed for line in together)):
         yield Problem(f"the last line reports consumed {stated.consumed}, but {of} add up to {consumed}", phase)
-    if (stated.dropped or 0) != (dropped := sum(line.dropped or 0 for line in together)):
-        yield Problem(f"the last line reports dropped {stated.dropped or 0}, but {of} add up to {dropped}", phase)
+    if (stated.dropped or 0) != (sum_ := sum(line.dropped or 0 for line in together)):
+        yield Problem(f"the last line reports dropped {stated.dropped or 0}, but {of} add up to {sum_}", phase)
     folded = digest.fold(((line.epoch, line.of_dropped) for line in together), last.run)
     if names := differing(stated.of_dropped, folded):
         yield Problem(f"the last line's dropped_digest is not the sum of {of}: it differs in {names}", phase)

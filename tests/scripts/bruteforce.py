@@ -141,9 +141,12 @@ def run(
     commits: bool = False,
     ends: Ends | None = None,
     local: Local | None = None,
+    drops: Consume | None = None,
     **common: Any,
 ) -> list[Line]:
     """The lines of a whole run, in the order in which they would be printed; `start` is that of the first epoch.
+
+    `drops` returns the samples of a shard that the program leaves out on purpose.
 
     With `local`, the training has that order, of as many samples as its files have.
 
@@ -181,9 +184,16 @@ def run(
             made = bool(begin) + len(range(0, sum(map(len, dealt)), 2 * batch))
             committed = {"commits": made} if commits else {}
             hands = [consume(phase, epoch, rank, shard) for rank, shard in enumerate(dealt)]
-            rows: list[tuple[int | str, list[int], list[int]]] = list(zip(range(world), dealt, hands, strict=True))
-            rows.append(("all", sum(dealt, before), sum(hands, before)))
-            for rank, shard, taken in rows:
+            left_out = [drops(phase, epoch, rank, shard) if drops else [] for rank, shard in enumerate(dealt)]
+            if drops:
+                hands = [
+                    [*(Counter(hand) - Counter(out)).elements()] for hand, out in zip(hands, left_out, strict=True)
+                ]
+            rows: list[tuple[int | str, list[int], list[int], list[int]]] = list(
+                zip(range(world), dealt, hands, left_out, strict=True)
+            )
+            rows.append(("all", sum(dealt, before), sum(hands, before), [sample for out in left_out for sample in out]))
+            for rank, shard, taken, out in rows:
                 pod = rank // ranks_per_pod if isinstance(rank, int) else 0
                 lines.append(
                     {
@@ -208,7 +218,7 @@ def run(
                         "order": str(local or "feistel-1") if shuffled else "sequential",
                         **({"sizes": local.runs} if local and shuffled and rank == "all" else {}),
                         "data": "sha256:0123456789abcdef",
-                        **counts(shard, taken, positions, name),
+                        **counts(shard, taken, out, positions, name),
                     }
                     | common
                 )
@@ -242,8 +252,20 @@ def last(
         phase["consumed"] += line["consumed"]
         more = [word * h ** line["epoch"] for word in decoded(line["digest"])]
         phase["words"] = [(a + b) % P for a, b in itertools.zip_longest(phase["words"], more, fillvalue=0)]
+        numbers = phase.setdefault("dropped_in", [])
+        numbers.append(line.get("dropped", 0))
+        if "dropped" in line:
+            phase["dropped"] = sum(numbers)
+            left_out = [word * h ** line["epoch"] for word in decoded(line["dropped_digest"])]
+            known = phase.get("of_dropped", [])
+            phase["of_dropped"] = [(a + b) % P for a, b in itertools.zip_longest(known, left_out, fillvalue=0)]
     for phase in phases.values():
         phase["digest"] = encoded(phase.pop("words"))
+        numbers = phase.pop("dropped_in")
+        if "dropped" in phase:
+            phase["dropped_digest"] = encoded(phase.pop("of_dropped"))
+            if len(numbers) > 1:
+                phase["dropped_in"] = [[len([*alike]), number] for number, alike in itertools.groupby(numbers)]
     for name in own:
         phases[name]["worlds"] = [list(world) for world in shared_out(lines, name)]
     for name in phases.keys() & (ends or {}).keys():
@@ -260,8 +282,8 @@ def last(
     } | values
 
 
-def counts(shard: list[int], taken: list[int], positions: dict[int, int], run: str) -> Line:
-    lost = sorted((Counter(shard) - Counter(taken)).elements())
+def counts(shard: list[int], taken: list[int], dropped: list[int], positions: dict[int, int], run: str) -> Line:
+    lost = sorted((Counter(shard) - Counter(taken) - Counter(dropped)).elements())
     doubled = sorted((Counter(taken) - Counter(shard)).elements())
     values: Line = {
         "expected": len(shard),
@@ -270,6 +292,8 @@ def counts(shard: list[int], taken: list[int], positions: dict[int, int], run: s
         "lost": len(lost),
         "doubled": len(doubled),
     }
+    if dropped:
+        values |= {"dropped": len(dropped), "dropped_digest": encoded(words(dropped, positions, run))}
     if lost or doubled:
         values |= {"lost_indices": sorted(set(lost))[:8], "doubled_indices": sorted(set(doubled))[:8]}
     return values

@@ -61,6 +61,34 @@ def test_it_is_the_line_that_the_trainer_makes(run: tuple[list[Line], list[World
     assert list(made) == list(bruteforce.last(lines, worlds))
 
 
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), contracts)
+def test_it_binds_what_each_epoch_has_dropped(
+    data: st.DataObject, n: int, epochs: int, world: int, contract: str
+) -> None:
+    def drops(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
+        return data.draw(st.lists(st.sampled_from(sorted({*shard})), unique=True)) if shard else []
+
+    lines = bruteforce.run(n, world, contract, plan={"train": epochs, "test": epochs}, drops=drops)
+    last = bruteforce.last(lines)
+    assert sentences([*lines, last]) == [] == sentences([last])
+    for phase, stated in last["phases"].items():
+        if "dropped" in stated:
+            more = data.draw(st.sampled_from([number for number in range(-2, 3) if number]))
+            other = copy.deepcopy(last)
+            other["phases"][phase]["dropped"] = max(1, stated["dropped"] + more)
+            other["phases"][phase]["consumed"] -= other["phases"][phase]["dropped"] - stated["dropped"]
+            assert other == last or sentences([other])
+            if "dropped_in" in stated:
+                runs = other["phases"][phase]["dropped_in"]
+                run = data.draw(st.sampled_from(runs))
+                run[1] = max(0, run[1] + more)
+                other["phases"][phase]["dropped"] = max(1, sum(count * number for count, number in runs))
+                total = other["phases"][phase]["dropped"] - stated["dropped"]
+                other["phases"][phase]["consumed"] = stated["consumed"] - total
+                assert other == last or sentences([other])
+
+
 @st.composite
 def resumed(draw: st.DrawFn) -> list[Line]:
     """The lines of a faithful run of which any phase may have been resumed in its middle, by any number of ranks."""

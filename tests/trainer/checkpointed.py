@@ -67,12 +67,12 @@ class Position:
     def batches(self) -> Iterator[list[int]]:
         while self.epoch <= EPOCHS:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(N)
-            while True:
+            while self.position < N:
                 if self.checkpoints:
                     self.checkpoints.before_batch()
-                if self.position == N:
-                    break
                 yield order[self.position : self.position + BATCH * self.world][self.rank :: self.world].tolist()
+            if self.checkpoints:
+                self.checkpoints.after_batches()
             self.epoch, self.position = self.epoch + 1, 0
 
     def commit(self) -> None:

@@ -114,6 +114,7 @@ def test_what_is_dropped_is_known_over_resumes_and_the_rest_is_in_the_weights(wo
     verdict = judged(found)
     assert verdict.holds, verdict.problems
     assert verdict.last and verdict.last.phases["train"].dropped == EPOCHS * len(BAD)
+    assert verdict.last.phases["train"].dropped_in == ((EPOCHS, len(BAD)),)
     assert "; dropped by the program: 18 samples of train, 9 samples of test" in phrasing.summary(verdict)
     out = found[0]["out"]
     assert "every sample exactly once" not in out and out.count(ONCE) == EPOCHS + 1
@@ -343,6 +344,58 @@ def test_a_last_line_that_says_otherwise_proves_nothing(single: dict[str, Any], 
     last = next(text for text in single["out"].splitlines() if '"phase":"all"' in text)
     assert judged([{"out": last}]).holds
     assert not judged([{"out": changed(last, "last", **values)}]).holds
+
+
+def drops_less_later() -> None:
+    """In four epochs, of which the third drops nothing."""
+    counts = Counts()
+    with Account(task="t", plan={"train": 4}) as account:
+        dataset = [torch.tensor(index) for index in range(N)]
+        batches = [lambda samples, bad=bad: kept_but(samples, bad) for bad in ((3, 4), (5, 6), (), (7,))]
+        loader = account.loader("train", dataset, batch_size=SIZE, collate_fn=lambda samples: batches[at[0]](samples))
+        at = [0]
+        for epoch in account.epochs():
+            at[0] = epoch - 1
+            for batch in account.epoch("train", epoch, loader):
+                counts.step(batch.data)
+                account.commit()
+
+
+def kept_but(samples: Any, bad: tuple[int, ...]) -> Batch:
+    kept = [index for index in samples.indices if index not in bad]
+    dropped = {index: "corrupt" for index in samples.indices if index in bad}
+    return Batch(kept, torch.tensor(kept, dtype=torch.int64), dropped=dropped)
+
+
+@pytest.fixture(scope="module")
+def several() -> str:
+    found = alone(drops_less_later)
+    assert found["code"] == 0, found["err"]
+    assert judged([found]).holds
+    return next(text for text in found["out"].splitlines() if '"phase":"all"' in text)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dropped": 6, "consumed": 4 * N - 6},
+        {"dropped": 6, "consumed": 4 * N - 6, "dropped_in": [[3, 2], [1, 0]]},
+        {"dropped_in": [[1, 1], [1, 3], [1, 0], [1, 1]]},
+        {"dropped_in": [[2, 2], [1, 1], [1, 0]]},
+        {"dropped_in": [[2, 2], [1, 0], [1, 1], [1, 0]]},
+        {"dropped_in": [[2, 2], [1, 0]]},
+        {"dropped_in": []},
+        {"dropped_in": [[2, 2], [1, 0], [1, -1]]},
+        {"dropped": None, "dropped_digest": None},
+    ],
+    ids=str,
+)
+def test_the_last_line_alone_binds_what_several_epochs_have_dropped(several: str, values: dict[str, Any]) -> None:
+    assert json.loads(several.partition(PREFIX)[2])["phases"]["train"]["dropped_in"] == [[2, 2], [1, 0], [1, 1]]
+    assert judged([{"out": several}]).holds
+    log = Log()
+    log.read("rank-0.log", io.StringIO(changed(several, "last", **values)))
+    assert not all(verdict.holds for verdict in judge(log)) or not judge(log)
 
 
 def test_a_state_with_drops_is_not_read_by_a_release_that_would_count_them() -> None:

@@ -29,6 +29,7 @@ class Body:
         self._epoch = number
         try:
             yield
+            self.loaded = None  # that one comes first
         finally:
             self._epoch = None
             self._loops.clear()  # of a loop that holds on to its iterator

@@ -6,6 +6,7 @@ from typing import Any
 from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Unproven
+from torchtally.proof import drop_counts
 from torchtally.proof.locality import UnknownSizes
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.worlds import RESUMED, World
@@ -38,6 +39,7 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
                 digest=phase.digest,
                 dropped=phase.dropped or None,
                 dropped_digest=phase.dropped_digest,
+                dropped_in=(phase.dropped_in or None) if phase.completed > 1 else None,
                 end=phase.end,
                 worlds=None if _as_the_run(name, phase, worlds) else phase.worlds,
             )
@@ -54,6 +56,11 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
             raise Refused(f"{name}: its loader or sampler must be made before the run ends, for its order") from None
         if expected != (stated.accounted, stated.accounted_digest):
             raise Unproven(f"{name} is not proved: its epochs together have not consumed what the contract says")
+        if (runs := stated.dropped_in) and (drop_counts.total(runs), drop_counts.folded(runs, run.run)) != (
+            stated.dropped,
+            stated.of_dropped.words[0],
+        ):
+            raise Unproven(f"{name} is not proved: its epochs together have not dropped what each has")
     return printed
 
 

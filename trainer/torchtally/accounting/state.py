@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Self
 
 from torchtally.accounting.plan import Extent
-from torchtally.proof import digest, rules
+from torchtally.proof import digest, drop_counts, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.order import Order, sizes_of
@@ -123,6 +123,7 @@ class PhaseState:
     sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
     dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
     dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
+    dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # of those, in each; none if that is not known
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -159,18 +160,27 @@ class PhaseState:
         """The phase after one more epoch, of which this is the line of all ranks together."""
         epoch, run = line["epoch"], line["run"]
         folded = digest.fold([(epoch, digest.parse(line["digest"]))], run)
-        dropped = digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+        of_dropped = digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
         if "dropped_digest" in line:
-            dropped += digest.fold([(epoch, digest.parse(line["dropped_digest"]))], run)
+            of_dropped += digest.fold([(epoch, digest.parse(line["dropped_digest"]))], run)
         return replace(
             self,
             completed=self.completed + 1,
             consumed=self.consumed + line["consumed"],
             digest=(digest.unpack(self.digest) + folded).packed,
             dropped=self.dropped + line.get("dropped", 0),
-            dropped_digest=dropped.packed if any(dropped.words) else None,
+            dropped_digest=of_dropped.packed if any(of_dropped.words) else None,
+            dropped_in=self._dropped_in(line.get("dropped", 0)),
             position=None,
         )
+
+    def _dropped_in(self, samples: int) -> drop_counts.Runs:
+        """What was dropped in each epoch after one more; nothing as long as there is none."""
+        if not self.dropped_in and (self.dropped or not samples):
+            return ()
+        before = self.dropped_in or (((self.completed, 0),) if self.completed else ())
+        after = drop_counts.extended(before, samples)
+        return after if len(after) <= drop_counts.STATED else ()
 
 
 def _phases(line: Values, name: str) -> dict[str, PhaseState]:
@@ -222,7 +232,10 @@ class State:
             for where, field in ((phases[name], "dropped_digest"), (position, "dropped")):
                 where[field] = where.get(field) and digest.as_text(where[field])
                 drops = drops or bool(where[field])
-            for where, fields in ((phases[name], ("sizes", "dropped", "dropped_digest")), (position, ("dropped",))):
+            for where, fields in (
+                (phases[name], ("sizes", "dropped", "dropped_digest", "dropped_in")),
+                (position, ("dropped",)),
+            ):
                 for field in fields:
                     if not where[field]:
                         del where[field]

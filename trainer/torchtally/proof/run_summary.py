@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Self
 
-from torchtally.proof import digest, rules
+from torchtally.proof import digest, drop_counts, rules
 from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
@@ -52,6 +52,7 @@ class PhaseSummary:
     # What the program has dropped, if anything: samples over all epochs, and their digest, folded.
     dropped: Annotated[int | None, rules.integer(1, HUGE * MANY)] = None
     dropped_digest: Annotated[bytes | None, rules.packed_digest] = None
+    dropped_in: Annotated[drop_counts.Runs | None, drop_counts.in_epochs] = None  # of several epochs, if there is room
     # Epoch and position before which the phase ends: its plan is in steps, or the run has stopped before.
     end: Annotated[tuple[int, int] | None, _end_of_phase] = None
 
@@ -78,6 +79,7 @@ class PhaseSummary:
             "end": self.end and list(self.end),
             "sizes": stated_runs(self.sizes),
             "dropped_digest": self.dropped_digest and digest.as_text(self.dropped_digest),
+            "dropped_in": self.dropped_in and [list(run) for run in self.dropped_in],
         }
         return {name: value for name, value in (values | lists).items() if value is not None}
 

@@ -1,0 +1,55 @@
+"""How many samples a program has dropped in each epoch of a phase, in run-length form.
+
+Their sum alone does not follow from the folded digest: it has Σ hᵉ · (number of epoch e). The numbers have both.
+"""
+
+from typing import Any
+
+from torchtally.proof import digest
+from torchtally.proof.modular import P
+from torchtally.proof.rules import MANY, Values
+from torchtally.proof.shards import Progression
+
+Runs = tuple[tuple[int, int], ...]  # from epoch 1 on: so many epochs, of so many dropped samples each
+STATED = 256  # runs that a line has at most: beside sizes of shard files, it stays under 16 KB
+
+
+def extended(runs: Runs, samples: int) -> Runs:
+    """The runs after one more epoch."""
+    if runs and runs[-1][1] == samples:
+        return (*runs[:-1], (runs[-1][0] + 1, samples))
+    return (*runs, (1, samples))
+
+
+def epochs(runs: Runs) -> int:
+    """Number of epochs."""
+    return sum(count for count, _ in runs)
+
+
+def total(runs: Runs) -> int:
+    """Dropped samples of all epochs."""
+    return sum(count * samples for count, samples in runs)
+
+
+def folded(runs: Runs, run: str) -> int:
+    """The first number of the folded digest of what was dropped: O(runs)."""
+    h, first, together = digest.base_of_epochs(run), 0, 0
+    for count, samples in runs:
+        together += samples * digest.geometric(Progression(first, 1, count), h)
+        first += count
+    return together % P
+
+
+def in_epochs(line: Values, name: str) -> Runs:
+    """A rule for the field that has the runs."""
+    value = line.values.get(name)
+    if isinstance(value, list) and 0 < len(value) <= STATED and all(_is_run(each) for each in value):
+        return tuple((count, samples) for count, samples in value)
+    raise line.bad(name, f"a list of at most {STATED} [epochs, samples]")
+
+
+def _is_run(value: Any) -> bool:
+    if not isinstance(value, list) or [type(each) for each in value] != [int] * 2:
+        return False
+    count, samples = value
+    return bool(1 <= count <= MANY and 0 <= samples < P)
