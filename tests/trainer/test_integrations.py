@@ -156,6 +156,15 @@ def test_the_librarys_flattened_batches_are_proved(tmp_path: Path) -> None:
     assert found(tmp_path)["times"] == [EPOCHS] * N
 
 
+def test_keras_goes_on_from_the_backup_before_one_that_is_cut_off(tmp_path: Path, undisturbed: Any) -> None:
+    assert run(tmp_path, KERAS, "3", dies=22).returncode == KILLED
+    latest = tmp_path / "backup/latest.weights.h5"
+    latest.write_bytes(latest.read_bytes()[:100])
+    ended = run(tmp_path, KERAS, "3", "rank 0 repairs")
+    assert ended.returncode == 0, ended.stderr
+    assert found(tmp_path) == undisturbed(KERAS, "3")
+
+
 def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> None:
     ended = alone(script, KERAS, str(tmp_path), "20", "best")
     assert ended["code"] == 0, ended["err"]

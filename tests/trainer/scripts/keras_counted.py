@@ -70,6 +70,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     batches = Batches(account.batches("train", account.loader("train", data, batch_size=SIZE, num_workers=1)))
     options = {"save_freq": every, "double_checkpoint": True, "delete_checkpoint": how != "best"}
     backup = BackupAndRestore(account, folder / "backup", **options)
+    if how == "rank 0 repairs" and dist.get_rank():
+        keras.src.utils.file_utils.copy = None
     if how == "loaded before":
         model.optimizer.build(model.trainable_variables)
         model.load_weights(folder / "backup/latest.weights.h5") if (folder / "backup").exists() else None

@@ -5,10 +5,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import torch.distributed as dist
 from torch.utils import data
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.epochs import Epochs
+from torchtally.distributed import own_group
 from torchtally.errors import Refused
 
 _KEY = "torchtally"  # in a file of weights
@@ -110,7 +112,7 @@ class _State(keras.layers.Layer):  # type: ignore[misc]
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
-    """Keras' own for several ranks: rank 0 writes, and all read. The folder must be one that all ranks share.
+    """Keras' own for several ranks: rank 0 writes, and then all read. The folder must be one that all ranks share.
 
     Args:
         account: Knows the rank.
@@ -120,6 +122,13 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     def __init__(self, account: Account, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
         self._leads = account.rank == 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not self._leads:
+            dist.barrier(own_group.of_all())
+        super().on_train_begin(logs)  # where a backup is cut off, it puts the one before in its place
+        if self._leads:
+            dist.barrier(own_group.of_all())
 
     def _save_model(self) -> None:
         if self._leads:
