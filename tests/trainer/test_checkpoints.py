@@ -14,11 +14,12 @@ import checkpointed
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 from checkpointed import BATCH, EPOCHS, Found, Loop, N, plain
 from torch import nn
 
 from torchtally import events
-from torchtally.checkpoints import storage, writer
+from torchtally.checkpoints import conditions, storage, writer
 from torchtally.checkpoints.manifest import FORMAT, MANIFEST
 
 COMPLETE = [float(EPOCHS)] * N
@@ -398,6 +399,30 @@ def test_a_loop_that_does_not_resume_is_refused(tmp_path: Path) -> None:
 
 def commits_too_early(folder: Path, wrapped: str, late: str) -> None:
     Loop(folder, wrapped).run(late=late)
+
+
+def trains_apart(folder: Path, others: bool) -> Loop:
+    """Ranks without DistributedDataParallel, whose machines are `others` or alike."""
+    if others:
+        own, rank = conditions._own, dist.get_rank()
+        conditions._own = lambda device: own(device) | {"instructions": f"those of rank {rank}"}
+    loop = Loop(folder, "plain", every="9h")
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits == 2:
+            loop.due()
+
+    loop.run(before_commit)
+    return loop
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_checkpoint_of_ranks_with_other_weights_is_refused_unless_machines_round_differently(
+    others: bool, tmp_path: Path
+) -> None:
+    for found in checkpointed.run(2, trains_apart, tmp_path, others):
+        assert found.code == (0 if others else 2), found.message
+        assert ("ranks 0 and 1 have different values of model.count.weight" in found.message) is not others
 
 
 @pytest.mark.parametrize(
