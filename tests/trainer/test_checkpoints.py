@@ -216,6 +216,25 @@ def test_the_newest_few_are_kept(keep: int, tmp_path: Path) -> None:
     assert kept(tmp_path) == [4, 12, 16, 24, 28][-keep:]
 
 
+def saves_beside_another_start(folder: Path) -> Loop:
+    """While this start terminates, the next one has gone on and writes a checkpoint with a higher number."""
+    loop = Loop(folder, "plain", every="9h", keep=1)
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits == 2:
+            (folder / "00000009-epoch-2-position-8-0123abcd").mkdir()
+        if loop.found.commits in (3, 5):
+            loop.due()
+
+    loop.run(before_commit)
+    return loop
+
+
+def test_what_a_later_start_writes_is_not_deleted(tmp_path: Path) -> None:
+    checkpointed.run(1, saves_beside_another_start, tmp_path)
+    assert kept(tmp_path) == [20, 8]
+
+
 def damage(folder: Path, how: str) -> None:
     (data,) = folder.glob("*.distcp")
     if how == "no manifest":
