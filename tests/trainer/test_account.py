@@ -289,6 +289,7 @@ def wrong(arguments: dict[str, Any]) -> None:
         ({"seed": -1}, 'rank 0 (pod-0): "seed" is -1, allowed is an integer from 0 to 18446744073709551615'),
         ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
         ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
+        ({"batch_size": 7.0}, "train: batch_size=7.0 must be a whole number from 1"),
         ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
         ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
         ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),

@@ -14,11 +14,12 @@ import checkpointed
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 from checkpointed import BATCH, EPOCHS, Found, Loop, N, plain
 from torch import nn
 
 from torchtally import events
-from torchtally.checkpoints import storage, writer
+from torchtally.checkpoints import conditions, storage, writer
 from torchtally.checkpoints.manifest import FORMAT, MANIFEST
 
 COMPLETE = [float(EPOCHS)] * N
@@ -215,6 +216,25 @@ def test_the_newest_few_are_kept(keep: int, tmp_path: Path) -> None:
     assert kept(tmp_path) == [4, 12, 16, 24, 28][-keep:]
 
 
+def saves_beside_another_start(folder: Path) -> Loop:
+    """While this start terminates, the next one has gone on and writes a checkpoint with a higher number."""
+    loop = Loop(folder, "plain", every="9h", keep=1)
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits == 2:
+            (folder / "00000009-epoch-2-position-8-0123abcd").mkdir()
+        if loop.found.commits in (3, 5):
+            loop.due()
+
+    loop.run(before_commit)
+    return loop
+
+
+def test_what_a_later_start_writes_is_not_deleted(tmp_path: Path) -> None:
+    checkpointed.run(1, saves_beside_another_start, tmp_path)
+    assert kept(tmp_path) == [20, 8]
+
+
 def damage(folder: Path, how: str) -> None:
     (data,) = folder.glob("*.distcp")
     if how == "no manifest":
@@ -398,6 +418,30 @@ def test_a_loop_that_does_not_resume_is_refused(tmp_path: Path) -> None:
 
 def commits_too_early(folder: Path, wrapped: str, late: str) -> None:
     Loop(folder, wrapped).run(late=late)
+
+
+def trains_apart(folder: Path, others: bool) -> Loop:
+    """Ranks without DistributedDataParallel, whose machines are `others` or alike."""
+    if others:
+        own, rank = conditions._own, dist.get_rank()
+        conditions._own = lambda device: own(device) | {"instructions": f"those of rank {rank}"}
+    loop = Loop(folder, "plain", every="9h")
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits == 2:
+            loop.due()
+
+    loop.run(before_commit)
+    return loop
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_checkpoint_of_ranks_with_other_weights_is_refused_unless_machines_round_differently(
+    others: bool, tmp_path: Path
+) -> None:
+    for found in checkpointed.run(2, trains_apart, tmp_path, others):
+        assert found.code == (0 if others else 2), found.message
+        assert ("ranks 0 and 1 have different values of model.count.weight" in found.message) is not others
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import alone, run, tallied
+from counting import Counting, Noisy
 from mixtures import Numbers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -133,6 +134,44 @@ def ends() -> None:
                 for batch in account.epoch("train", epoch, loader):
                     counts.step(batch.data)
                     account.commit()
+
+
+def drops_noise(samples: Any) -> Batch:
+    """Drops every tenth sample."""
+    bad = dict.fromkeys((index for index in samples.indices if index % 10 == 3), "corrupt")
+    kept = [sample for sample in samples if sample[0] not in bad]
+    return Batch([index for index, _ in kept], default_collate(kept), dropped=bad)  # type: ignore[arg-type]
+
+
+def learns(dies: int, state: Any, saved: bytes) -> Any:
+    """Train with dropout, up to the commit of step `dies` of the first epoch."""
+    training = Counting(N)
+    if saved:
+        training.load(saved)
+    with contextlib.suppress(Killed), Account(task="t", plan={"train": EPOCHS}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE, collate_fn=drops_noise)
+        if state:
+            account.load_state_dict(state)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                training.step()
+                account.commit()
+                if batch.step == dies:
+                    state = account.state_dict()
+                    raise Killed
+    return state, training.save(), training.sha256
+
+
+def goes_on(dies: int) -> list[str]:
+    state, saved, _ = learns(dies, None, b"")
+    return [learns(0, None, b"")[2], learns(0, state, saved)[2]]
+
+
+def test_a_resume_of_the_same_ranks_ends_with_the_same_bits_though_samples_are_dropped() -> None:
+    for each in run(2, goes_on, 3):
+        undisturbed, resumed = each["result"]
+        assert resumed == undisturbed
 
 
 def test_other_contracts_and_ends_name_what_is_dropped_as_well() -> None:

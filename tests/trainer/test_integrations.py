@@ -94,6 +94,19 @@ def test_other_ranks_share_out_the_rest(script: str, tmp_path: Path) -> None:
     assert resumes(tmp_path, script, DEFAULT[script], dies=24, before=2, after=3)["times"] == [EPOCHS] * N
 
 
+@pytest.mark.nightly
+def test_other_ranks_go_on_with_lightning_within_an_accumulation(tmp_path: Path) -> None:
+    """3 ranks have saved after 6 of 9 batches. For 2 ranks, that is after 9 of 13."""
+    options = '{"accumulate_grad_batches": 2}'
+    assert resumes(tmp_path, LIGHTNING, options, dies=8, before=3)["times"] == [EPOCHS] * N
+
+
+@pytest.mark.parametrize("options", ["{}", pytest.param(ACCUMULATED[LIGHTNING], marks=pytest.mark.nightly)])
+def test_fewer_ranks_go_on_with_lightning_from_the_end_of_an_epoch(options: str, tmp_path: Path) -> None:
+    """A checkpoint is saved in every third step: 3 ranks make 9 steps in an epoch, or 3 of 4 batches each."""
+    assert resumes(tmp_path, LIGHTNING, options, dies=11, before=3)["times"] == [EPOCHS] * N
+
+
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_lightning_saves_between_a_step_and_its_end_or_within_an_accumulation(
     accumulate: int, tmp_path: Path, undisturbed: Any

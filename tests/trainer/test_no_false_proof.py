@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import queue
 import sys
 import threading
 from collections import deque
@@ -499,12 +500,38 @@ def test_a_fold_with_the_name_of_a_complete_one_is_known(tmp_path: Path) -> None
 
 
 def test_a_new_run_leaves_the_record_and_the_id_of_an_unfinished_one(tmp_path: Path) -> None:
+    """Each of the others is complete when the next begins."""
     assert alone(left_out, str(tmp_path), 3, True)["code"] == 9
     before = (tmp_path / "run.json").read_text()
-    other = alone(restarts, {"TORCHTALLY_OUTPUT": str(tmp_path)}, False)
-    assert other["code"] == 0, other["err"]
-    assert (tmp_path / "run.json").read_text() == before
-    assert {line["run"] for line in tallied(other["out"])} == {"drawn by 0.2"}
+    for drawn, taken in (("drawn by 0", "drawn by 0.2"), ("drawn by 0", "drawn by 0.3"), ("another", "another.2")):
+        other = alone(restarts, {"TORCHTALLY_OUTPUT": str(tmp_path), "TORCHTALLY_RUN": drawn}, False)
+        assert other["code"] == 0, other["err"]
+        assert (tmp_path / "run.json").read_text() == before
+        assert {line["run"] for line in tallied(other["out"])} == {taken}
+
+
+def goes_on(folder: str, state: Any, dies: bool) -> Any:
+    """Trains from `state` on; returns the state of the third step, in which it dies."""
+    os.environ["TORCHTALLY_OUTPUT"] = folder
+    with contextlib.suppress(ZeroDivisionError), Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        if state:
+            account.load_state_dict(state)
+        for batch in account.epoch("train", 1, loader):
+            account.commit()
+            if dies and batch.step == 3:
+                state = account.state_dict()
+                raise ZeroDivisionError
+    return state
+
+
+def test_a_start_from_an_old_state_has_a_number_that_no_other_had(tmp_path: Path) -> None:
+    first = alone(goes_on, str(tmp_path), None, True)["result"]
+    alone(goes_on, str(tmp_path), first, False)
+    (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("true", "false"))  # it was killed
+    last = alone(goes_on, str(tmp_path), first, False)
+    assert last["code"] == 0, last["err"]
+    assert {line["attempt"] for line in tallied(last["out"])} == {2}
 
 
 @pytest.mark.parametrize(
@@ -548,6 +575,61 @@ def test_a_commit_before_a_step_that_leaves_no_mark_is_refused(tmp_path: Path) -
     found = alone(commits_before_the_step, tmp_path)
     assert found["code"] == 2, found["err"]
     assert "an optimizer has stepped between commit() and the next batch" in found["err"]
+
+
+def in_background(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, as a thread beside the loop has fetched them."""
+    fetched: queue.Queue[Any] = queue.Queue(2)
+
+    def fetch() -> None:
+        with contextlib.suppress(Refused):  # the loop's next commit raises it
+            for batch in batches:
+                fetched.put(batch)
+        fetched.put(None)
+
+    threading.Thread(target=fetch).start()
+    yield from iter(fetched.get, None)
+
+
+def trains_beside_a_thread(folder: Path) -> None:
+    counts = torch.nn.Embedding(N, 1)
+    optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}).resume()
+        for batch in in_background(account.epoch("train", 1, loader)):
+            optimizer.zero_grad()
+            counts(batch.data[0]).sum().backward()
+            optimizer.step()
+            account.commit(batch)
+
+
+def test_batches_of_a_thread_are_refused_as_a_checkpoint_would_have_half_of_a_step(tmp_path: Path) -> None:
+    found = alone(trains_beside_a_thread, tmp_path)
+    assert found["code"] == 2, found["err"]
+    assert "fetch batches in the thread that commits" in found["err"]
+
+
+def folds_of_one_folder(folder: Path) -> list[bool]:
+    """Two folds of one name, whose data nothing tells apart, with one folder of checkpoints."""
+    resumed = []
+    for _ in range(2):
+        counts = torch.nn.Embedding(N, 1)
+        with Account(task="fold", plan={"train": 1}) as account:
+            loader = account.loader("train", range(N), batch_size=SIZE)
+            checkpoints = account.checkpoints(folder, {"counts": counts}, every="9h")
+            resumed.append(checkpoints.resume())
+            for batch in account.epoch("train", 1, loader):
+                account.commit()
+                if batch.step == 2:
+                    checkpoints.save(wait=True)
+    return resumed
+
+
+def test_a_fold_does_not_go_on_with_the_checkpoint_of_the_one_before(tmp_path: Path) -> None:
+    found = alone(folds_of_one_folder, tmp_path)
+    assert found["code"] == 2, (found["result"], found["err"])
+    assert "which this process has completed" in found["err"]
 
 
 # A state that is not of the moment of the weights.

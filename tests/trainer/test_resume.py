@@ -164,6 +164,34 @@ def test_the_batch_may_change_with_a_resume() -> None:
     assert verdict.holds, verdict.problems
 
 
+def accumulates(saved: Saved | None, size: int) -> Any:
+    """Step after every third batch, counted from the epoch's beginning as libraries do. "Die" after the first step."""
+    training = Counting(N)
+    account = Account(task="t", plan={"train": 1}).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=size)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    made = account.skipped("train")
+    for batch in account.epoch("train", 1, loader):
+        made += 1
+        training.backward(*batch.data)
+        if made % 3 == 0 or batch.step == batch.steps:
+            training.step()
+            account.commit()
+            if not saved:
+                return {"account": account.state_dict(), "training": training.save()}
+    account.__exit__(None, None, None)
+    return training.times
+
+
+def test_other_batches_may_cut_an_accumulation_when_a_loop_goes_on() -> None:
+    """4 batches of 3 samples are made, so that the first step takes 2."""
+    resumed = alone(accumulates, alone(accumulates, None, 4)["result"], 3)
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == [1] * N
+
+
 # A TalliedSampler.
 
 

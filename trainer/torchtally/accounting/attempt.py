@@ -23,6 +23,7 @@ from torchtally.proof import line as tally_line
 
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 _accounts = count(1)  # of this process
+_completed: set[str] = set()  # ids of the runs that this process has completed
 
 
 class Attempt:
@@ -107,7 +108,12 @@ class Attempt:
         )
 
     def take_up(self, loaded: State, *, reported: bool) -> None:
-        """Go on with the run of a loaded state, unless that is `reported` already."""
+        """Go on with the run of a loaded state, unless that is `reported` already. Raises Refused."""
+        if loaded.run in _completed:
+            raise Refused(
+                f"the state is of run {loaded.run}, which this process has completed: this account is another run, "
+                "such as the next fold, and needs states or a folder of checkpoints of its own"
+            )
         reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
         attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
         self.run = replace(self.run, run=loaded.run, attempt=attempt)
@@ -131,6 +137,7 @@ class Attempt:
 
     def complete(self) -> None:
         """Record and report that the plan is fulfilled."""
+        _completed.add(self.run.run)
         if self.prints:
             events.emit(events.Complete(model=None, output=None), self.run.source)
             self._write(complete=True)

@@ -1,5 +1,6 @@
 """Counts the batches that an account hands out to the loop, and proves each epoch once all of them count."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,7 @@ class Counting:
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
         self._stepped = False  # an optimizer, with a batch that is not committed
+        self._committing: int | None = None  # the thread that has made the last commit
         self._hook = register_optimizer_step_post_hook(self._has_stepped)
 
     @contextmanager
@@ -86,16 +88,14 @@ class Counting:
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         ours = isinstance(batches, loader.Loader)
-        seed = randomness.mixed(seed, current.tally.phase.start)
         for taken in batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
-            if self.checkpoints and current.trains:
-                self.checkpoints.before_batch()
+            self._before_batch(current)
             known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
             self.phase = phase
-            self._randomness = randomness.mixed(seed + batch.step)
+            self._randomness = randomness.mixed(seed + current.position_of(batch.step))
             self.reseed()
             yield batch
             if self._failure:
@@ -150,6 +150,7 @@ class Counting:
                 self._reports.stepped(current)
             if current.complete:
                 self._close(current)
+        self._committing = threading.get_ident()
         if self.checkpoints:
             self.checkpoints.after_commit()
 
@@ -199,6 +200,17 @@ class Counting:
     def _pending(self) -> bool:
         """Whether a batch is handed out that commits count, and none has."""
         return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
+
+    def _before_batch(self, current: EpochInProgress) -> None:
+        """Let a checkpoint be saved that is due. Raises Refused in a thread beside the loop, which may be in a step."""
+        if not self.checkpoints or not current.trains:
+            return
+        if self._committing not in (None, threading.get_ident()):
+            raise Refused(
+                f"{current.name}: checkpoints are saved when a batch is fetched, and a thread beside the loop has "
+                "fetched one: fetch batches in the thread that commits; num_workers of the loader read ahead"
+            )
+        self.checkpoints.before_batch()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._stepped and self._pending and any(_moves(group.get("lr")) for group in optimizer.param_groups):

@@ -49,6 +49,9 @@ class EpochInProgress:
             deque()
         )  # indices, and those dropped, of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
+        # Whether the first can have fewer: of a loop that counts batches from the epoch's beginning, which other ranks
+        # or batches have shared out.
+        self._cut = tally.phase.start > 0
         self.explicit = False  # whether commits name their batches
         self.stopped = False  # by the program, before the last step
         phase = tally.phase
@@ -62,7 +65,7 @@ class EpochInProgress:
     @property
     def reached(self) -> int:
         """How far: `position.consumed`."""
-        return self.tally.phase.start + self.counted * self._batch
+        return self.position_of(self.counted + 1)
 
     @property
     def saved(self) -> Position:
@@ -82,6 +85,10 @@ class EpochInProgress:
             batch=phase.batch,
             world=world,
         )
+
+    def position_of(self, step: int) -> int:
+        """The position of the order at which a step begins."""
+        return self.tally.phase.start + (step - 1) * self._batch
 
     def samples(self, first: int, last: int) -> int:
         """Samples of all ranks in the steps after step `first`, up to step `last`."""
@@ -147,6 +154,8 @@ class EpochInProgress:
         """Count all batches that are handed out. Raises Refused if a loop that fetches ahead must have called."""
         batches = len(self._pending)
         usual = self._usual or batches
+        if self._cut and self._usual:
+            usual, self._cut = max(usual, batches), False
         last = self.handed == self.total
         if batches > usual or (batches < usual and not last):
             raise Refused(

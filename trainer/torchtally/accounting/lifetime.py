@@ -94,7 +94,10 @@ class Lifetime:
         self._counting.close()
         self._attempt.close()
         if checkpoints := self._counting.checkpoints:
-            checkpoints.close(wait=error is None)
+            try:
+                checkpoints.close(wait=error is None)
+            except Ending as sentence:
+                error = sentence
         if self._reports:
             self._reports.end(error)
         if isinstance(error, Ending):

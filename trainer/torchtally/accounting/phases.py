@@ -104,8 +104,8 @@ class Phases:
         """Return the sampler of a phase: `Account.sampler`. Raises Refused."""
         if phase not in self._progress.given:
             raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._progress.given)}")
-        if batch_size < 1:
-            raise Refused(f"{phase}: batch_size={batch_size} must be a whole number from 1")
+        if type(batch_size) is not int or batch_size < 1:
+            raise Refused(f"{phase}: batch_size={batch_size!r} must be a whole number from 1")
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
         if n and (problem := tally_line.problem({"n": n, "data": fingerprint or UNKNOWN})):

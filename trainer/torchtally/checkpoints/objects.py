@@ -31,6 +31,7 @@ from torchtally.errors import Refused
 
 State = dict[str, Any]
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")  # of DDP, torch.compile, activation checkpointing
+MODEL = "model"  # the kind of all models
 Marks = dict[tuple[str, int], int | bytes]
 
 
@@ -84,7 +85,9 @@ class Objects:
                 if isinstance(each, nn.Module):
                     buffers = {_unwrapped(buffer) for buffer, _ in each.named_buffers()}
                     state[name] = {
-                        key: value for key, value in state[name].items() if key not in buffers or _sharded(value)
+                        key: value
+                        for key, value in state[name].items()
+                        if _unwrapped(key) not in buffers or _sharded(value)
                     }
             state = {name: each for name, each in state.items() if not isinstance(each, bytes)}
         return state
@@ -134,7 +137,7 @@ class Objects:
 
     def _kind(self, each: Any) -> str:
         # A wrapper such as DDP changes a model's type, and not its state.
-        return "model" if isinstance(each, nn.Module) else type(each).__name__
+        return MODEL if isinstance(each, nn.Module) else type(each).__name__
 
     def _state(self, name: str, each: Any) -> Any:
         if isinstance(each, nn.Module):

@@ -5,12 +5,15 @@ mix up.
 """
 
 import time
+import zlib
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -18,8 +21,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchtally import events
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import MANIFEST, Manifest
+from torchtally.checkpoints.objects import MODEL
 from torchtally.checkpoints.storage import Storage
 from torchtally.checkpoints.together import new_group, on_all, on_rank_0
+from torchtally.errors import Refused
 from torchtally.log import log
 
 # Of collective calls of the writing threads, in which another rank may be writing to a slow store. A rank that is lost
@@ -45,7 +50,7 @@ class Writer:
         cuda = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))  # pinned memory, copied without blocking
         self._thread = ThreadPoolExecutor(1, "torchtally-checkpoints")
-        self._writing: Future[events.Saved | events.SaveFailed] | None = None
+        self._writing: Future[events.Saved | events.SaveFailed | Refused] | None = None
         self._began = 0.0
         self.failed = False
 
@@ -63,11 +68,13 @@ class Writer:
         self._writing = self._thread.submit(self._write, name, self._stager.stage(state), manifest)
 
     def finish(self) -> None:
-        """Wait for the thread, and report what became of the checkpoint."""
+        """Wait for the thread, and report what became of the checkpoint. Raises Refused if ranks have other weights."""
         if self._writing is None:
             return
         event = self._writing.result()
         self._writing = None
+        if isinstance(event, Refused):
+            raise event
         failed, self.failed = self.failed, isinstance(event, events.SaveFailed)
         if dist.get_rank() == 0:
             events.emit(event, self._source)
@@ -82,8 +89,10 @@ class Writer:
             self.finish()
         self._thread.shutdown(wait)
 
-    def _write(self, name: str, state: Any, manifest: Manifest) -> events.Saved | events.SaveFailed:
+    def _write(self, name: str, state: Any, manifest: Manifest) -> events.Saved | events.SaveFailed | Refused:
         """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
+        if problem := self._unequal(state, manifest):
+            return Refused(problem)
         writer, files = self._storage.writer(name)
         cause = None
         try:
@@ -105,6 +114,34 @@ class Writer:
             position=manifest.position,
             seconds=round(time.monotonic() - self._began, 3),
         )
+
+    def _unequal(self, state: Mapping[str, Any], manifest: Manifest) -> str | None:
+        """Of which parameter ranks have other values, if it is saved once for all: none of them would have its own.
+
+        Machines of different kinds round differently, so that their last bits can differ.
+        """
+        models = [name for name, kind in manifest.objects.items() if kind == MODEL]
+        own = {f"{name}.{key}": _sum(value) for name in models for key, value in state[name].items()}
+        found = on_all(self._group, lambda: (manifest.conditions, own))
+        conditions, first = found[0]
+        if any(each != conditions[0] for each in conditions):
+            return None
+        for rank, (_, sums) in enumerate(found):
+            for parameter in sorted(first.keys() & sums.keys()):
+                if first[parameter] != sums[parameter]:
+                    return (
+                        f"checkpoints: ranks 0 and {rank} have different values of {parameter}, and a checkpoint has "
+                        "those of one: average the gradients over all ranks in each step, as DistributedDataParallel "
+                        "does"
+                    )
+        return None
+
+
+def _sum(value: Any) -> int | None:
+    """What differs if the values do; None of what each rank saves of its own."""
+    if type(value) is not Tensor:
+        return None
+    return zlib.crc32(value.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def cause_of(error: CheckpointException) -> str:

@@ -43,11 +43,11 @@ class AccountCallback(Callback):
             raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
         self._refuse(trainer, module, batches)
         progress = trainer.fit_loop.epoch_loop.batch_progress
-        if not progress.is_last_batch:
-            # Batches that no step has used yet are handed out again, and other ranks share out the rest otherwise.
-            again = progress.current.ready - batches.skipped
-            for name in ("ready", "started", "processed", "completed"):
-                setattr(progress.current, name, getattr(progress.current, name) - again)
+        # Batches that no step has used yet are handed out again, and other ranks share out the rest otherwise. Where an
+        # epoch has ended, that has all batches of these ranks.
+        again = progress.current.ready - (len(batches) if progress.is_last_batch else batches.skipped)
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(progress.current, name, getattr(progress.current, name) - again)
         self._committed = trainer.global_step
         batches.before_state = partial(self._commit, trainer, module)
         for optimizer in trainer.optimizers:
