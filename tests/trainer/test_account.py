@@ -287,6 +287,10 @@ def wrong(arguments: dict[str, Any]) -> None:
     ("arguments", "sentence"),
     [
         ({"seed": -1}, 'rank 0 (pod-0): "seed" is -1, allowed is an integer from 0 to 18446744073709551615'),
+        (
+            {"seed": np.int64(1)},
+            'rank 0 (pod-0): "seed" is "np.int64(1)", allowed is an integer from 0 to 18446744073709551615',
+        ),
         ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
         ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
         ({"batch_size": 7.0}, "train: batch_size=7.0 must be a whole number from 1"),

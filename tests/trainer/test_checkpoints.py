@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from checkpointed import BATCH, EPOCHS, Found, Loop, N, plain
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from torchtally import events
 from torchtally.checkpoints import conditions, storage, writer
@@ -497,11 +498,21 @@ def gives_models(folder: Path, how: str) -> None:
     models: dict[str, Any] = {
         "no model": {},
         "one of two": {"one": one},
+        "ZeRO": {"other": other},
         "both": {"one": one, "other": other},
         "compiled": {"other": torch.compile(other)},
         "in another object": {"averages": torch.optim.swa_utils.AveragedModel(one), "other": Holder(other)},
     }[how]
-    gives(folder, {**models, "optimizer": torch.optim.SGD(other.parameters(), lr=1)})
+    optimizer = torch.optim.SGD(other.parameters(), lr=1)
+    if how == "ZeRO":
+        optimizer = ZeroRedundancyOptimizer(other.parameters(), torch.optim.SGD, lr=1)
+    gives(folder, {**models, "optimizer": optimizer})
+
+
+def test_an_optimizer_that_spreads_its_state_is_refused(tmp_path: Path) -> None:
+    (found,) = checkpointed.run(1, gives_models, tmp_path, "ZeRO")
+    assert found.code == 2
+    assert "'optimizer' is a ZeroRedundancyOptimizer, whose state no rank has" in found.message
 
 
 class Holder:

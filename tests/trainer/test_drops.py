@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, default_collate
 
-from torchtally import Account, Batch, Steps
+from torchtally import Account, Batch, Steps, compat
 from torchtally.accounting.state import State
 from torchtally.proof import digest
 from torchtally.proof.line import PREFIX
@@ -122,6 +122,26 @@ def test_what_is_dropped_is_known_over_resumes_and_the_rest_is_in_the_weights(wo
     every = "".join(each["err"] for each in found)
     for index in BAD:
         assert f"the program drops sample {index}: {'corrupt' if index else 'empty'}" in every
+
+
+def fills_the_store() -> list[int]:
+    """Keys of the job's store in the first epoch, and after each."""
+    counts, keys = Counts(), []
+    with Account(task="drops", plan={"train": EPOCHS}) as account:
+        loader = account.loader("train", Numbers(N), batch_size=SIZE, collate_fn=drops)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                counts.step(batch.data)
+                if (epoch, batch.step) == (1, batch.steps):
+                    keys.append(compat.default_store().num_keys())
+                account.commit()
+            keys.append(compat.default_store().num_keys())
+    return keys
+
+
+def test_what_is_dropped_leaves_the_store_with_its_epoch() -> None:
+    within, after_first, after_second = alone(fills_the_store)["result"]
+    assert after_first < after_second < within
 
 
 def ends() -> None:

@@ -60,6 +60,29 @@ def step(training: Counting, *batches: Batch) -> None:
     training.step()
 
 
+# Ranks whose weights are not those of one training.
+
+
+def trains_apart(folder: str) -> None:
+    """Each rank has the samples of its own shard alone, and the last commit is followed by the run's end."""
+    training = Counting(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        checkpoints = account.checkpoints(folder, {"counts": training.counts}, every="9h")
+        checkpoints.resume()
+        for batch in account.epoch("train", 1, loader):
+            training.counts.weight.data[batch.data[0]] += 1
+            account.commit()
+        checkpoints.save(wait=False)
+
+
+def test_a_run_ends_without_its_last_line_if_its_only_checkpoint_shows_other_weights(tmp_path: Path) -> None:
+    for found in run(2, trains_apart, str(tmp_path)):
+        assert found["code"] == 2
+        assert "ranks 0 and 1 have different values of counts.weight" in found["err"]
+        assert [line for line in tallied(found["out"]) if line["phase"] == "all"] == []
+
+
 # Loops that lose samples.
 
 

@@ -60,7 +60,8 @@ class Attempt:
         else:
             problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
         own, self._path, record = restart.find(number, process.run, task)
-        facts = {"task": task, "plan": dict(plan), "seed": seed, "anew": anew}
+        # A seed of another type, which is the problem, has no JSON.
+        facts = {"task": task, "plan": dict(plan), "seed": seed if type(seed) is int else repr(seed), "anew": anew}
         of_rank_0 = {
             "_run": own,
             "_record": [record.run, record.attempt] if record else None,

@@ -180,6 +180,8 @@ class Counting:
         """
         for phase in list(self._phases.open):
             self.settle(phase)
+        if self.checkpoints:
+            self.checkpoints.finish()
         self._phases.measure()
         last = self._progress.last_line(self._attempt.run, discarded)
         if self._attempt.prints and last:

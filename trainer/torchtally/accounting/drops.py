@@ -39,6 +39,7 @@ class Drops:
         place = f"torchtally/dropped/{run.run}/{run.attempt}/{run.began}/{phase}/{epoch}"
         self._store: Store = PrefixStore(place, compat.default_store())
         self._read: list[tuple[int, Digest]] = []
+        self._posted: list[str] = []  # keys of this rank
         self._carried, self._leads = carried, leads
         self._reasons: Counter[str] = Counter()
         self._name, self._rank = f"{phase} epoch {epoch}", run.rank
@@ -46,8 +47,8 @@ class Drops:
     def post(self, step: int, dropped: Digest) -> None:
         """Tell all ranks what this one drops in a step."""
         if self._leads:
-            number = self._store.add(_COUNT, 1)
-            self._store.set(str(number), f"{step} {digest.as_text(dropped.packed)}")
+            self._posted.append(str(self._store.add(_COUNT, 1)))
+            self._store.set(self._posted[-1], f"{step} {digest.as_text(dropped.packed)}")
 
     def upto(self, step: int) -> Digest:
         """What all ranks have dropped in the steps up to `step`, and before."""
@@ -64,7 +65,9 @@ class Drops:
             self._reasons[reason] += 1
 
     def end(self) -> None:
-        """Print how many samples this rank has dropped since it began."""
+        """Print how many samples this rank has dropped since it began. The epoch is proved: nobody asks any more."""
+        for key in self._posted:
+            self._store.delete_key(key)
         if count := self._reasons.total():
             parts = [f"{number} {reason}" for reason, number in self._reasons.most_common(_SHOWN)]
             more = ", …" * (len(self._reasons) > _SHOWN)

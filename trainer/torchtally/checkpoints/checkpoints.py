@@ -200,6 +200,10 @@ class Checkpoints:
         """Stop if a rank has received a signal. A call of all ranks. Raises Stopped."""
         self._synchronize()
 
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written. Raises Refused if it shows that ranks have other weights."""
+        self._writer.finish()
+
     def close(self, wait: bool = True) -> None:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
         for number, handler in self._handlers.items():

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -49,6 +50,11 @@ class Objects:
                 raise Refused(
                     f"checkpoints: {name!r} is a {type(each).__name__}, which must have state_dict() and "
                     "load_state_dict()"
+                )
+            if isinstance(each, ZeroRedundancyOptimizer):
+                raise Refused(
+                    f"checkpoints: {name!r} is a ZeroRedundancyOptimizer, whose state no rank has: shard the model and "
+                    "its optimizer by FSDP2's fully_shard, or take a plain optimizer"
                 )
             if isinstance(each, Optimizer):
                 # A model can have a length, and be false.

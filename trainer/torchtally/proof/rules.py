@@ -150,7 +150,7 @@ def _annotated(hint: Any) -> tuple[Any, ...]:
 
 def show(value: object) -> str:
     """A value for a sentence."""
-    return short(json.dumps(value), 60)
+    return short(json.dumps(value, default=repr), 60)
 
 
 def short(text: str, length: int) -> str:
