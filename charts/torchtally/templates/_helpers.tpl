@@ -81,7 +81,7 @@ the pods of another job has another name. */}}
 {{- toYaml (mergeOverwrite (dict
     "app.kubernetes.io/name" .Chart.Name
     "app.kubernetes.io/instance" .Release.Name
-  ) (deepCopy .Values.podLabels)) }}
+  ) .Values.commonLabels .Values.podLabels) }}
 {{- end }}
 
 {{- /* Selects the job's pods by the labels that its controller sets. */}}
@@ -98,11 +98,13 @@ matchLabels:
 {{- end }}
 
 {{- define "torchtally.labels" -}}
-app.kubernetes.io/name: {{ .Chart.Name | quote }}
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- toYaml (mergeOverwrite (dict
+    "app.kubernetes.io/name" .Chart.Name
+    "app.kubernetes.io/instance" .Release.Name
+    "app.kubernetes.io/version" .Chart.AppVersion
+    "app.kubernetes.io/managed-by" .Release.Service
+    "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")
+  ) .Values.commonLabels) }}
 {{- end }}
 
 {{- define "torchtally.device" -}}

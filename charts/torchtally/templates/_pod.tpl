@@ -5,7 +5,7 @@
 {{- range $name := list "cpu" "memory" }}
 {{- with index $values $name }}{{ $_ := set $both $name (include "torchtally.string" .) }}{{ end }}
 {{- end }}
-{{- if gt (int $values.gpu) 0 }}{{ $_ := set $both $values.gpuResourceName (toString $values.gpu) }}{{ end }}
+{{- if and (gt (int $values.gpu) 0) $values.gpuResourceName }}{{ $_ := set $both $values.gpuResourceName (toString $values.gpu) }}{{ end }}
 {{- $resources := dict }}
 {{- range $kind := list "requests" "limits" }}
 {{- $own := deepCopy $both }}
@@ -13,6 +13,11 @@
 {{- if kindIs "invalid" $quantity }}{{ $_ := unset $own $name }}{{ else }}{{ $_ := set $own $name (include "torchtally.string" $quantity) }}{{ end }}
 {{- end }}
 {{- $_ := set $resources $kind $own }}
+{{- end }}
+{{- with .Values.resourceClaims }}
+{{- $claims := list }}
+{{- range . }}{{ $claims = append $claims (pick . "name") }}{{ end }}
+{{- $_ := set $resources "claims" $claims }}
 {{- end }}
 {{- toYaml $resources }}
 {{- end }}
@@ -118,6 +123,12 @@ spec:
   {{- if $values.hostNetwork }}
   hostNetwork: true
   {{- end }}
+  {{- if $values.hostIPC }}
+  hostIPC: true
+  {{- end }}
+  {{- if $values.shareProcessNamespace }}
+  shareProcessNamespace: true
+  {{- end }}
   {{- with $values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $values.hostNetwork) }}
   dnsPolicy: {{ . | quote }}
   {{- end }}
@@ -170,6 +181,12 @@ spec:
       {{- with $values.lifecycle }}
       lifecycle:
         {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- range $name := list "startupProbe" "livenessProbe" "readinessProbe" }}
+      {{- with index $values $name }}
+      {{ $name }}:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       {{- end }}
       terminationMessagePolicy: FallbackToLogsOnError
       volumeMounts:
@@ -225,6 +242,10 @@ spec:
     {{- with $values.volumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- with $values.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with $values.nodeSelector }}
   nodeSelector:
     {{- toYaml . | nindent 4 }}

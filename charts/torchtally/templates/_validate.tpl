@@ -58,6 +58,19 @@
 {{- $errors = append $errors "dnsPolicy is None but dnsConfig is empty: set name servers in dnsConfig" }}
 {{- end }}
 
+{{- $name := .Values.resources.gpuResourceName }}
+{{- if and $gpus (hasPrefix "amd.com/" $name) (not .Values.image.tag) (not .Values.image.digest) }}
+{{- $errors = append $errors (printf "resources.gpuResourceName is %s, but torchtally has no image for AMD GPUs: set image.repository, and image.tag or image.digest, to an image with PyTorch for ROCm" $name) }}
+{{- end }}
+{{- if and $gpus (not $name) (not .Values.resourceClaims) }}
+{{- $errors = append $errors (printf "resources.gpu is %d but resources.gpuResourceName and resourceClaims are empty: set one of them" $gpus) }}
+{{- end }}
+{{- range .Values.resourceClaims }}
+{{- if ne (len (omit . "name")) 1 }}
+{{- $errors = append $errors (printf "resourceClaims: the claim %s needs either resourceClaimName or resourceClaimTemplateName" .name) }}
+{{- end }}
+{{- end }}
+
 {{- range $name := list "data" "cache" "podGroupPolicy" }}
 {{- with include "torchtally.severalKeys" (index $.Values $name) }}{{ $errors = append $errors (printf "%s has %s: keep one of them" $name .) }}{{ end }}
 {{- end }}

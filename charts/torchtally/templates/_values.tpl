@@ -3,6 +3,11 @@ with this one. */}}
 {{- define "torchtally.init" -}}
 {{- include "torchtally.dropNulls" (list .Values (list "resources" "master" "worker")) }}
 {{- include "torchtally.complete" (list .Values (include "torchtally.defaults" . | fromYaml)) }}
+{{- if .Values.openshift }}
+{{- range $name, $default := dict "runAsUser" 1000 "runAsGroup" 0 "fsGroup" 1000 }}
+{{- if eq (dig $name -1 $.Values.podSecurityContext | int) $default }}{{ $_ := unset $.Values.podSecurityContext $name }}{{ end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* What stands for a value that is left out: the default in values.yaml, or none for a list or a map. */}}
@@ -24,9 +29,11 @@ model: {enabled: true, subPath: "", accessMode: ReadWriteOnce, size: 1Gi}
 initContainers: []
 sidecars: []
 serviceAccount: {create: true, automountToken: false}
+commonLabels: {}
 labels: {}
 podLabels: {}
 podAnnotations: {}
+podSecurityContext: {}
 hostNetwork: false
 networkPolicy: {enabled: true, from: []}
 podDisruptionBudget: {enabled: false}
