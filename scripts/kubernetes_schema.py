@@ -18,7 +18,7 @@ from typing import Any
 
 MODULE = "k8s.io/kubernetes@v1.34.4"
 SCHEMA = Path(__file__).parent.parent / "charts/torchtally/values.schema.json"
-FIRST = '\n  "kubernetes": {'  # the definitions stand last in the schema
+FIRST = '\n    "kubernetes": {"$comment": '  # the definitions stand behind it, and last in the schema
 
 CORE = "io.k8s.api.core.v1."
 # The definitions that the chart's values refer to.
@@ -68,9 +68,10 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"kubernetes_schema: go cannot download {MODULE}: {error.stderr or error.stdout}", file=sys.stderr)
         return 2
-    lines = [f"    {json.dumps(name)}: {json.dumps(defined[name], sort_keys=True)}" for name in sorted(defined)]
+    lines = [f'"What follows is of {MODULE}, written by scripts/kubernetes_schema.py"}}']
+    lines += [f"    {json.dumps(name)}: {json.dumps(defined[name], sort_keys=True)}" for name in sorted(defined)]
     before = SCHEMA.read_text()
-    after = before.partition(FIRST)[0] + FIRST + "\n" + ",\n".join(lines) + "\n  }\n}\n"
+    after = before.partition(FIRST)[0] + FIRST + ",\n".join(lines) + "\n  }\n}\n"
     if check and after != before:
         print(
             f"kubernetes_schema: {SCHEMA.name} has other definitions than {MODULE}: run `make schema`", file=sys.stderr
@@ -131,7 +132,7 @@ def _part(source: Schema, required: bool, words: list[str]) -> Schema:
 
 
 def _reference(source: Schema) -> Schema:
-    return {"$ref": f"#/kubernetes/{_last(source['$ref'])}"}
+    return {"$ref": f"#/definitions/{_last(source['$ref'])}"}
 
 
 def _last(name: str) -> str:

@@ -27,15 +27,32 @@ PYTORCHJOB = {"elasticPolicy", "master", "worker", "schedulingPolicy"}
 LARGE = {"affinity", "initContainers", "lifecycle", "sidecars", "volumeMounts", "volumes"}
 # What a TrainJob cannot pass to an existing runtime.
 UNPATCHABLE = {"dnsConfig", "envFrom", "hostAliases", "priorityClassName", "runtimeClassName", "schedulerName"}
-UNPATCHABLE |= {"topologySpreadConstraints", "metrics"}
+UNPATCHABLE |= {
+    "livenessProbe",
+    "metrics",
+    "readinessProbe",
+    "resourceClaims",
+    "startupProbe",
+    "topologySpreadConstraints",
+}
+# A claim has one source.
+TEMPLATE, CLAIM = "resourceClaims.resourceClaimTemplateName", "resourceClaims.resourceClaimName"
 # Jobs that together take all values: what each leaves out, and what it needs.
 JOBS: dict[str, tuple[set[str], dict[str, Any]]] = {
     "pytorchjob": (
-        {"command", "runtime", "elasticPolicy", "worker", "model.existingClaim", *(f"master.{each}" for each in LARGE)},
+        {
+            "command",
+            "runtime",
+            "elasticPolicy",
+            "worker",
+            "model.existingClaim",
+            TEMPLATE,
+            *(f"master.{each}" for each in LARGE),
+        },
         {},
     ),
-    "elastic": (LARGE | {"runtime", "master", "worker", "model.storageClass"}, {"task": ""}),
-    "trainjob": (PYTORCHJOB | LARGE | {"runtime", "model.storageClass"}, {"api": "trainjob", "task": ""}),
+    "elastic": (LARGE | {"runtime", "master", "worker", "model.storageClass", CLAIM}, {"task": ""}),
+    "trainjob": (PYTORCHJOB | LARGE | {"runtime", "model.storageClass", CLAIM}, {"api": "trainjob", "task": ""}),
     "runtime": (PYTORCHJOB | LARGE | UNPATCHABLE | {"command", "model.storageClass"}, {"api": "trainjob"}),
 }
 # Strings that YAML, Helm or Go could take for something else.
