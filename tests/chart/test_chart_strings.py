@@ -256,3 +256,15 @@ def test_names_that_are_words_or_numbers_of_yaml_stay_names(helm: Helm, api: str
         )
         == []
     )
+
+
+def test_a_subdirectory_is_a_template_whose_result_stays_a_string(helm: Helm) -> None:
+    templates = {"123": "123", "on": "on", "a: b #c\n  d: e": "a: b #c\n  d: e", "{{ .Release.Name }}/1": "demo/1"}
+    for template, path in templates.items():
+        [job] = [
+            each
+            for each in parsed(rendered(helm, {"model": {"subPath": template}}).stdout)
+            if each["kind"] == "PyTorchJob"
+        ]
+        mounts = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["volumeMounts"]
+        assert {"name": "output", "mountPath": "/output", "subPath": path} in mounts
