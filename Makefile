@@ -137,6 +137,10 @@ docs: ## generate the chart's README from its values
 	@scripts/tools.py helm-docs
 	helm-docs --chart-search-root charts --sort-values-order file
 
+.PHONY: schema
+schema: ## write Kubernetes' definitions of the parts of a pod into the chart's values.schema.json (needs Go)
+	@scripts/kubernetes_schema.py
+
 .PHONY: docs-site
 docs-site: .venv/.dev ## build the documentation's site in build/docs; a broken link or anchor fails it
 	@rm -rf build/docs

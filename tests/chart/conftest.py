@@ -26,7 +26,7 @@ def helm(request: pytest.FixtureRequest) -> Helm:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         options = known if args[0] in ("lint", "template") else []
         return subprocess.run(
-            [program, args[0], *options, *args[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60
+            [program, args[0], *options, *args[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300
         )
 
     return run

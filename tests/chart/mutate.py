@@ -45,7 +45,8 @@ def noticed(line: tuple[Path, int] | None) -> bool:
             kept = (chart / path).read_text().splitlines(keepends=True)
             del kept[number]
             (chart / path).write_text("".join(kept))
-        return subprocess.run(["helm", "unittest", "--strict", chart], capture_output=True).returncode != 0
+        command = ["helm", "unittest", "--strict", "--skip-schema-validation", chart]  # the schema stays the same
+        return subprocess.run(command, capture_output=True).returncode != 0
 
 
 def main() -> int:

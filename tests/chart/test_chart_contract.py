@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 VALUES: dict[str, tuple[str, ...]] = {
     "defaults": (),
     **{path.stem: ("-f", str(path)) for path in sorted((ROOT / "charts/torchtally/ci").iterdir())},
-    "amd": ("--set", "resources.gpuResourceName=amd.com/gpu,resources.gpu=8,nprocPerNode=auto"),
+    "amd": ("--set", "resources.gpuResourceName=amd.com/gpu,resources.gpu=8,image.tag=rocm,nprocPerNode=auto"),
     "command": ("--set", "task=,command={bash,-c},args={python main.py}"),
     "elastic": (
         "--set=elasticPolicy.minReplicas=1,elasticPolicy.maxReplicas=4,elasticPolicy.maxRestarts=3,model.enabled=false",
@@ -55,6 +55,9 @@ VALUES: dict[str, tuple[str, ...]] = {
         "--set=topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone",
         "--set=topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule,master.env[0].name=B,worker.shmSize=2Gi",
         "--set=podDisruptionBudget.enabled=true,networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8,dnsPolicy=Default",
+        "--set=resourceClaims[0].name=gpu,resourceClaims[0].resourceClaimTemplateName=gpu,commonLabels.team=vision",
+        "--set=startupProbe.exec.command={a},livenessProbe.exec.command={b},readinessProbe.tcpSocket.port=80",
+        "--set=shareProcessNamespace=true,openshift=true",
         "--set=serviceAccount.annotations.role=reader,metrics.enabled=true,metrics.dashboard=true,network.nccl.A=b",
         '--set-json=affinity={"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
         '[{"topologyKey":"kubernetes.io/hostname"}]}}',

@@ -51,6 +51,13 @@ def test_readme_is_what_helm_docs_writes() -> None:
     assert (ROOT / CHART / "README.md").read_text().strip() == written.strip(), "run `make docs`"
 
 
+def test_the_definitions_of_kubernetes_are_its_own() -> None:
+    result = subprocess.run(["scripts/kubernetes_schema.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    if result.returncode == 2:
+        pytest.skip(result.stderr)
+    assert result.returncode == 0, result.stderr
+
+
 def leaves(schema: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """The values, by name, with their schema: maps that have defaults are taken apart, others are a value."""
     for name, value in schema["properties"].items():
@@ -97,7 +104,7 @@ def test_every_value_is_seen_rendered_by_a_unit_test() -> None:
     given: set[str] = set()
     for suite in (ROOT / CHART / "tests").glob("*_test.yaml"):
         if suite.stem != "validate_test":  # which sees what is refused
-            for test in yaml.safe_load(suite.read_text())["tests"]:
+            for test in (test for part in yaml.safe_load_all(suite.read_text()) for test in part["tests"]):
                 given |= set(names(test.get("set", {})))
                 for file in test.get("values", []):
                     given |= set(names(yaml.safe_load((suite.parent / file).read_text())))

@@ -1,6 +1,7 @@
-{{- /* The name that all revisions share. */}}
+{{- /* The name that all revisions share. A parent chart that has this chart twice gives one of them an alias, which is the
+chart's name then. */}}
 {{- define "torchtally.name" -}}
-{{ .Values.jobName | default .Release.Name }}
+{{ .Values.jobName | default (ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (eq .Chart.Name "torchtally")) }}
 {{- end }}
 
 {{- define "torchtally.job" -}}
@@ -14,7 +15,7 @@ kind: TrainJob
 version: trainer.kubeflow.org/v1alpha1
 resource: trainjobs
 labels:
-  jobset.sigs.k8s.io/jobset-name: {{ include "torchtally.job" . }}
+  jobset.sigs.k8s.io/jobset-name: {{ include "torchtally.job" . | quote }}
   jobset.sigs.k8s.io/replicatedjob-name: node
 container: node
 port: 29500
@@ -24,7 +25,7 @@ kind: PyTorchJob
 version: kubeflow.org/v1
 resource: pytorchjobs
 labels:
-  training.kubeflow.org/job-name: {{ include "torchtally.job" . }}
+  training.kubeflow.org/job-name: {{ include "torchtally.job" . | quote }}
 container: pytorch
 port: 23456
 install: the Kubeflow training operator, run kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"
@@ -70,11 +71,17 @@ the names of a TrainJob's pods end in a random suffix. */}}
 {{- end }}
 {{- end }}
 
+{{- /* The service account, Role and RoleBinding of `helm test`. No job can have a name with a dot, so the service account of
+the pods of another job has another name. */}}
+{{- define "torchtally.verifier" -}}
+{{ include "torchtally.job" . }}.verify
+{{- end }}
+
 {{- define "torchtally.podLabels" -}}
 {{- toYaml (mergeOverwrite (dict
     "app.kubernetes.io/name" .Chart.Name
     "app.kubernetes.io/instance" .Release.Name
-  ) (deepCopy .Values.podLabels)) }}
+  ) .Values.commonLabels .Values.podLabels) }}
 {{- end }}
 
 {{- /* Selects the job's pods by the labels that its controller sets. */}}
@@ -91,11 +98,13 @@ matchLabels:
 {{- end }}
 
 {{- define "torchtally.labels" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- toYaml (mergeOverwrite (dict
+    "app.kubernetes.io/name" .Chart.Name
+    "app.kubernetes.io/instance" .Release.Name
+    "app.kubernetes.io/version" .Chart.AppVersion
+    "app.kubernetes.io/managed-by" .Release.Service
+    "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")
+  ) .Values.commonLabels) }}
 {{- end }}
 
 {{- define "torchtally.device" -}}
@@ -120,25 +129,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if kindIs "invalid" $given }}{{ mul 6 (include "torchtally.podCount" .) }}{{ else }}{{ $given | int64 }}{{ end }}
 {{- end }}
 
-{{- /* The values for all pods merged with the overrides of one type, from (dict "root" $ "type" "Master"|"Worker"|"Node"). */}}
-{{- define "torchtally.replicaValues" -}}
-{{- include "torchtally.merge" (list .root.Values (index .root.Values (lower .type))) }}
-{{- end }}
-
-{{- /* Merges a map with overrides, from (list MAP OVERRIDES). Sprig's mergeOverwrite ignores overrides of 0, false, ""
-and null. */}}
-{{- define "torchtally.merge" -}}
-{{- $merged := deepCopy (index . 0) }}
-{{- range $name, $own := index . 1 }}
-{{- if and (kindIs "map" $own) (kindIs "map" (index $merged $name)) }}
-{{- $_ := set $merged $name (include "torchtally.merge" (list (index $merged $name) $own) | fromYaml) }}
-{{- else }}
-{{- $_ := set $merged $name $own }}
-{{- end }}
-{{- end }}
-{{- toYaml $merged }}
-{{- end }}
-
 {{- define "torchtally.podMonitors" -}}
 {{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" }}true{{ end }}
 {{- end }}
@@ -157,13 +147,13 @@ and null. */}}
 
 {{- /* The part of a PyTorchJob's spec that the operator updates in place while the job runs. */}}
 {{- define "torchtally.runPolicy" -}}
-cleanPodPolicy: {{ .Values.cleanPodPolicy }}
+cleanPodPolicy: {{ .Values.cleanPodPolicy | quote }}
 backoffLimit: {{ include "torchtally.backoffLimit" . }}
 {{- if .Values.suspend }}
 suspend: true
 {{- end }}
 {{- with .Values.managedBy }}
-managedBy: {{ . }}
+managedBy: {{ . | quote }}
 {{- end }}
 {{- with .Values.schedulingPolicy }}
 schedulingPolicy:
@@ -196,7 +186,7 @@ pytorchReplicaSpecs:
 
 {{- define "torchtally.replica" -}}
 replicas: {{ .replicas }}
-restartPolicy: {{ .root.Values.restartPolicy }}
+restartPolicy: {{ .root.Values.restartPolicy | quote }}
 template:
   {{- include "torchtally.podTemplate" . | nindent 2 }}
 {{- end }}
@@ -218,5 +208,5 @@ template:
 {{- with .Values.image.pullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end }}
 {{- with .Values.nodeSelector }}{{ $_ := set $spec "nodeSelector" . }}{{ end }}
 {{- with .Values.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end }}
-{{- toJson (dict "spec" $spec) }}
+{{- toJson (dict "spec" $spec) | replace "'" "\\u0027" }} {{- /* the shell quotes it by ' */}}
 {{- end }}

@@ -3,16 +3,21 @@
 {{- $values := .Values.resources }}
 {{- $both := dict }}
 {{- range $name := list "cpu" "memory" }}
-{{- with index $values $name }}{{ $_ := set $both $name (toString .) }}{{ end }}
+{{- with index $values $name }}{{ $_ := set $both $name (include "torchtally.string" .) }}{{ end }}
 {{- end }}
-{{- if gt (int $values.gpu) 0 }}{{ $_ := set $both $values.gpuResourceName (toString $values.gpu) }}{{ end }}
+{{- if and (gt (int $values.gpu) 0) $values.gpuResourceName }}{{ $_ := set $both $values.gpuResourceName (toString $values.gpu) }}{{ end }}
 {{- $resources := dict }}
 {{- range $kind := list "requests" "limits" }}
 {{- $own := deepCopy $both }}
 {{- range $name, $quantity := index $values $kind }}
-{{- if kindIs "invalid" $quantity }}{{ $_ := unset $own $name }}{{ else }}{{ $_ := set $own $name (toString $quantity) }}{{ end }}
+{{- if kindIs "invalid" $quantity }}{{ $_ := unset $own $name }}{{ else }}{{ $_ := set $own $name (include "torchtally.string" $quantity) }}{{ end }}
 {{- end }}
 {{- $_ := set $resources $kind $own }}
+{{- end }}
+{{- with .Values.resourceClaims }}
+{{- $claims := list }}
+{{- range . }}{{ $claims = append $claims (pick . "name") }}{{ end }}
+{{- $_ := set $resources "claims" $claims }}
 {{- end }}
 {{- toYaml $resources }}
 {{- end }}
@@ -44,8 +49,8 @@
 container, except devices, so that the pod's total request and QoS class stay the same. */}}
 {{- define "torchtally.pull" -}}
 name: pull
-image: {{ include "torchtally.image" .root }}
-imagePullPolicy: {{ .own.Values.image.pullPolicy }}
+image: {{ include "torchtally.image" .root | quote }}
+imagePullPolicy: {{ .own.Values.image.pullPolicy | quote }}
 command: ["true"]
 {{- $resources := include "torchtally.resources" .own | fromYaml }}
 resources:
@@ -90,12 +95,12 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "torchtally.serviceAccount" .root }}
+  serviceAccountName: {{ include "torchtally.serviceAccount" .root | quote }}
   automountServiceAccountToken: {{ $values.serviceAccount.automountToken }}
   # A Service named "master" would otherwise override MASTER_PORT.
   enableServiceLinks: false
   {{- if eq .type "Node" }}
-  restartPolicy: {{ ternary "OnFailure" "Never" (eq $values.restartPolicy "OnFailure") }}
+  restartPolicy: {{ ternary "OnFailure" "Never" (eq $values.restartPolicy "OnFailure") | quote }}
   {{- end }}
   terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds | int64 }}
   {{- with $values.podSecurityContext }}
@@ -107,19 +112,25 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $values.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $values.schedulerName }}
-  schedulerName: {{ . }}
+  schedulerName: {{ . | quote }}
   {{- end }}
   {{- with $values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- if $values.hostNetwork }}
   hostNetwork: true
   {{- end }}
+  {{- if $values.hostIPC }}
+  hostIPC: true
+  {{- end }}
+  {{- if $values.shareProcessNamespace }}
+  shareProcessNamespace: true
+  {{- end }}
   {{- with $values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $values.hostNetwork) }}
-  dnsPolicy: {{ . }}
+  dnsPolicy: {{ . | quote }}
   {{- end }}
   {{- with $values.dnsConfig }}
   dnsConfig:
@@ -134,16 +145,16 @@ spec:
     {{- . | nindent 4 }}
   {{- end }}
   containers:
-    - name: {{ (include "torchtally.api" .root | fromYaml).container }} # the name that the controller expects
-      image: {{ include "torchtally.image" .root }}
-      imagePullPolicy: {{ $values.image.pullPolicy }}
+    - name: {{ (include "torchtally.api" .root | fromYaml).container | quote }} # the name that the controller expects
+      image: {{ include "torchtally.image" .root | quote }}
+      imagePullPolicy: {{ $values.image.pullPolicy | quote }}
       {{- with $values.command }}
       command:
-        {{- toYaml . | nindent 8 }}
+        {{- include "torchtally.strings" . | nindent 8 }}
       {{- end }}
       {{- with ternary (concat (list "run" $values.task) $values.args) $values.args (ne $values.task "") }}
       args:
-        {{- toYaml . | nindent 8 }}
+        {{- include "torchtally.strings" . | nindent 8 }}
       {{- end }}
       env:
         {{- include "torchtally.env" $own | nindent 8 }}
@@ -171,6 +182,12 @@ spec:
       lifecycle:
         {{- toYaml . | nindent 8 }}
       {{- end }}
+      {{- range $name := list "startupProbe" "livenessProbe" "readinessProbe" }}
+      {{- with index $values $name }}
+      {{ $name }}:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- end }}
       terminationMessagePolicy: FallbackToLogsOnError
       volumeMounts:
         - name: shm
@@ -182,7 +199,7 @@ spec:
         - name: output
           mountPath: /output
           {{- with and $keeps (tpl $values.model.subPath .root) }}
-          subPath: {{ . }}
+          subPath: {{ . | quote }}
           {{- end }}
         {{- if $values.data }}
         - name: data
@@ -201,7 +218,7 @@ spec:
     - name: shm
       emptyDir:
         medium: Memory
-        sizeLimit: {{ $values.shmSize }}
+        sizeLimit: {{ include "torchtally.string" $values.shmSize | quote }}
     - name: tmp
       emptyDir: {}
     - name: cache
@@ -209,7 +226,7 @@ spec:
     - name: output
       {{- if $keeps }}
       persistentVolumeClaim:
-        claimName: {{ include "torchtally.claim" .root }}
+        claimName: {{ include "torchtally.claim" .root | quote }}
       {{- else }}
       emptyDir: {}
       {{- end }}
@@ -220,11 +237,15 @@ spec:
     {{- if $values.files }}
     - name: files
       configMap:
-        name: {{ include "torchtally.files" .root }}
+        name: {{ include "torchtally.files" .root | quote }}
     {{- end }}
     {{- with $values.volumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- with $values.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with $values.nodeSelector }}
   nodeSelector:
     {{- toYaml . | nindent 4 }}

@@ -42,7 +42,7 @@ runtimePatches:
 {{- else }}
 runtimeRef:
   kind: TrainingRuntime
-  name: {{ include "torchtally.job" . }}
+  name: {{ include "torchtally.job" . | quote }}
 trainer:
   {{- include "torchtally.nodes" . | nindent 2 }}
 {{- end }}
@@ -75,7 +75,7 @@ template:
               rules:
                 - action: FailJob
                   onExitCodes:
-                    containerName: {{ (include "torchtally.api" . | fromYaml).container }}
+                    containerName: {{ (include "torchtally.api" . | fromYaml).container | quote }}
                     operator: In
                     values: {{ untilStep 1 128 1 | toJson }}
             {{- end }}
@@ -119,6 +119,7 @@ runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartP
 {{- $known := list }}
 {{- range include "torchtally.patchableFields" . | fromYaml }}{{ $known = concat $known . }}{{ end }}
 {{- $named := dict "ports" "metrics.enabled" "initContainers" "initContainers (or sidecars)" }}
+{{- if not .Values.dnsPolicy }}{{ $known = append $known "dnsPolicy" }}{{ end }} {{- /* hostNetwork sets it */}}
 {{- $names := list }}
 {{- range concat (keys $pod.spec) (keys (first $pod.spec.containers)) }}
 {{- if not (has . $known) }}{{ $names = append $names (get $named . | default .) }}{{ end }}

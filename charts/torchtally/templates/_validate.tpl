@@ -58,6 +58,23 @@
 {{- $errors = append $errors "dnsPolicy is None but dnsConfig is empty: set name servers in dnsConfig" }}
 {{- end }}
 
+{{- $name := .Values.resources.gpuResourceName }}
+{{- if and $gpus (hasPrefix "amd.com/" $name) (not .Values.image.tag) (not .Values.image.digest) }}
+{{- $errors = append $errors (printf "resources.gpuResourceName is %s, but torchtally has no image for AMD GPUs: set image.repository, and image.tag or image.digest, to an image with PyTorch for ROCm" $name) }}
+{{- end }}
+{{- if and $gpus (not $name) (not .Values.resourceClaims) }}
+{{- $errors = append $errors (printf "resources.gpu is %d but resources.gpuResourceName and resourceClaims are empty: set one of them" $gpus) }}
+{{- end }}
+{{- range .Values.resourceClaims }}
+{{- if ne (len (omit . "name")) 1 }}
+{{- $errors = append $errors (printf "resourceClaims: the claim %s needs either resourceClaimName or resourceClaimTemplateName" .name) }}
+{{- end }}
+{{- end }}
+
+{{- range $name := list "data" "cache" "podGroupPolicy" }}
+{{- with include "torchtally.severalKeys" (index $.Values $name) }}{{ $errors = append $errors (printf "%s has %s: keep one of them" $name .) }}{{ end }}
+{{- end }}
+
 {{- $pods := include "torchtally.podNames" . | fromYamlArray | len }}
 {{- if gt (dig "minAvailable" 0 (.Values.schedulingPolicy | default dict) | int) $pods }}
 {{- $errors = append $errors (printf "schedulingPolicy.minAvailable is %d but the job has %d pods: it would never start" (int .Values.schedulingPolicy.minAvailable) $pods) }}
@@ -141,6 +158,8 @@
 {{- $volumes := keys $mounts }}
 {{- range $values.volumes }}
 {{- $volumes = append $volumes .name }}
+{{- $name := .name }}
+{{- with include "torchtally.severalKeys" (omit . "name") }}{{ $errors = append $errors (printf "%svolumes: the volume %s has %s: keep one of them" $prefix $name .) }}{{ end }}
 {{- if hasKey $mounts .name }}
 {{- $errors = append $errors (printf "%svolumes contains %s, which is a volume of the chart: choose another name" $prefix .name) }}
 {{- end }}
@@ -207,6 +226,11 @@
 {{- end }}
 {{- end }}
 {{- toYaml $errors }}
+{{- end }}
+
+{{- /* The keys of a map that may have one; empty if it has no more. */}}
+{{- define "torchtally.severalKeys" -}}
+{{- if gt (len (default dict .)) 1 }}{{ keys . | sortAlpha | join " and " }}{{ end }}
 {{- end }}
 
 {{- /* A Kubernetes quantity as a number. */}}

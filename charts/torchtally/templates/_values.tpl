@@ -1,0 +1,109 @@
+{{- /* Completes .Values in place. A null, which is Helm's way to leave out a value, works in every value: each template begins
+with this one. */}}
+{{- define "torchtally.init" -}}
+{{- include "torchtally.dropNulls" (list .Values (list "resources" "master" "worker")) }}
+{{- include "torchtally.complete" (list .Values (include "torchtally.defaults" . | fromYaml)) }}
+{{- if .Values.openshift }}
+{{- range $name, $default := dict "runAsUser" 1000 "runAsGroup" 0 "fsGroup" 1000 }}
+{{- if eq (dig $name -1 $.Values.podSecurityContext | int) $default }}{{ $_ := unset $.Values.podSecurityContext $name }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* What stands for a value that is left out: the default in values.yaml, or none for a list or a map. */}}
+{{- define "torchtally.defaults" -}}
+api: pytorchjob
+image: {repository: ghcr.io/torchtally/torchtally, tag: "", digest: "", pullPolicy: IfNotPresent}
+task: ""
+args: []
+workers: 3
+resources: {gpu: 1, gpuResourceName: nvidia.com/gpu}
+elasticPolicy: {}
+cleanPodPolicy: None
+restartPolicy: OnFailure
+terminationGracePeriodSeconds: 60
+managedBy: ""
+env: []
+shmSize: 8Gi
+model: {enabled: true, subPath: "", accessMode: ReadWriteOnce, size: 1Gi}
+initContainers: []
+sidecars: []
+serviceAccount: {create: true, automountToken: false}
+commonLabels: {}
+labels: {}
+podLabels: {}
+podAnnotations: {}
+podSecurityContext: {}
+hostNetwork: false
+networkPolicy: {enabled: true, from: []}
+podDisruptionBudget: {enabled: false}
+verifier: {enabled: true}
+metrics: {enabled: false, port: 9090, podMonitorLabels: {}, dashboard: false}
+{{- end }}
+
+{{- /* Sets the values that a map lacks, from (list MAP DEFAULTS). */}}
+{{- define "torchtally.complete" -}}
+{{- $map := index . 0 }}
+{{- range $name, $default := index . 1 }}
+{{- if kindIs "invalid" (index $map $name) }}
+{{- $_ := set $map $name $default }}
+{{- else if kindIs "map" $default }}
+{{- include "torchtally.complete" (list (index $map $name) $default) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Removes each null in a map and in all that it contains, because an API server refuses a null in a custom resource. From
+(list MAP KEYS): the values of these keys stay, because a null in them means something. */}}
+{{- define "torchtally.dropNulls" -}}
+{{- $map := index . 0 }}
+{{- $left := index . 1 }}
+{{- range $name, $value := $map }}
+{{- if has $name $left }}{{ continue }}{{ end }}
+{{- if kindIs "invalid" $value }}
+{{- $_ := unset $map $name }}
+{{- else if kindIs "map" $value }}
+{{- include "torchtally.dropNulls" (list $value list) }}
+{{- else if kindIs "slice" $value }}
+{{- $kept := list }}
+{{- range $value }}
+{{- if not (kindIs "invalid" .) }}{{ $kept = append $kept . }}{{ end }}
+{{- if kindIs "map" . }}{{ include "torchtally.dropNulls" (list . list) }}{{ end }}
+{{- end }}
+{{- $_ := set $map $name $kept }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The values for all pods merged with the overrides of one type, from (dict "root" $ "type" "Master"|"Worker"|"Node"). */}}
+{{- define "torchtally.replicaValues" -}}
+{{- $values := include "torchtally.merge" (list .root.Values (index .root.Values (lower .type))) | fromYaml }}
+{{- include "torchtally.dropNulls" (list $values (list "resources")) }}
+{{- include "torchtally.complete" (list $values (include "torchtally.defaults" . | fromYaml)) }}
+{{- toYaml $values }}
+{{- end }}
+
+{{- /* Merges a map with overrides, from (list MAP OVERRIDES). Sprig's mergeOverwrite ignores overrides of 0, false, ""
+and null. A null in place of a map of overrides has none. */}}
+{{- define "torchtally.merge" -}}
+{{- $merged := deepCopy (index . 0) }}
+{{- range $name, $own := index . 1 }}
+{{- if kindIs "map" (index $merged $name) }}
+{{- $_ := set $merged $name (include "torchtally.merge" (list (index $merged $name) $own) | fromYaml) }}
+{{- else }}
+{{- $_ := set $merged $name $own }}
+{{- end }}
+{{- end }}
+{{- toYaml $merged }}
+{{- end }}
+
+{{- /* A value as a string: a number of a values file is a float, of which Go prints 1e+06 for 1000000. */}}
+{{- define "torchtally.string" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{- define "torchtally.strings" -}}
+{{- $strings := list }}
+{{- range . }}{{ $strings = append $strings (include "torchtally.string" .) }}{{ end }}
+{{- toYaml $strings }}
+{{- end }}
