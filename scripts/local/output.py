@@ -1,6 +1,7 @@
 """The pods' output: complete lines, each prefixed with the name of its pod."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ class Output:
         log: BinaryIO | None = None,
     ) -> None:
         self._stream, self._log = stream or sys.stdout.buffer, log
+        self._unwritten: set[BinaryIO] = set()  # of which it is said
         if colour is None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._prefixes = {
@@ -53,12 +55,32 @@ class Output:
         # One write, so that pods of two runs into one pipe do not mix within a line either.
         if self._log:
             lines = list(seen)
-            self._log.write(b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
-            self._log.flush()
+            self._append(self._log, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
             seen = (line for line in lines if not line.startswith(_FOR_PROGRAMS))
-        self._stream.write(b"".join(self._prefixes[name] + line + b"\n" for line in seen))
-        self._stream.flush()
+        self._append(self._stream, b"".join(self._prefixes[name] + line + b"\n" for line in seen))
+
+    def _append(self, stream: BinaryIO, text: bytes) -> None:
+        """Write to a stream. Raises BrokenPipeError. The job outlives any other failure, as in a cluster."""
+        try:
+            stream.write(text)
+            stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if stream not in self._unwritten:
+                self._unwritten.add(stream)
+                where = "--log" if stream is self._log else "standard output"
+                say(f"{where} cannot be written ({error.strerror}): the job continues, and its lines are missing there")
+
+
+def end() -> None:
+    """Discard what standard output has not taken: Python's own try at its end would fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
-    print(f"run_local: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads on
+        print(f"run_local: {text}", file=sys.stderr, flush=True)

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
+from torchtally import standard_output
 from torchtally.environment import has_entry_point, pod_name
 from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, lost_a_peer
 from torchtally.log import log
@@ -91,7 +91,7 @@ def end(ending: Ending) -> int:
 
 def exit_rank(code: int) -> None:
     """End a rank's program. A failed one ends at once."""
-    sys.stdout.flush()
+    standard_output.flush()
     if code != OK:
         os._exit(code)  # NCCL's communicators would wait for the other ranks
 

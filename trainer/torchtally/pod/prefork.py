@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 import torch
 from threadpoolctl import threadpool_limits
 
-from torchtally import compat
+from torchtally import compat, standard_output
 from torchtally.errors import Ending
 
 Result = TypeVar("Result")
@@ -73,7 +73,7 @@ def fork(command: Sequence[str], count: int, threads: int | None) -> bool:
     waiting: list[_Rank] = []
     for _ in range(count):
         here, there = multiprocessing.Pipe()
-        sys.stdout.flush()
+        standard_output.flush()
         sys.stderr.flush()
         pid = os.fork()
         if not pid:

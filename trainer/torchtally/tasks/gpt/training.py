@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
-from torchtally import events
+from torchtally import events, standard_output
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
 from torchtally.atomic_file import replace
@@ -105,7 +105,7 @@ class Trainer:
                 rows, loss = 0, torch.zeros_like(loss)
                 account.commit()
                 if account.rank == 0 and time.monotonic() > due:
-                    print(f"train epoch {epoch}/{options.epochs}: step {batch.step} of {batch.steps}", flush=True)
+                    standard_output.write(f"train epoch {epoch}/{options.epochs}: step {batch.step} of {batch.steps}")
                     due += _LOG_SECONDS
         speed = samples / (time.perf_counter() - began)
         return self._totals.loss.item() / max(1, self._totals.tokens), speed
@@ -207,10 +207,9 @@ def _train(account: Account, trainer: Trainer, options: Options, found: text.Tex
         loss, speed = trainer.train(epoch)
         test_loss, right, tested = trainer.test(epoch)
         if account.rank == 0:
-            print(
+            standard_output.write(
                 f"epoch {epoch}/{options.epochs}: loss {loss:.4f}, test accuracy {right / tested:.2%} "
-                f"({right} of {tested}), {speed:,.0f} samples/s",
-                flush=True,
+                f"({right} of {tested}), {speed:,.0f} samples/s"
             )
             done = events.Epoch(
                 epoch=epoch,
