@@ -149,6 +149,14 @@ def test_outside_of_a_cluster_no_file_is_made(alone: launched.Job, tmp_path: Pat
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a process has a start time in /proc on Linux alone")
+def test_what_a_rank_has_started_ends_with_an_agent_that_is_killed(alone: launched.Job) -> None:
+    pod = alone.start(0, shell("sleep 1000 & echo $$ $!; wait"))
+    processes = [psutil.Process(int(pid)) for pid in pod.line().split()]
+    pod.signal(signal.SIGKILL)
+    launched.until("they are gone", lambda: all(map(launched.gone, processes)))
+
+
 @pytest.mark.parametrize("end", ["exit 7", "kill -KILL $$"])
 def test_a_rank_that_lost_a_peer_does_not_hide_one_that_failed(alone: launched.Job, tmp_path: Path, end: str) -> None:
     """Both have died when the agent, which looks every 0.1 s, sees it; rank 0 comes first in its list."""
