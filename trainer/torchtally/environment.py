@@ -149,8 +149,8 @@ class Process:
             )
         except KeyError as missing:
             raise Refused(
-                f"{missing.args[0]} is not set: start a task with `torchtally run TASK`, and your own program with "
-                "`torchtally run -- COMMAND` or torchrun"
+                f"{missing.args[0]} is not set: start the program with `torchtally run -- COMMAND` or torchrun, which "
+                "set it"
             ) from None
 
 
