@@ -100,6 +100,8 @@ def assert_refused(ended: subprocess.CompletedProcess[str], *parts: str) -> None
 @pytest.mark.cold
 def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[str, str], tmp_path: Path) -> None:
     each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
+    (tmp_path / "master").mkdir()
+    (tmp_path / "master" / ".model.pt.u3k_9x2a").write_text("what a killed process has left")
     ended = pods(2, environment, BATCHES, each)
     assert [pod.returncode for pod in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     for pod in ended:

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torchtally import events, standard_output
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
-from torchtally.atomic_file import replace
+from torchtally.atomic_file import clear, replace
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
@@ -232,6 +232,7 @@ def _write(weights: dict[str, Any], options: Options, found: text.Text, output: 
     model = save(weights)
     configuration = {name: getattr(options, name) for name in ("width", "layers", "heads", "length")}
     configuration["vocabulary"] = found.tokenizer.get_vocab_size()
+    clear(output, [TOKENIZER, CONFIGURATION, MODEL])
     replace(output / TOKENIZER, found.tokenizer.to_str().encode())
     replace(output / CONFIGURATION, (json.dumps(configuration, indent=1) + "\n").encode())
     replace(output / MODEL, model)
