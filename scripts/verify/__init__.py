@@ -1,6 +1,7 @@
 """The parts of verify_shards.
 
 log            finds tally lines and last lines in logs
+wrapped        unwraps the lines of a log from what a runtime or a collector has made of them
 cluster        fetches the logs of a job's pods (job_kinds: PyTorchJob and TrainJob)
 expected       the samples that each rank should have consumed
 lineage        which attempts of a run its final weights come from
