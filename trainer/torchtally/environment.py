@@ -229,6 +229,14 @@ def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
     return pods[pod] if pod < len(pods) else None
 
 
+def job_address(env: Mapping[str, str] = os.environ) -> str | None:
+    """The address at which the pods of a job meet, which all of its pods have; None outside of a job."""
+    if endpoint := env.get("PET_RDZV_ENDPOINT"):
+        return endpoint
+    address = env.get("PET_MASTER_ADDR")
+    return f"{address}:{env.get('PET_MASTER_PORT')}" if address else None
+
+
 def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
     """The port of rank 0's metrics; None if they are not requested. Raises Refused."""
     return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from torchtally import compat, events, tasks
 from torchtally.accounting.tally import Run
+from torchtally.checkpoints import in_use
 from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places
@@ -59,6 +60,8 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
         nonlocal requested
         requested = Requested.of(options.mlflow)
         artifacts.prepare(output)
+        if not options.checkpoints:
+            in_use.hold(output / FOLDER)
 
     context = set_up(task, options.data, facts, prepare)
     process, device = context.process, context.device
