@@ -26,6 +26,7 @@ class Output:
     ) -> None:
         self._stream, self._log = stream or sys.stdout.buffer, log
         self._unwritten: set[BinaryIO] = set()  # of which it is said
+        self.last: dict[str, str] = {}  # of each pod, the last line for people
         if colour is None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._prefixes = {
@@ -51,12 +52,13 @@ class Output:
 
     def _write(self, name: str, lines: Sequence[bytearray]) -> None:
         # A progress bar draws over its line with \r: what a terminal would show in the end is what counts.
-        seen = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
+        seen = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        if said := next((line for line in reversed(seen) if line.strip() and not line.startswith(_FOR_PROGRAMS)), None):
+            self.last[name] = said.decode(errors="replace").strip()
         # One write, so that pods of two runs into one pipe do not mix within a line either.
         if self._log:
-            lines = list(seen)
-            self._append(self._log, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
-            seen = (line for line in lines if not line.startswith(_FOR_PROGRAMS))
+            self._append(self._log, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in seen))
+            seen = [line for line in seen if not line.startswith(_FOR_PROGRAMS)]
         self._append(self._stream, b"".join(self._prefixes[name] + line + b"\n" for line in seen))
 
     def _append(self, stream: BinaryIO, text: bytes) -> None:
