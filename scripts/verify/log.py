@@ -16,6 +16,7 @@ from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 
+from . import growth
 from .phrasing import differing
 from .wrapped import Unwrapping
 
@@ -96,7 +97,8 @@ class Log:
 
     def _add_summary(self, summary: RunSummary, where: str) -> None:
         twins = self.lasts[summary.run]
-        if twins and (differences := "; ".join(_summary_differences(twins[0], summary))):
+        alike = [twin for twin in twins if not (growth.went_on(twin, summary) or growth.went_on(summary, twin))]
+        if alike and (differences := "; ".join(_summary_differences(alike[0], summary))):
             text = f"{where}: the last line of run {summary.run} is printed twice and differs: {differences}"
             self.complaints.append(Complaint(text, summary.run))  # of no attempt: there is but one end
         if summary not in twins:

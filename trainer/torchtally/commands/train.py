@@ -69,15 +69,16 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
     identity = artifacts.training(name, options, task.fingerprint)
     model, optimizer = loop.build(task, options, device)
     keep, seconds = options.keep, options.save_seconds
+    grows = None if task.rate else artifacts.EPOCHS  # a rate depends on the number of epochs from the first step on
     with ExitStack() as stack:
         checkpointer: Checkpointer | SharedCheckpointer
         if options.checkpoints:
             checkpointer = stack.enter_context(
-                SharedCheckpointer(options.checkpoints, identity, process.pod, model, optimizer, keep, seconds)
+                SharedCheckpointer(options.checkpoints, identity, process.pod, model, optimizer, keep, seconds, grows)
             )
             state = checkpointer.resume()
         else:
-            state = resume(output / FOLDER, identity, device)
+            state = resume(output / FOLDER, identity, device, grows)
             checkpointer = Checkpointer(output / FOLDER, identity, device, keep, seconds)
             checkpointer.listen()
         run = Run(

@@ -21,6 +21,7 @@ from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
 MODEL, PROOF = "model.pt", "proof.json"
+EPOCHS = "option epochs"  # a fact of a training
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -29,8 +29,10 @@ _REACHED = "reached"
 FOLDER = "checkpoints"
 
 
-def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
+def resume(folder: Path, facts: Mapping[str, Any], device: torch.device, grows: str | None = None) -> State | None:
     """Return the state of the newest intact checkpoint on every rank, or None. A collective call.
+
+    `grows` names the fact that may be greater than in the checkpoint.
 
     On rank 0 the state has the file's "path" as well. Rank 0 prints a warning for each skipped file, and for
     differences that change the last bits of the weights. Raises on every rank: Refused for a checkpoint of another
@@ -48,7 +50,7 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
                 log.warning(sentence)
             if payload := found.payload:
                 state = checkpoint_file.load(payload) | {"path": str(found.path)}
-                if not (refused := conditions.refusal(found.path, state["facts"], facts, "--output")):
+                if not (refused := conditions.refusal(found.path, state["facts"], facts, "--output", grows)):
                     discarded = Reached(folder / _REACHED).lost_since(state["attempt"], state["consumed"])
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
                     log.info(f"resumes from {found.path}{lost}")

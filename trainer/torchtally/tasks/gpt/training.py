@@ -193,7 +193,13 @@ def fit(name: str, options: Options, output: Path) -> None:
     try:
         plan = {"train": options.epochs, "test": options.epochs}
         with Account(task=name, plan=plan, seed=options.seed) as account:
-            _train(account, Trainer(options, account, found, where, output), options, found, output)
+            trainer = Trainer(options, account, found, where, output)
+            if account.grown:
+                raise Refused(
+                    f"--epochs {options.epochs} must be as it was: the learning rate of this task depends on it from "
+                    "the first step on"
+                )
+            _train(account, trainer, options, found, output)
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         failure.exit_rank(ended.code)
