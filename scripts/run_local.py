@@ -27,12 +27,14 @@ except ModuleNotFoundError as error:
 from local.controller import Controller, Outcome, Verdict
 from local.errors import EngineError, Refused
 from local.job import LocalJob
-from local.output import Output, say
+from local.output import Output, end, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
+    if sys.stdout is None:  # closed when Python started
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     options = _options()
     try:
         found = manifest.load(options.file, options.name)
@@ -45,7 +47,7 @@ def main() -> int:
         say(f"runs PyTorchJob {found.job.name}; not applied: {', '.join(found.others)}")
     with contextlib.ExitStack() as stack:
         try:
-            log = stack.enter_context(Path(options.log).open("wb")) if options.log else None
+            log = stack.enter_context(Path(options.log).open("wb", buffering=0)) if options.log else None
         except OSError as error:
             say(f"--log {options.log} cannot be written: {error.strerror}")
             return 2
@@ -55,11 +57,13 @@ def main() -> int:
 def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
     """Run the job; return the exit status."""
     try:
-        return asyncio.run(_run(job, options, log))
+        status = asyncio.run(_run(job, options, log))
+        end()
+        return status
     except* EngineError as errors:
         say(str(errors.exceptions[0]))
     except* BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; the pods are ended
+        end()  # nobody reads on; the pods are ended
     return 1
 
 
@@ -118,18 +122,17 @@ def _print_json(job: LocalJob, verdict: Verdict, controller: Controller | None) 
         {"name": name, "phase": pod.phase, "exitCode": pod.exit_code, "restarts": pod.restarts}
         for name, pod in status.items()
     ]
-    print(
-        json.dumps(
-            {
-                "job": job.name,
-                "namespace": job.namespace,
-                "outcome": verdict.outcome,
-                "message": verdict.message,
-                "pods": pods,
-            }
-        ),
-        flush=True,
-    )
+    report = {
+        "job": job.name,
+        "namespace": job.namespace,
+        "outcome": verdict.outcome,
+        "message": verdict.message,
+        "pods": pods,
+    }
+    try:
+        print(json.dumps(report), flush=True)
+    except OSError as error:
+        say(f"the outcome cannot be written to standard output: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     except NotYet as error:
         print(f"startup: {error}", file=sys.stderr)
         return 1
-    print(report.as_json(job, found) if options.json else report.as_text(job, found))
+    console.show(report.as_json(job, found) if options.json else report.as_text(job, found))
     return 0
 
 

@@ -46,9 +46,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"verify_shards: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(report.as_json(verdicts))
+        console.show(report.as_json(verdicts))
     else:
-        print(report.as_text(verdicts, encoding=sys.stdout.encoding, colour=sys.stdout.isatty()))
+        console.show(report.as_text(verdicts, encoding=sys.stdout.encoding, colour=sys.stdout.isatty()))
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 

@@ -1,6 +1,7 @@
 """The pods' output: complete lines, each prefixed with the name of its pod."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ class Output:
         log: BinaryIO | None = None,
     ) -> None:
         self._stream, self._log = stream or sys.stdout.buffer, log
+        self._unwritten: set[BinaryIO] = set()  # of which it is said
+        self.last: dict[str, str] = {}  # of each pod, the last line for people
         if colour is None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._prefixes = {
@@ -49,16 +52,37 @@ class Output:
 
     def _write(self, name: str, lines: Sequence[bytearray]) -> None:
         # A progress bar draws over its line with \r: what a terminal would show in the end is what counts.
-        seen = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
+        seen = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        if said := next((line for line in reversed(seen) if line.strip() and not line.startswith(_FOR_PROGRAMS)), None):
+            self.last[name] = said.decode(errors="replace").strip()
         # One write, so that pods of two runs into one pipe do not mix within a line either.
         if self._log:
-            lines = list(seen)
-            self._log.write(b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
-            self._log.flush()
-            seen = (line for line in lines if not line.startswith(_FOR_PROGRAMS))
-        self._stream.write(b"".join(self._prefixes[name] + line + b"\n" for line in seen))
-        self._stream.flush()
+            self._append(self._log, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in seen))
+            seen = [line for line in seen if not line.startswith(_FOR_PROGRAMS)]
+        self._append(self._stream, b"".join(self._prefixes[name] + line + b"\n" for line in seen))
+
+    def _append(self, stream: BinaryIO, text: bytes) -> None:
+        """Write to a stream. Raises BrokenPipeError. The job outlives any other failure, as in a cluster."""
+        try:
+            stream.write(text)
+            stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if stream not in self._unwritten:
+                self._unwritten.add(stream)
+                where = "--log" if stream is self._log else "standard output"
+                say(f"{where} cannot be written ({error.strerror}): the job continues, and its lines are missing there")
+
+
+def end() -> None:
+    """Discard what standard output has not taken: Python's own try at its end would fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
-    print(f"run_local: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads on
+        print(f"run_local: {text}", file=sys.stderr, flush=True)

@@ -1,21 +1,40 @@
-"""The start and the end of a command-line program: encodings, Ctrl-C, and a reader that leaves early."""
+"""The start and the end of a command-line program: encodings, Ctrl-C, and an output that cannot be written."""
 
+import contextlib
 import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+
+class _Unwritten(Exception):
+    """The output could not be written: one sentence, which is empty if nobody reads on."""
 
 
 def run(main: Callable[[], int]) -> int:
-    """Run `main`. Returns its exit status, 130 after Ctrl-C, or 1 after the reader of its output has left."""
+    """Run `main`. Returns its exit status, 130 after Ctrl-C, or 1 where the output could not be written."""
+    if sys.stdout is None:  # closed when Python started: a stream that fails at each write, too
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name, or a ±, that the encoding cannot show
     try:
-        status = main()
-        sys.stdout.flush()
+        return main()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `| head`: nobody reads on, and Python must not try again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _Unwritten as sentence:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python must not try again at exit
+        if str(sentence):
+            with contextlib.suppress(OSError):
+                print(f"{Path(sys.argv[0]).stem}: {sentence}", file=sys.stderr)
         return 1
-    return status
+
+
+def show(text: str) -> None:
+    """Print a text, whole: what could not be written, `run` tells."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `| head`
+        raise _Unwritten from None
+    except OSError as error:
+        raise _Unwritten(f"the result cannot be written to standard output: {error.strerror}") from None

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
 
+from . import growth
 from .phrasing import attempt_names
 from .problem import Block, Problem
 
@@ -20,6 +21,7 @@ def end(lasts: list[RunSummary], lines: list[TallyLine]) -> RunSummary | None:
     An attempt that finds the run complete prints the last line again.
     """
     ordered = sorted(lasts, key=lambda last: (last.attempt_began, last.pod))
+    ordered = [last for last in ordered if not any(growth.went_on(last, other) for other in ordered)]
     attempts = {line.attempt_began for line in lines}
     for last in ordered:
         if not any(after(attempt, last) for attempt in attempts):

@@ -16,7 +16,9 @@ from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 
+from . import growth
 from .phrasing import differing
+from .wrapped import Unwrapping
 
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
@@ -60,25 +62,29 @@ class Log:
     def read(self, source: str, stream: TextIO) -> None:
         """Add the lines of a stream, whose name is for complaints."""
         self.sources.append(source)
-        number = 1
+        unwrapping, number = Unwrapping(PREFIX.rstrip(), _LONGEST), 1
         while text := stream.readline(_LONGEST):
-            if PREFIX.rstrip() in text:
-                for found in _found_in(text):
-                    where = f"{source}:{number}"
-                    if found.run:
-                        begins = self.begins.get(found.run), found.began
-                        self.begins[found.run] = min(filter(None, begins), default=0)
-                    if isinstance(found, TallyLine):
-                        self._add_line(found, where)
-                    elif isinstance(found, RunSummary):
-                        self._add_summary(found, where)
-                    else:
-                        self.complaints.append(replace(found, text=f"{where}: {found.text}"))
+            for line in unwrapping.lines(text):
+                self._add(line, f"{source}:{number}")
             number += text.endswith("\n")
+        for line in unwrapping.rest():
+            self._add(line, f"{source}:{number}")
 
     def tell(self, sizes: Any) -> None:
         """Add the sizes of a dataset's shard files, which orders name by their fingerprint. Raises ValueError."""
         self.told.append(ShardSizes.of(sizes))
+
+    def _add(self, text: str, where: str) -> None:
+        for found in _found_in(text):
+            if found.run:
+                begins = self.begins.get(found.run), found.began
+                self.begins[found.run] = min(filter(None, begins), default=0)
+            if isinstance(found, TallyLine):
+                self._add_line(found, where)
+            elif isinstance(found, RunSummary):
+                self._add_summary(found, where)
+            else:
+                self.complaints.append(replace(found, text=f"{where}: {found.text}"))
 
     def _add_line(self, line: TallyLine, where: str) -> None:
         key = (line.run, line.attempt, line.began, line.phase, line.epoch, line.rank)
@@ -91,7 +97,8 @@ class Log:
 
     def _add_summary(self, summary: RunSummary, where: str) -> None:
         twins = self.lasts[summary.run]
-        if twins and (differences := "; ".join(_summary_differences(twins[0], summary))):
+        alike = [twin for twin in twins if not (growth.went_on(twin, summary) or growth.went_on(summary, twin))]
+        if alike and (differences := "; ".join(_summary_differences(alike[0], summary))):
             text = f"{where}: the last line of run {summary.run} is printed twice and differs: {differences}"
             self.complaints.append(Complaint(text, summary.run))  # of no attempt: there is but one end
         if summary not in twins:
@@ -151,6 +158,8 @@ def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
         except json.JSONDecodeError as error:
             cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
             how = "cut off" if cut else "mixed up with other output"
+            if text.startswith('{\\"', start.end()):
+                how = "in a JSON string that has no end, so that it cannot be read"
             shown = re.sub(r"[^ -~]", "?", text[start.start() :].rstrip())  # it goes to a terminal
             yield Complaint(f"a tally line is {how}: {short(shown, 100)}", *_lineage(text, start.end()))
         except (ValueError, RecursionError) as error:  # numbers or nesting beyond what Python's parser takes, too

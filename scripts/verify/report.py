@@ -87,9 +87,5 @@ def _sentence(verdict: Verdict, line: TallyLine, good: str, bad: str) -> str:
 
 
 def _marks(encoding: str, colour: bool) -> tuple[str, str]:
-    try:
-        "✓✗".encode(encoding)
-        good, bad = "✓", "✗"
-    except UnicodeEncodeError:
-        good, bad = "ok:", "not ok:"
+    good, bad = table.marks(encoding)
     return (f"\033[32m{good}\033[0m", f"\033[31m{bad}\033[0m") if colour else (good, bad)

@@ -9,7 +9,7 @@ from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
 
-from . import expected, line_check, lineage, summary_check
+from . import expected, growth, line_check, lineage, summary_check
 from .log import Log
 from .phrasing import attempt_names, numbers
 from .problem import Block, Problem
@@ -68,7 +68,9 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     if last and proven:
         counting = {line.block for line in lines if not summary_check.superseded(last, line)}
         lines = [line for line in lines if line.block in counting]  # of one attempt, all lines of a block or none
-    verdict = Verdict(run, last=last, lines=lines, notes=[*log.notes, *_superseded(every, lines)])
+    superseded = _superseded(every, lines)
+    lines, grown = growth.as_planned_at_last(lines, last)
+    verdict = Verdict(run, last=last, lines=lines, notes=[*log.notes, *superseded, *grown])
     newest = max((each.attempt_began for each in (*lines, *([last] if last else ()))), default=(0, 0))
     verdict.attempt = newest[0] if lines or last else None
 

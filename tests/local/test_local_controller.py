@@ -54,6 +54,26 @@ def test_a_death_by_signal_can_be_retried(tmp_path: Path) -> None:
     assert "demo-master-0 ended with exit code 137: restart 1 (restartPolicy ExitCode)" in ended.said
 
 
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (
+            "echo first; echo \"No module named 'mine'\"; echo 'TORCHTALLY {}'",
+            "its last line was: No module named 'mine'",
+        ),
+        ("true", "it has printed nothing"),
+    ],
+)
+def test_after_three_restarts_the_last_line_is_shown_once(tmp_path: Path, printed: str, said: str) -> None:
+    ended = run(tmp_path, pytorchjob(f"{printed}; {failing(tmp_path, 4)}", policy="OnFailure"))
+    assert starts(tmp_path) == 5  # as in a cluster
+    told = f"demo-master-0 has ended 3 times, and restarts as it would in a cluster; {said}"
+    assert [text for text in ended.said if "3 times" in text] == [told]
+    assert ended.said.index(told) == 1 + ended.said.index(
+        "demo-master-0 ended with exit code 1: restart 3 (restartPolicy OnFailure)"
+    )
+
+
 def test_always_restarts_what_succeeded(tmp_path: Path) -> None:
     ended = run(tmp_path, pytorchjob(failing(tmp_path, 0), policy="Always", runPolicy={"backoffLimit": 2}))
     assert (ended.verdict.message, starts(tmp_path)) == (BACKOFF, 2)

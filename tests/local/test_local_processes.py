@@ -114,6 +114,19 @@ def test_nothing_outlives_a_reader_that_is_gone(tmp_path: Path) -> None:
     wait_until_gone(family(tmp_path))
 
 
+def test_a_job_outlives_a_full_disk(tmp_path: Path) -> None:
+    manifest = write(tmp_path, pytorchjob(script(tmp_path, "echo one; sleep 0.1; echo two")))
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            command(manifest, "--log", "/dev/full", "--json"), stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == 0, ended.stderr
+    for where in ("standard output", "--log"):
+        said = f"run_local: {where} cannot be written (No space left on device): the job continues"
+        assert ended.stderr.count(said) == 1
+    assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
+
+
 def test_nothing_outlives_its_pod(tmp_path: Path) -> None:
     ended = run(tmp_path, pytorchjob(script(tmp_path, "exit 0")))
     assert ended.lines == ["[demo-master-0] up"]

@@ -142,6 +142,14 @@ def test_a_reader_that_leaves_early(log: Path) -> None:
     assert (child.returncode, child.stderr) == (1, "")
 
 
+@pytest.mark.parametrize(("how", "cause"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
+def test_an_output_that_cannot_be_written(log: Path, how: str, cause: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {how}', "sh", sys.executable, str(SCRIPT), str(log)]
+    child = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    said = f"verify_shards: the result cannot be written to standard output: {cause}\n"
+    assert (child.returncode, child.stderr) == (1, said)
+
+
 def without_site(packages: Path, *args: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-S", str(SCRIPT), *map(str, args)]
     return subprocess.run(command, env={"PYTHONPATH": str(packages)}, capture_output=True, text=True)

@@ -70,6 +70,73 @@ def test_what_may_stand_before_a_line(prefix: str) -> None:
     assert problems(bruteforce.text(LINES, prefix)) == []
 
 
+def json_file(text: str) -> str:
+    """As Docker writes it: pieces of 16 KiB, of which the last one has the end of the line."""
+    entries = []
+    for line in text.splitlines(keepends=True):
+        pieces = [line[at : at + (16 << 10)] for at in range(0, len(line), 16 << 10)]
+        entries += [{"log": piece, "stream": "stdout", "time": "2026-01-02T03:04:05.678901234Z"} for piece in pieces]
+    return "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries)
+
+
+def cri(text: str) -> str:
+    """As containerd writes it, with lines of stderr between the pieces."""
+    time, lines = "2026-01-02T03:04:05.678901234Z", []
+    for line in text.splitlines():
+        for at in range(0, len(line), 16 << 10):
+            tag = "P" if at + (16 << 10) < len(line) else "F"
+            lines += [f"{time} stdout {tag} {line[at : at + (16 << 10)]}\n", f"{time} stderr F torchtally: hello\n"]
+    return "".join(lines)
+
+
+def collected(text: str, field: str) -> str:
+    entry = {"stream": "stdout", "kubernetes": {"pod_name": "demo-master-0", "labels": {"a": "b"}}}
+    return "".join(json.dumps({**entry, field: line}) + "\n" for line in text.splitlines())
+
+
+def loki(text: str) -> str:
+    values = [[str(number), line] for number, line in enumerate(text.splitlines())]
+    return json.dumps({"status": "success", "data": {"result": [{"stream": {"pod": "a"}, "values": values}]}})
+
+
+WRAPPED = {
+    "json-file": json_file,
+    "CRI": cri,
+    "Fluent Bit": lambda text: collected(text, "log"),
+    "a collector": lambda text: collected(text, "message"),
+    "logcli": lambda text: collected(text, "line"),
+    "Loki": loki,
+    "a collector of json-file": lambda text: collected(json_file(text), "log"),
+    "behind a name": lambda text: "".join(f"[demo-master-0] {line}\n" for line in json_file(text).splitlines()),
+}
+
+
+@pytest.mark.parametrize("form", WRAPPED)
+def test_lines_in_what_runtimes_and_collectors_make_of_them(form: str) -> None:
+    text = f'[demo] step 1 {{\n{TEXT}"hello" {{}}\n'
+    assert of(WRAPPED[form](text)).holds
+    wrong = WRAPPED[form](text.replace('"consumed":30', '"consumed":31'))
+    assert not of(wrong).holds
+
+
+@pytest.mark.parametrize("wrapped", [json_file, cri])
+def test_a_line_of_more_than_a_runtimes_16_kib_is_joined(wrapped: Any) -> None:
+    long = TEXT.replace('"pod":"demo-worker-0"', f'"pod":"{"w" * 40_000}"')
+    assert long != TEXT
+    assert problems(wrapped(long)) == problems(long)
+    first, *_ = wrapped(long).split("w" * 1000)
+    assert any("cut off" in each or "has no end" in each for each in problems(f"{first}{'w' * 20_000}"))
+
+
+def test_a_json_string_without_end_is_named() -> None:
+    text = json_file(TEXT)
+    found = problems(text[: text.rindex("digest")])
+    assert (
+        "demo.log:3: a tally line is in a JSON string that has no end, so that it cannot be read: TORCHTALLY"
+        in found[0]
+    )
+
+
 @pytest.mark.parametrize("suffix", ["\x1b[0m", " ", "\r", "50%|", "[demo-worker-0] step 3 {"])
 def test_what_may_stand_behind_a_line(suffix: str) -> None:
     assert problems(TEXT.replace("\n", f"{suffix}\n")) == []

@@ -294,6 +294,23 @@ def wrong(arguments: dict[str, Any]) -> None:
         ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
         ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
         ({"batch_size": 7.0}, "train: batch_size=7.0 must be a whole number from 1"),
+        ({"batch_size": 2.5}, "train: batch_size=2.5 must be a whole number from 1"),
+        (
+            {"sampler": [1]},
+            "train: account.loader() sets sampler itself: use account.sampler() with a DataLoader of your own",
+        ),
+        (
+            {"batch_sampler": [[1]]},
+            "train: account.loader() sets batch_sampler itself: use account.sampler() with a DataLoader of your own",
+        ),
+        ({"drop_last": True}, "train: account.loader() sets drop_last itself: pass contract='drop_last'"),
+        ({"num_worker": 2}, "train: account.loader() takes no argument num_worker, and neither does a DataLoader"),
+        ({"collate_fn": 3}, "train: collate_fn=3 must be a function"),
+        (
+            {"num_workers": -1},
+            "train: the DataLoader refuses its arguments: num_workers option should be non-negative; use "
+            "num_workers=0 to disable multiprocessing.",
+        ),
         ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
         ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
         ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),

@@ -104,6 +104,17 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Pat
     assert path.exists()
 
 
+def test_what_is_no_file_is_skipped_and_stays(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    folder, pipe = (tmp_path / checkpoint_file.file_name(1, number) for number in (2, 3))
+    folder.mkdir()
+    os.mkfifo(pipe)
+    assert newest(tmp_path) == (1, [f"skipped checkpoint {path}: it is no file" for path in (pipe, folder)])
+    saved(tmp_path, 4, 5, 6, keep=1)
+    assert newest(tmp_path) == (6, [])
+    assert folder.exists()
+
+
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "my.checkpoint").write_text("mine, too")

@@ -183,6 +183,13 @@ def test_what_a_crash_threw_away_is_counted_once(tmp_path: Path) -> None:
     assert again["worlds"] == [(1, 0, 2)]
 
 
+def test_garbled_progress_counts_nothing(tmp_path: Path) -> None:
+    ranks.run(1, interrupted, tmp_path, 1, 2)
+    (tmp_path / "reached").write_bytes(b"%10d %20d\n" % (9, 99999999901791))
+    (found,) = ranks.run(1, accounted, tmp_path)
+    assert found["discarded"] == 0
+
+
 def test_the_number_of_ranks_may_change_again_and_again(tmp_path: Path) -> None:
     # The third takes up 33 of 69 samples: 3 steps, 2 of them before the epoch's end, and 4 of the next epoch.
     for world, save_after in ((4, 2), (2, 1), (3, 2 + 4)):

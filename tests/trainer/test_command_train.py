@@ -100,6 +100,8 @@ def assert_refused(ended: subprocess.CompletedProcess[str], *parts: str) -> None
 @pytest.mark.cold
 def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[str, str], tmp_path: Path) -> None:
     each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
+    (tmp_path / "master").mkdir()
+    (tmp_path / "master" / ".model.pt.u3k_9x2a").write_text("what a killed process has left")
     ended = pods(2, environment, BATCHES, each)
     assert [pod.returncode for pod in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     for pod in ended:
@@ -134,6 +136,29 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
         (10, 512),
         (10,),
     ]
+
+
+def test_a_complete_training_goes_on_to_more_epochs_and_one_proof_covers_both(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """With the weights of a training that has made all of them at once."""
+    two = {**environment, "PET_NPROC_PER_NODE": "2"}
+    first, grown = alone(two, QUICK), alone(two, [*QUICK, "--epochs", "3"])
+    assert (first.returncode, grown.returncode) == (0, 0), grown.stderr
+    last = last_line(grown.stdout)
+    assert (last["run"], last["plan"]) == (last_line(first.stdout)["run"], {"train": 3, "test": 3})
+    assert last["worlds"] == [[1, 0, 2]]
+    whole = alone({**two, "TORCHTALLY_OUTPUT": str(tmp_path / "whole")}, [*QUICK, "--epochs", "3"])
+    assert last["model"] == last_line(whole.stdout)["model"]
+    judged = verified(first.stdout + grown.stdout)
+    assert judged.returncode == 0 and "2 ranks, train 3 epochs, test 3 epochs" in judged.stdout, judged.stdout
+    assert verified(grown.stdout).returncode == 0
+    assert_refused(alone(two, QUICK), "its option epochs is 3 and now it is 1")
+
+
+def verified(log: str) -> subprocess.CompletedProcess[str]:
+    verifier = HERE.parents[1] / "scripts/verify_shards.py"
+    return subprocess.run([sys.executable, str(verifier), "-"], input=log, capture_output=True, text=True)
 
 
 def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[str, str], tmp_path: Path) -> None:

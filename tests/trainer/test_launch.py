@@ -123,6 +123,19 @@ def test_a_sentence_is_told_without_the_name_of_its_type(alone: launched.Job, er
     assert pod.message == "rank 0 (demo-master-0): this: and that"
 
 
+def test_a_sentence_about_a_rank_names_no_other(alone: launched.Job) -> None:
+    """All ranks end with it."""
+    sentence = "rank 1 (demo-worker-0) has seed 2 and rank 0 (demo-master-0) has 1"
+    script = (
+        "import sys; from torchtally import errors; from torchtally.commands import train\n"
+        f"def run(*_): raise errors.Refused({sentence!r})\n"
+        "train._run = run; sys.exit(train.main())"
+    )
+    pod = alone.start(0, ["run", "--", sys.executable, "-c", script, "fashion-mnist"])
+    assert pod.wait() == 2
+    assert pod.message == sentence
+
+
 def test_bad_input_is_told_before_anything_starts(alone: launched.Job) -> None:
     pod = alone.start(0, shell("exit 0"), RANK="1", PET_NODE_RANK="1")
     assert pod.wait() == 2
@@ -147,6 +160,14 @@ def test_outside_of_a_cluster_no_file_is_made(alone: launched.Job, tmp_path: Pat
     pod = alone.start(0, shell("exit 5"), TORCHTALLY_TERMINATION_LOG=str(tmp_path / "none"))
     assert pod.wait() == 5
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process has a start time in /proc on Linux alone")
+def test_what_a_rank_has_started_ends_with_an_agent_that_is_killed(alone: launched.Job) -> None:
+    pod = alone.start(0, shell("sleep 1000 & echo $$ $!; wait"))
+    processes = [psutil.Process(int(pid)) for pid in pod.line().split()]
+    pod.signal(signal.SIGKILL)
+    launched.until("they are gone", lambda: all(map(launched.gone, processes)))
 
 
 @pytest.mark.parametrize("end", ["exit 7", "kill -KILL $$"])
@@ -314,6 +335,19 @@ def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: launche
         master, worker = two.all(command)
         assert [master.wait(), worker.wait()] == [203, 137]
         assert master.message.startswith("rank 1 (demo-worker-0) was ended by signal 9 (SIGKILL); rank 0 (demo-master")
+
+
+def test_a_cause_with_a_line_of_code_is_apart_from_its_consequence(two: launched.Job, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    body = (
+        f"if rank == 1: open({str(gone)!r}, 'w'); raise KeyError('no such key')\n"
+        f"os.system('until [ -e {gone} ]; do sleep 0.1; done')\nraise RuntimeError({CLOSED!r})"
+    )
+    master, worker = two.all(recorded(body))
+    assert [master.wait(), worker.wait()] == [203, 1]
+    cause, _, consequence = master.message.partition("\nrank 0 (demo-master-0) ")
+    assert cause == worker.message
+    assert consequence.startswith("failed with exit code 1: RuntimeError: ")
 
 
 def test_a_worker_is_told_of_the_masters_failure_before_the_store_goes(two: launched.Job, tmp_path: Path) -> None:

@@ -127,6 +127,13 @@ def test_nothing_stays_behind_an_agent_that_dies_before_it_starts_them(pod: Any)
     launched.until("they are gone", lambda: not any(psutil.pid_exists(pid) for pid in ranks))
 
 
+def test_ranks_end_with_an_agent_that_is_killed(pod: Any) -> None:
+    started = pod("pause")
+    pids = [each["pid"] for each in told(started).values()]
+    started.signal(signal.SIGKILL)
+    launched.until("they are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
 def test_an_agent_that_fails_before_it_starts_them_ends(pod: Any) -> None:
     started = pod("pause", first="launch._silence_agent = lambda: 1 / 0")
     assert started.wait() == 1

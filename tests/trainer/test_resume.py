@@ -17,6 +17,7 @@ from counting import Counting, Noisy
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchtally import Account, Locality, TalliedSampler
+from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
 from torchtally.proof.shard_sizes import ShardSizes
 
@@ -126,6 +127,45 @@ def test_several_kills_in_one_epoch_at_changing_numbers_of_ranks_lose_nothing() 
     verdict = verified(*attempts)
     assert verdict.holds, verdict.problems
     assert verdict.attempt == 5
+
+
+def grows(saved: Saved | None, epochs: int, until: int | None) -> dict[str, Any]:
+    """Train on a plan of so many epochs, to its end unless it "dies" after `until` commits."""
+    training = Counting(N)
+    account = Account(task="t", plan={"train": epochs}, seed=5).__enter__()
+    loader = account.loader("train", Sharded(N), batch_size=4)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    commits = 0
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            if commits == until:
+                return {"account": account.state_dict(), "training": training.save()}
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            commits += 1
+    found = {"account": account.state_dict(), "training": training.save(), "times": training.times}
+    account.__exit__(None, None, None)
+    return found
+
+
+@pytest.mark.parametrize(("until", "world"), [(None, 2), (None, 3), (5, 2), (20, 3)])
+def test_a_plan_that_has_grown_is_proved_as_a_whole(until: int | None, world: int) -> None:
+    first = run(2, grows, None, 2, until)
+    grown = run(world, grows, first[0]["result"], 4, None)
+    for each in grown:
+        assert each["code"] == 0, each["err"]
+        assert each["result"]["times"] == [4] * N
+    assert "the plan has grown from {'train': 2} to {'train': 4}" in grown[0]["err"]
+    verdict = verified(first, grown)
+    assert verdict.holds, verdict.problems
+    assert verdict.last is not None and verdict.last.plan == {"train": 4}
+    died = run(world, grows, first[0]["result"], 4, 15)  # after another epoch
+    assert not verified(first, died).holds
+    with pytest.raises(Refused, match=r"its plan is \{'train': 4\}, and now it is \{'train': 3\}"):
+        run(2, grows, grown[0]["result"], 3, None)
 
 
 @pytest.mark.parametrize("contract", ["padded", "drop_last"])

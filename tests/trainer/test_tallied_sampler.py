@@ -1,5 +1,6 @@
 """A TalliedSampler does what DistributedSampler does, and proves it; whoever drives the loop."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -206,6 +207,45 @@ def test_a_second_account_does_not_read_what_was_agreed_on_for_the_first() -> No
     for each in run(2, two_accounts):
         assert each["code"] == 2
         assert "rank 1 (pod-1) has seed 1 and rank 0 (pod-0) has 0" in each["err"]
+
+
+FORGETS = """
+import os, sys
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from torchtally import TalliedSampler
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+sampler = TalliedSampler([0.0] * 4, epochs=1)
+loader = DataLoader([0.0] * 4, batch_size=2, sampler=sampler)
+sampler.set_epoch(0)
+for batch in sampler.tally(loader):
+    sampler.commit()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 3),
+        ("sys.exit()", 3),
+        ("sampler.done()", 0),
+        ("sys.exit(143)", 143),
+        ("sampler.commit()", 2),
+        pytest.param("1 / 0", 1, marks=pytest.mark.cold),  # Python itself keeps what ends a program
+    ],
+)
+def test_a_program_that_forgets_done_does_not_end_with_0(end: str, code: int) -> None:
+    """One that says by its exit code that it has failed, or that it wants a restart, is left alone."""
+    torchrun = dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"), "0")
+    torchrun |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
+    ended = subprocess.run(
+        [sys.executable, "-c", FORGETS.format(end)], env={**os.environ, **torchrun}, capture_output=True, text=True
+    )
+    assert ended.returncode == code, ended.stderr
+    forgotten = "torchtally: the program has ended without done() of its TalliedSampler, so run "
+    assert (forgotten in ended.stderr) == (code == 3)
 
 
 A_SCRIPTS_END = """

@@ -1,8 +1,9 @@
 """Files that appear complete or not at all: written to a temporary file, synced and renamed."""
 
 import os
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,17 @@ def replace(path: Path, contents: bytes | Callable[[IO[bytes]], object]) -> Path
             raise
     sync(path.parent)
     return path
+
+
+def clear(folder: Path, names: Iterable[str]) -> None:
+    """Delete the temporary files that killed processes have left of the files `names`. No other process may write them.
+
+    Raises OSError.
+    """
+    half = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[a-z0-9_]{{8}}")
+    for path in folder.iterdir():
+        if half.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def sync(folder: Path) -> None:

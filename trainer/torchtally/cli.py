@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchtally import tasks
+from torchtally import standard_output, tasks
 from torchtally.errors import REFUSED, Refused
 from torchtally.pod import termination_message
 
@@ -95,7 +95,7 @@ def _launch(program: _Program) -> Callable[[], int]:
     code = launch.launch(program.command, os.environ, is_complete, program.module)
     if callable(code):
         return code
-    sys.stdout.flush()
+    standard_output.flush()
     sys.stderr.flush()
     os._exit(code)  # Python's own exit aborts the process if a thread is in the store's C++ code
 

@@ -149,8 +149,8 @@ class Process:
             )
         except KeyError as missing:
             raise Refused(
-                f"{missing.args[0]} is not set: start a task with `torchtally run TASK`, and your own program with "
-                "`torchtally run -- COMMAND` or torchrun"
+                f"{missing.args[0]} is not set: start the program with `torchtally run -- COMMAND` or torchrun, which "
+                "set it"
             ) from None
 
 
@@ -227,6 +227,14 @@ def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
     pods: list[str] = json.loads(env.get("TORCHTALLY_PODS") or "[]")
     pod = rank // int(env.get("LOCAL_WORLD_SIZE") or "1")
     return pods[pod] if pod < len(pods) else None
+
+
+def job_address(env: Mapping[str, str] = os.environ) -> str | None:
+    """The address at which the pods of a job meet, which all of its pods have; None outside of a job."""
+    if endpoint := env.get("PET_RDZV_ENDPOINT"):
+        return endpoint
+    address = env.get("PET_MASTER_ADDR")
+    return f"{address}:{env.get('PET_MASTER_PORT')}" if address else None
 
 
 def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:

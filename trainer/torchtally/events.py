@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
+from torchtally import standard_output
+
 PREFIX = "TORCHTALLY-EVENT "
 VERSION = 1
 _LONGEST = 1000  # characters of a cause: a line is one write to a pipe, and a long one may mix with others'
@@ -201,10 +203,13 @@ def emit(event: Event, source: Source) -> None:
 
     The stdout of an entry point belongs to the command that it runs.
     """
-    stream = sys.stderr if source.rank is None else sys.stdout
+    text = line(Record(round(time.time(), 3), source, event))
+    if source.rank is not None:
+        standard_output.write(text)
+        return
     with contextlib.suppress(OSError, ValueError):  # a full disk, a pipe that nobody reads, a stream that is closed
-        stream.write(line(Record(round(time.time(), 3), source, event)) + "\n")
-        stream.flush()
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def line(record: Record) -> str:

@@ -59,6 +59,11 @@ class Lifetime:
         """The epoch of a loaded state that has no batch left and whose rest has still to be made, if there is one."""
         return self._progress.body.loaded
 
+    @property
+    def grown(self) -> bool:
+        """Whether the loaded state planned fewer epochs."""
+        return self._progress.grown
+
     def __enter__(self) -> Self:
         try:
             self._progress = Progress(self._plan)

@@ -1,7 +1,8 @@
 """Loaders that carry each sample of any dataset to the loop with its index, through any number of workers."""
 
+import inspect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,8 @@ from torchtally.proof.permutation import Indices
 
 _TRIED = 1000  # samples, to make a batch of none
 _TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
+_OWN = "use account.sampler() with a DataLoader of your own"
+_ASKED_FOR_BY = {"batch_sampler": _OWN, "drop_last": "pass contract='drop_last'", "sampler": _OWN}
 # For streams of libraries, by the name of the package.
 _INSTEAD = {
     "datasets": ": load it without streaming=True, or read its files by torchtally.streams.parquet.ParquetFiles",
@@ -166,6 +169,17 @@ class Loader(data.DataLoader[Any]):
 
     def _steps(self) -> Iterator[Asked]:
         return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.arrays())
+
+
+def problem(options: Mapping[str, Any]) -> str | None:
+    """Return why account.loader() cannot take these arguments for the DataLoader."""
+    for name in options:
+        if name in _ASKED_FOR_BY:
+            return f"account.loader() sets {name} itself: {_ASKED_FOR_BY[name]}"
+        if name not in inspect.signature(data.DataLoader).parameters:
+            return f"account.loader() takes no argument {name}, and neither does a DataLoader"
+    collate = options.get("collate_fn")
+    return None if collate is None or callable(collate) else f"collate_fn={collate!r} must be a function"
 
 
 def lacks(dataset: Any) -> str | None:

@@ -141,7 +141,7 @@ class Phases:
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
-        if problem := loader.lacks(dataset):
+        if problem := loader.lacks(dataset) or loader.problem(options):
             raise Refused(f"{phase}: {problem}")
         if shuffle and getattr(dataset, "ordered", False):
             raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
@@ -156,7 +156,10 @@ class Phases:
             trains=trains,
             order=order and order.offered(dataset),
         )
-        self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+        try:
+            self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+        except (TypeError, ValueError) as error:  # DataLoader's own checks
+            raise Refused(f"{phase}: the DataLoader refuses its arguments: {error}") from None
         self._data[phase] = dataset, Facts.of(dataset)
         return self._loaders[phase]
 

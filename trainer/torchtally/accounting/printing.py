@@ -4,13 +4,13 @@ The lines are the record that outlives the pods. docs/reference/line.md describe
 format. `scripts/verify_shards.py` checks them again from the numbers in them alone.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from torchtally import standard_output
 from torchtally.accounting.tally import Tally
 from torchtally.proof import line as lines
 from torchtally.proof.digest import Digest
@@ -64,7 +64,7 @@ def line_of(
 
 def emit(line: Mapping[str, Any]) -> None:
     """Print a tally line."""
-    write(lines.to_text(line))
+    standard_output.write(lines.to_text(line))
 
 
 def _samples(wrong: Wrong) -> int:
@@ -73,10 +73,3 @@ def _samples(wrong: Wrong) -> int:
 
 def _indices(wrong: Wrong) -> tuple[int, ...]:
     return tuple(sorted({index for _, some in wrong for index in some.tolist()})[:NAMED])
-
-
-def write(text: str) -> None:
-    """Print a text with its newline."""
-    # One write for text and newline together: processes of a pod share its log, and print() makes two.
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -138,14 +138,27 @@ class Progress:
         return epoch
 
     def load(self, loaded: State) -> None:
-        """Go on at a state. Raises Refused if it is of another plan or of other data."""
-        if loaded.plan != self.given:
+        """Go on at a state. Raises Refused if it is of another plan, which has not grown to this, or of other data."""
+        if loaded.plan != self.given and not self._grows_from(loaded):
             raise Refused(f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}")
         declared, self.phases = self.phases, dict(loaded.phases)
         for name, phase in declared.items():
             self.declare(name, phase)
-        self.loaded, self.extents, self.stopped = loaded, dict(loaded.extents), loaded.stopped
+        self.loaded, self.stopped = loaded, loaded.stopped
+        self.extents = {} if self.grown else dict(loaded.extents)
         self.body.loaded = loaded.unfinished
+
+    @property
+    def grown(self) -> bool:
+        """Whether the loaded state planned fewer epochs."""
+        return self.loaded is not None and self.loaded.plan != self.given
+
+    def _grows_from(self, loaded: State) -> bool:
+        """Whether this plan has the phases of a state's, in whole epochs, and in none fewer."""
+        ended = loaded.stopped is not None or any(phase.end for phase in loaded.phases.values())
+        whole = all(type(epochs) is int for epochs in (*loaded.plan.values(), *self.given.values()))
+        same = [*loaded.plan] == [*self.given]
+        return not ended and whole and same and all(loaded.plan[phase] <= self.given[phase] for phase in self.given)
 
     def last_line(self, run: Run, discarded: int) -> dict[str, Any] | None:
         """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""

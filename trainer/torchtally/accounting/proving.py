@@ -7,8 +7,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torchtally import events
-from torchtally.accounting.printing import Wrong, emit, line_of, write
+from torchtally import events, standard_output
+from torchtally.accounting.printing import Wrong, emit, line_of
 from torchtally.accounting.tally import Tally
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import decoder, digest, table
@@ -122,10 +122,10 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
     """Print the table on rank 0, with its header if it is the `first`; raise Unproven on every rank if it fails."""
     everything = proof.lines[-1]
     if dist.get_rank() == 0:
-        text = table.of_phase(proof.lines)[0 if first else 1 :]
+        text = table.of_phase(proof.lines, standard_output.encoding())[0 if first else 1 :]
         if proof.holds and "mixture" in everything:
             text += [table.under(sentence) for sentence in TallyLine.parse(everything).sources]
-        write("\n".join(text))
+        standard_output.write("\n".join(text))
     if not proof.holds and mode == "enforce":
         lost, doubled = (table.shown(everything[name]) for name in ("lost", "doubled"))
         raise Unproven(

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchtally import standard_output
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.proving import Proof
@@ -132,7 +133,7 @@ class Reports:
         prefix = f"{_label(current.phase)}_"
         known = {name.removeprefix(prefix): text for name, text in self._known.items() if name.startswith(prefix)}
         numbers = "".join(f", {name} {text}" for name, text in known.items())
-        print(f"{current.progress}{numbers}", flush=True)
+        standard_output.write(f"{current.progress}{numbers}")
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from torchtally.accounting.phases import Phases
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.state import State
 from torchtally.errors import Refused
+from torchtally.log import log
 
 KEY = "torchtally"
 
@@ -36,4 +37,6 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, *, repo
         if (before := getattr(loaded, name)) != value:
             raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
     progress.load(loaded)
+    if progress.grown and attempt.prints:
+        log.info(f"the plan has grown from {loaded.plan} to {progress.given}")
     attempt.take_up(loaded, reported=reported)

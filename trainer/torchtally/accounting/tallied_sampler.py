@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.forgotten import Watch
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused
@@ -69,7 +70,11 @@ class TalliedSampler(Sampler):
         self._account = Account(
             task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed, group=group, anew=anew, order=order
         ).__enter__()
-        with _ending():
+        self._watch = Watch(
+            f"the program has ended without done() of its TalliedSampler, so run {self._account.source.run} is not "
+            "proved"
+        )
+        with self._ending():
             super().__init__(
                 len(dataset),
                 seed=seed,
@@ -99,33 +104,34 @@ class TalliedSampler(Sampler):
 
     def tally(self, loader: DataLoader[Any]) -> Epochs:
         """Return the batches of `loader`, whose sampler this is: each `iter()` is the next epoch."""
-        with _ending():
+        with self._ending():
             if self._epochs is None or loader is not self._given:
                 self._epochs = self._take_over(loader)
         return self._epochs
 
     def commit(self) -> None:
         """Count the batches that were handed out: call it after each `optimizer.step()`, as `Account.commit`."""
-        with _ending():
+        with self._ending():
             self._account.commit()
 
     def log(self, **numbers: float | Tensor) -> None:
         """Report numbers of rank 0, such as `sampler.log(loss=loss)`, as `Account.log`."""
-        with _ending():
+        with self._ending():
             self._account.log(**numbers)
 
     def state_dict(self) -> dict[str, str]:
         """Return how far the run is, the same on every rank: save it with the weights of the same moment."""
-        with _ending():
+        with self._ending():
             return self._account.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch."""
-        with _ending():
+        with self._ending():
             self._account.load_state_dict(state)
 
     def done(self) -> None:
         """End the training: print the run's last line, or end the program with 3 if an epoch is missing."""
+        self._watch.over()
         if self._epochs:
             self._epochs.end()
         self._account.__exit__(None, None, None)
@@ -149,7 +155,7 @@ class TalliedSampler(Sampler):
         )
 
         def epoch() -> Iterator[Batch]:
-            with _ending():
+            with self._ending():
                 self._account.settle("train")
                 yield from self._account.epoch("train", self._next() + 1, tallied)
 
@@ -170,10 +176,10 @@ class TalliedSampler(Sampler):
             )
         return told
 
-
-@contextmanager
-def _ending() -> Iterator[None]:
-    try:
-        yield
-    except Ending as ending:
-        raise SystemExit(failure.end(ending)) from None
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        except Ending as ending:
+            self._watch.over()
+            raise SystemExit(failure.end(ending)) from None

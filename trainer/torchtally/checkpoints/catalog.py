@@ -107,6 +107,10 @@ class Catalog:
             return parse(self.storage.read(f"{name}/{MANIFEST}"), self.storage.url(name)), ""
         except FileNotFoundError:
             return None, "it was not written to its end"
+        except NotADirectoryError:
+            return None, "it is no folder"
+        except IsADirectoryError:
+            return None, f"its {MANIFEST} is no file"
         except Torn as torn:
             return None, str(torn)
         except OSError as error:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtally import events
-from torchtally.checkpoints import conditions
+from torchtally.checkpoints import conditions, in_use
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.duration import seconds_of
 from torchtally.checkpoints.manifest import Manifest
@@ -82,10 +82,12 @@ class Checkpoints:
             raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
         self._objects, self._storage = Objects(objects), Storage(folder)
         self._group = new_group()
+        local = self._storage.local and dist.get_rank() == 0
+        self._held = Path(self._storage.root) if local else None
+        on_rank_0(self._group, lambda: in_use.hold(self._held) if self._held else None)
         self._catalog = Catalog(self._storage, self._group, account.source.pod)
         self._catalog.check_shared()
         self._conditions = conditions.of_all_ranks(self._objects.device, self._group)
-        local = self._storage.local and dist.get_rank() == 0
         self._reached = Reached(Path(self._storage.path("reached"))) if local else None
         self._writer = Writer(self._storage, self._catalog, keep)
         self._stop = 0  # the number of the received signal
@@ -211,6 +213,8 @@ class Checkpoints:
         for hook in self._hooks:
             hook.remove()
         self._writer.close(wait)
+        if self._held:
+            in_use.release(self._held)
 
     def _synchronize(self) -> None:
         now, rank = time.monotonic(), dist.get_rank()

@@ -27,10 +27,15 @@ def _own(device: torch.device) -> dict[str, Any]:
     }
 
 
-def refusal(path: object, saved: Mapping[str, Any], facts: Mapping[str, Any], option: str) -> str | None:
-    """Why a checkpoint in the place that `option` names is not of the training with these facts, or None."""
+def refusal(
+    path: object, saved: Mapping[str, Any], facts: Mapping[str, Any], option: str, grows: str | None = None
+) -> str | None:
+    """Why a checkpoint in the place that `option` names is not of the training with these facts, or None.
+
+    `grows` names a fact, a number, that may be greater than it was.
+    """
     for name, value in facts.items():
-        if saved.get(name) != value:
+        if saved.get(name) != value and not (name == grows and type(saved.get(name)) is int and saved[name] < value):
             return (
                 f"the checkpoint {path} is of another training: its {name} is {json.dumps(saved.get(name))} and now it "
                 f"is {json.dumps(value)}; go on as before, or choose another {option}"

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchtally import events, tasks
+from torchtally import events, standard_output, tasks
 from torchtally.accounting.evaluation import Evaluation
 from torchtally.accounting.printing import emit
 from torchtally.accounting.tally import Run
@@ -154,10 +154,9 @@ def _write(found: Evaluation, line: dict[str, Any], saved: SavedModel, output: P
     except OSError as error:
         raise Volume(f"{output / EVALUATION} cannot be written: {error}") from None
     named = f" ({saved.sha256})" if saved.sha256 else ""
-    print(
+    standard_output.write(
         f"{saved.path}{named}: test loss {found.mean('loss'):.4f}, test accuracy {correct / count:.2%} "
-        f"({correct} of {count})",
-        flush=True,
+        f"({correct} of {count})"
     )
     log.info(f"wrote {output / EVALUATION}")
     emit(last)

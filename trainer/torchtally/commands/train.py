@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from torchtally import compat, events, tasks
 from torchtally.accounting.tally import Run
+from torchtally.checkpoints import in_use
 from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places
@@ -59,6 +60,8 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
         nonlocal requested
         requested = Requested.of(options.mlflow)
         artifacts.prepare(output)
+        if not options.checkpoints:
+            in_use.hold(output / FOLDER)
 
     context = set_up(task, options.data, facts, prepare)
     process, device = context.process, context.device
@@ -66,15 +69,16 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
     identity = artifacts.training(name, options, task.fingerprint)
     model, optimizer = loop.build(task, options, device)
     keep, seconds = options.keep, options.save_seconds
+    grows = None if task.rate else artifacts.EPOCHS  # a rate depends on the number of epochs from the first step on
     with ExitStack() as stack:
         checkpointer: Checkpointer | SharedCheckpointer
         if options.checkpoints:
             checkpointer = stack.enter_context(
-                SharedCheckpointer(options.checkpoints, identity, process.pod, model, optimizer, keep, seconds)
+                SharedCheckpointer(options.checkpoints, identity, process.pod, model, optimizer, keep, seconds, grows)
             )
             state = checkpointer.resume()
         else:
-            state = resume(output / FOLDER, identity, device)
+            state = resume(output / FOLDER, identity, device, grows)
             checkpointer = Checkpointer(output / FOLDER, identity, device, keep, seconds)
             checkpointer.listen()
         run = Run(

@@ -36,7 +36,9 @@ def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: 
     if not search.finished and own.kind != Kind.KNOWN:
         cause = heartbeat.first_reported  # before the store was lost
     if cause is not None:
-        return Failure(Kind.CONSEQUENCE, LOST, f"{cause.text}; {own.text}")
+        # A cause with its last frame has lines of its own, which end in the user's code.
+        between = "\n" if "\n" in cause.text else "; "
+        return Failure(Kind.CONSEQUENCE, LOST, f"{cause.text}{between}{own.text}")
     # The failure that was posted first cannot come of the store's loss.
     if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (search.number == 1 or search.finished)):
         return own

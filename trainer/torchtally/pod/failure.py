@@ -2,14 +2,15 @@
 
 import contextlib
 import os
+import re
 import signal
-import sys
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
+from torchtally import standard_output
 from torchtally.environment import has_entry_point, pod_name
 from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, lost_a_peer
 from torchtally.log import log
@@ -61,7 +62,7 @@ def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
     if code in (REFUSED, UNPROVEN, LOST) or code >= SIGNALLED:
         # One of our sentences: the name of its type means nothing to a user.
         sentence = message.partition(": ")[2]
-        return Failure(Kind.CONSEQUENCE if code == LOST else Kind.KNOWN, code, f"{who}: {sentence}")
+        return Failure(Kind.CONSEQUENCE if code == LOST else Kind.KNOWN, code, _said_by(who, sentence))
     where = _last_frame(recorded)
     text = f"{who} failed with exit code {code}: {message}{where}"
     if lost_a_peer(message):
@@ -78,8 +79,9 @@ def record(error: BaseException) -> None:
         get_error_handler().record_exception(error)
     kind = type(error).__name__
     if not has_entry_point() and not isinstance(error, Lost) and not lost_a_peer(f"{kind}: {error}"):
-        what = f": {error}" if isinstance(error, Ending) else f" failed: {kind}: {error}"
-        termination_message.write(f"rank {os.environ.get('RANK', 0)} ({pod_name()}){what}")
+        who = f"rank {os.environ.get('RANK', 0)} ({pod_name()})"
+        known = isinstance(error, Ending)
+        termination_message.write(_said_by(who, str(error)) if known else f"{who} failed: {kind}: {error}")
 
 
 def end(ending: Ending) -> int:
@@ -91,9 +93,14 @@ def end(ending: Ending) -> int:
 
 def exit_rank(code: int) -> None:
     """End a rank's program. A failed one ends at once."""
-    sys.stdout.flush()
+    standard_output.flush()
     if code != OK:
         os._exit(code)  # NCCL's communicators would wait for the other ranks
+
+
+def _said_by(who: str, sentence: str) -> str:
+    """A rank's sentence with the rank in front, unless it begins with one: all ranks say what was wrong with one."""
+    return sentence if re.match(r"rank \d+ \(", sentence) else f"{who}: {sentence}"
 
 
 def _ended_by_the_agent(failure: ProcessFailure) -> bool:

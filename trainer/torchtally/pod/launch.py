@@ -24,10 +24,12 @@ from torchtally.errors import LOST, OK, SIGNALLED, Lost, Refused
 from torchtally.log import log
 from torchtally.pod import device, failure, prefork, rendezvous, script, signals, task, termination_message
 from torchtally.pod.failure import Failure, Kind
+from torchtally.pod.keeper import Keeper
 from torchtally.pod.rendezvous import Rendezvous
 
 # Below Kubernetes' default grace period of 30 s: a rank that hangs is killed by the pod, whose exit code then counts.
 _SHUTDOWN_SECONDS = 20
+_RUN = "TORCHTALLY_RUN"  # an id of each start
 
 
 def launch(
@@ -57,7 +59,9 @@ def launch(
     threads = given or str(max(1, cpus // processes))
     program = _forkable(command, env, module)
     _set_environment(job, threads)
-    if program and prefork.fork(command, processes, None if given else int(threads)):
+    keeper = Keeper(f"{_RUN}={os.environ[_RUN]}")
+    signals.not_ranks.add(keeper.pid)
+    if program and prefork.fork(command, processes, None if given else int(threads), keeper):
         return program
     _silence_agent()
     compat.name_rendezvous_events_quickly()
@@ -68,7 +72,9 @@ def launch(
         signals.handle()
     # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
     options = [*_agent_options(job, processes, env), "--", *_verbatim(command)]
-    return _report_end(_run(torchrun.parse_args(options), job, pods, env))
+    ended = _run(torchrun.parse_args(options), job, pods, env)
+    keeper.dismiss()
+    return _report_end(ended)
 
 
 def _forkable(command: list[str], env: Mapping[str, str], module: str | None) -> Callable[[], int] | None:
@@ -86,7 +92,7 @@ def _forkable(command: list[str], env: Mapping[str, str], module: str | None) ->
 
 def _set_environment(job: Job, threads: str) -> None:
     os.environ["OMP_NUM_THREADS"] = threads
-    os.environ["TORCHTALLY_RUN"] = uuid.uuid4().hex[:12]
+    os.environ[_RUN] = uuid.uuid4().hex[:12]
     os.environ.pop("PET_STANDALONE", None)  # the operator sets "", which torchrun takes for a number
     if job.elastic:
         # Agents that share their store name it in their first round only: a pod that joins later could not find it.

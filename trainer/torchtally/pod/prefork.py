@@ -20,8 +20,9 @@ from typing import TypeVar, cast
 import torch
 from threadpoolctl import threadpool_limits
 
-from torchtally import compat
+from torchtally import compat, standard_output
 from torchtally.errors import Ending
+from torchtally.pod.keeper import Keeper
 
 Result = TypeVar("Result")
 _fork = (
@@ -59,10 +60,11 @@ def apart(function: Callable[[], Result]) -> Result:
     return cast(Result, answered)
 
 
-def fork(command: Sequence[str], count: int, threads: int | None) -> bool:
+def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper) -> bool:
     """Fork `count` ranks. torchrun's agent takes one where it would start `command`.
 
-    Each uses `threads`; with None, as many as OpenMP found in the environment when torch was imported.
+    The `keeper` ends them with the agent. Each uses `threads`; with None, as many as OpenMP found in the environment
+    when torch was imported.
 
     Returns:
         Whether this process is a rank, which the agent has started.
@@ -73,13 +75,15 @@ def fork(command: Sequence[str], count: int, threads: int | None) -> bool:
     waiting: list[_Rank] = []
     for _ in range(count):
         here, there = multiprocessing.Pipe()
-        sys.stdout.flush()
+        standard_output.flush()
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
+            keeper.close()
             _wait(there, [here, *(each.connection for each in waiting)], threads)
             return True
         there.close()
+        keeper.watch(pid)
         waiting.append(_Rank(pid, here))
 
     def start(args: tuple[str, ...], env: dict[str, str]) -> _Rank | None:

@@ -15,6 +15,7 @@ from torchtally.errors import SIGNALLED
 # The signals that torchrun handles by default. Its own handlers are not installed.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _begun = False
+not_ranks: set[int] = set()  # process IDs of other children of this process
 
 
 def handle() -> None:
@@ -48,8 +49,9 @@ def ranks() -> Iterator[int]:
             state, parent, group = entry.read_text().rpartition(")")[2].split()[:3]
         except OSError:
             continue  # it has ended meanwhile
-        if state != "Z" and int(parent) == os.getpid() and int(group) != os.getpgrp():
-            yield int(entry.parent.name)
+        pid = int(entry.parent.name)
+        if state != "Z" and int(parent) == os.getpid() and int(group) != os.getpgrp() and pid not in not_ranks:
+            yield pid
 
 
 def kill_ranks() -> bool:

@@ -65,12 +65,22 @@ def under(sentence: str) -> str:
     return f"  {sentence}"
 
 
-def of_phase(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def marks(encoding: str) -> tuple[str, str]:
+    """The marks of what is proved and of what is not, for output in this encoding."""
+    try:
+        "✓✗".encode(encoding)
+    except UnicodeEncodeError:
+        return "ok:", "not ok:"
+    return "✓", "✗"
+
+
+def of_phase(lines: Sequence[Mapping[str, Any]], encoding: str) -> list[str]:
     """Header, rows and verdict of one phase; the last of `lines` is that of all ranks together."""
+    good, wrong_mark = marks(encoding)
     *ranks, everything = lines
     bad = [line for line in lines if wrong(line)]
     rows = ranks if len(ranks) <= _MANY else [line for line in ranks if line in bad]
     text = aligned(map(cells, [*rows, everything]))
     told = fulfilled(everything["expected"] - everything["n"], everything.get("end"), everything.get("dropped") or 0)
-    text[-1] += "  ✗ not what the contract says" if bad else f"  ✓ {told}"
+    text[-1] += f"  {wrong_mark} not what the contract says" if bad else f"  {good} {told}"
     return text

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchtally import events
 from torchtally.accounting.printing import emit
-from torchtally.atomic_file import replace
+from torchtally.atomic_file import clear, replace
 from torchtally.environment import pod_name
 from torchtally.errors import Refused
 from torchtally.log import log
@@ -21,6 +21,7 @@ from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
 MODEL, PROOF = "model.pt", "proof.json"
+EPOCHS = "option epochs"  # a fact of a training
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -60,6 +61,7 @@ def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str,
         "epochs": [asdict(epoch) for epoch in train_state.epochs],
         "lines": [*train_state.lines, last],
     }
+    clear(output, [MODEL, *files, PROOF])
     for name, contents in {MODEL: model, **files}.items():
         replace(output / name, contents)
     replace(output / PROOF, (json.dumps(proof, indent=1) + "\n").encode())

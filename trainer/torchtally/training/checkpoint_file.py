@@ -41,7 +41,7 @@ def save(folder: Path, epoch: int, position: int, state: State, keep: int, best:
     payload = serialize(state)
     folder.mkdir(parents=True, exist_ok=True)
     path = replace(folder / file_name(epoch, position), payload + hashlib.sha256(payload).digest() + _MARK)
-    older = [each for each in _all(folder) if each.name < path.name]
+    older = [each for each in _all(folder) if each.name < path.name and not each.is_dir()]
     for each in older[keep - 1 :]:
         if each.name != best:
             each.unlink(missing_ok=True)
@@ -68,7 +68,8 @@ def newest(folder: Path, clear: bool = True) -> Found:
     skipped: list[str] = []
     for path in _all(folder):
         try:
-            payload, wrong = verify(path, path.read_bytes())
+            # A directory cannot be read, and a pipe would never end.
+            payload, wrong = verify(path, path.read_bytes()) if path.is_file() else (None, "no file")
         except FileNotFoundError:
             continue  # a master that is still terminating may delete it
         if payload is not None:

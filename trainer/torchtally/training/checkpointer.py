@@ -5,8 +5,6 @@ received a signal to stop, so all save and stop after the same step. At the star
 broadcasts it.
 """
 
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Mapping
@@ -19,6 +17,7 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.checkpoints import conditions
+from torchtally.checkpoints.reached import Reached
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.log import log
 from torchtally.training import checkpoint_file
@@ -30,8 +29,10 @@ _REACHED = "reached"
 FOLDER = "checkpoints"
 
 
-def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> State | None:
+def resume(folder: Path, facts: Mapping[str, Any], device: torch.device, grows: str | None = None) -> State | None:
     """Return the state of the newest intact checkpoint on every rank, or None. A collective call.
+
+    `grows` names the fact that may be greater than in the checkpoint.
 
     On rank 0 the state has the file's "path" as well. Rank 0 prints a warning for each skipped file, and for
     differences that change the last bits of the weights. Raises on every rank: Refused for a checkpoint of another
@@ -49,8 +50,8 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device) -> Stat
                 log.warning(sentence)
             if payload := found.payload:
                 state = checkpoint_file.load(payload) | {"path": str(found.path)}
-                if not (refused := conditions.refusal(found.path, state["facts"], facts, "--output")):
-                    discarded = _lost_since(folder, state)
+                if not (refused := conditions.refusal(found.path, state["facts"], facts, "--output", grows)):
+                    discarded = Reached(folder / _REACHED).lost_since(state["attempt"], state["consumed"])
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
                     log.info(f"resumes from {found.path}{lost}")
                     before = state["numerics"]  # an earlier release knew rank 0's alone
@@ -89,7 +90,7 @@ class Checkpointer:
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # steps between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
-        self._mark: int | None = None  # the open file of _record_progress
+        self._reached = Reached(folder / _REACHED) if folder else None
         self._failed = False
 
     def listen(self) -> None:
@@ -167,25 +168,8 @@ class Checkpointer:
         raise stopped
 
     def _record_progress(self, train_state: TrainState) -> None:
-        """Record the number of consumed samples, from which a resume after a crash counts the discarded ones.
-
-        The write goes to the page cache, which outlives the process and does not wait for a disk.
-        """
-        if self._folder is not None and dist.get_rank() == 0:
-            with contextlib.suppress(OSError):
-                if self._mark is None:
-                    self._mark = os.open(self._folder / _REACHED, os.O_WRONLY | os.O_CREAT, 0o644)
-                os.pwrite(self._mark, b"%10d %20d\n" % (train_state.run.attempt, train_state.consumed), 0)
+        if self._reached and dist.get_rank() == 0:
+            self._reached.record(train_state.run.attempt, train_state.consumed)
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop = number
-
-
-def _lost_since(folder: Path, state: State) -> int:
-    """The number of samples known to have been consumed after the checkpoint."""
-    try:
-        attempt, consumed = map(int, (folder / _REACHED).read_text().split())
-    except (OSError, ValueError):
-        return 0
-    # An earlier resume has counted the samples that an earlier attempt lost.
-    return max(0, consumed - state["consumed"]) if attempt >= state["attempt"] else 0

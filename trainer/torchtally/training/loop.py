@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from torchtally import events
+from torchtally import events, standard_output
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.proving import enforce, prove
@@ -132,10 +132,9 @@ class Loop:
         done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, tested, speed)
         train_state.end_epoch(done)
         if run.rank == 0:
-            print(
+            standard_output.write(
                 f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / tested:.2%} "
-                f"({correct} of {tested}), {speed:,.0f} samples/s",
-                flush=True,
+                f"({correct} of {tested}), {speed:,.0f} samples/s"
             )
             events.emit(done.event, run.source)
         if self.callback:
@@ -278,5 +277,5 @@ def _progress(indices: Iterator[Tensor], current: EpochInProgress) -> Iterator[T
     for batch in indices:
         yield batch
         if time.monotonic() > due:
-            print(current.progress, flush=True)
+            standard_output.write(current.progress)
             due += _LOG_SECONDS

@@ -25,6 +25,7 @@ class SharedCheckpointer:
         pod: Name of this rank's pod.
         keep: Number of checkpoints to keep.
         seconds: Time between two.
+        grows: The fact that may be greater than in a checkpoint.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class SharedCheckpointer:
         optimizer: Optimizer,
         keep: int,
         seconds: float,
+        grows: str | None = None,
     ):
-        self._training = _Training(folder, facts, pod)
+        self._training = _Training(folder, facts, pod, grows)
         objects = {"model": model, "optimizer": optimizer}
         self._checkpoints = Checkpoints(self._training, folder, objects, every=seconds, keep=keep)
 
@@ -77,8 +79,8 @@ class SharedCheckpointer:
 class _Training:
     """A training as Checkpoints see an account."""
 
-    def __init__(self, folder: str, facts: Mapping[str, Any], pod: str):
-        self._folder, self._facts, self._pod = folder, dict(facts), pod
+    def __init__(self, folder: str, facts: Mapping[str, Any], pod: str, grows: str | None):
+        self._folder, self._facts, self._pod, self._grows = folder, dict(facts), pod, grows
         self.train_state: TrainState | None = None  # once it is known
         self.loaded: State | None = None
 
@@ -114,7 +116,8 @@ class _Training:
         return {"facts": self._facts, **self.train_state.progress()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if refused := conditions.refusal(f"in {self._folder}", state["facts"], self._facts, "--checkpoints"):
+        where = f"in {self._folder}"
+        if refused := conditions.refusal(where, state["facts"], self._facts, "--checkpoints", self._grows):
             raise Refused(refused)
         self.loaded = dict(state)
 

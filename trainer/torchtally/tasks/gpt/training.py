@@ -21,10 +21,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
-from torchtally import events
+from torchtally import events, standard_output
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
-from torchtally.atomic_file import replace
+from torchtally.atomic_file import clear, replace
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
@@ -105,7 +105,7 @@ class Trainer:
                 rows, loss = 0, torch.zeros_like(loss)
                 account.commit()
                 if account.rank == 0 and time.monotonic() > due:
-                    print(f"train epoch {epoch}/{options.epochs}: step {batch.step} of {batch.steps}", flush=True)
+                    standard_output.write(f"train epoch {epoch}/{options.epochs}: step {batch.step} of {batch.steps}")
                     due += _LOG_SECONDS
         speed = samples / (time.perf_counter() - began)
         return self._totals.loss.item() / max(1, self._totals.tokens), speed
@@ -193,7 +193,13 @@ def fit(name: str, options: Options, output: Path) -> None:
     try:
         plan = {"train": options.epochs, "test": options.epochs}
         with Account(task=name, plan=plan, seed=options.seed) as account:
-            _train(account, Trainer(options, account, found, where, output), options, found, output)
+            trainer = Trainer(options, account, found, where, output)
+            if account.grown:
+                raise Refused(
+                    f"--epochs {options.epochs} must be as it was: the learning rate of this task depends on it from "
+                    "the first step on"
+                )
+            _train(account, trainer, options, found, output)
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         failure.exit_rank(ended.code)
@@ -207,10 +213,9 @@ def _train(account: Account, trainer: Trainer, options: Options, found: text.Tex
         loss, speed = trainer.train(epoch)
         test_loss, right, tested = trainer.test(epoch)
         if account.rank == 0:
-            print(
+            standard_output.write(
                 f"epoch {epoch}/{options.epochs}: loss {loss:.4f}, test accuracy {right / tested:.2%} "
-                f"({right} of {tested}), {speed:,.0f} samples/s",
-                flush=True,
+                f"({right} of {tested}), {speed:,.0f} samples/s"
             )
             done = events.Epoch(
                 epoch=epoch,
@@ -233,6 +238,7 @@ def _write(weights: dict[str, Any], options: Options, found: text.Text, output: 
     model = save(weights)
     configuration = {name: getattr(options, name) for name in ("width", "layers", "heads", "length")}
     configuration["vocabulary"] = found.tokenizer.get_vocab_size()
+    clear(output, [TOKENIZER, CONFIGURATION, MODEL])
     replace(output / TOKENIZER, found.tokenizer.to_str().encode())
     replace(output / CONFIGURATION, (json.dumps(configuration, indent=1) + "\n").encode())
     replace(output / MODEL, model)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torchtally import events
+from torchtally import events, standard_output
 from torchtally.accounting.proving import Proof, enforce, prove
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import handshake, process_group
@@ -253,7 +253,7 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
             accuracy = f"{done.correct / done.tested:.2%} ({done.correct} of {done.tested})"
             speed = f"{done.samples_per_second:,.0f} samples/s"
             values = f"loss {done.loss:.4f}, test accuracy {accuracy}, {speed}"
-            print(f"epoch {epoch}/{options.epochs}: {values}", flush=True)
+            standard_output.write(f"epoch {epoch}/{options.epochs}: {values}")
             events.emit(done.event, run.source)
     if rank == COORDINATOR:
         seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)

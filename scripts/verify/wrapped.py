@@ -1,0 +1,89 @@
+"""Lines of logs as programs wrote them, out of what runtimes and collectors have made of them.
+
+A container runtime cuts a line of more than 16 KiB in pieces. Docker and collectors make a JSON object of each line or
+piece, in a field of any name: `log` of Docker's json-file and of Fluent Bit, `message`, or `line` of Loki.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_PIECE = 16 << 10  # bytes
+_OF_CRI = re.compile(r"\S+ (stdout|stderr) ([PF])(?::\S+)? ")
+_TRIED = 16  # braces of a line, each of which could begin an object
+_DECODER = json.JSONDecoder()
+
+
+class Unwrapping:
+    """Joins and unwraps the lines of one log, one after the other. Yields those with `wanted` alone."""
+
+    def __init__(self, wanted: str, longest: int) -> None:
+        self._wanted, self._longest = wanted, longest
+        self._pieces: dict[str, str] = {}  # what has come of a line that is not complete, by stream
+
+    def lines(self, text: str) -> Iterator[str]:
+        """Yield the lines in a line of the log."""
+        if tag := _OF_CRI.match(text):
+            content = text[tag.end() :]
+            yield from self._joined(tag[1], content.rstrip("\r\n") if tag[2] == "P" else content, tag[2] == "P")
+        elif (self._pieces or len(text) > _PIECE) and (entry := _of_docker(text)):
+            yield from self._joined(*entry)
+        else:
+            yield from self._unwrapped(text)
+
+    def rest(self) -> Iterator[str]:
+        """Yield the lines whose end has not come."""
+        for piece in self._pieces.values():
+            yield from self._unwrapped(piece)
+
+    def _joined(self, stream: str, piece: str, goes_on: bool) -> Iterator[str]:
+        whole = self._pieces.pop(stream, "") + piece
+        if goes_on and len(whole) < self._longest:
+            self._pieces[stream] = whole
+        else:
+            yield from self._unwrapped(whole)
+
+    def _unwrapped(self, text: str) -> Iterator[str]:
+        rest, at, tried = 0, 0, 0
+        while (found := text.find(self._wanted, rest)) >= 0:
+            begin = text.find("{", at)
+            if not 0 <= begin < found or tried == _TRIED:
+                yield text[rest:]
+                return
+            tried += 1
+            try:
+                value, end = _DECODER.raw_decode(text, begin)
+            except (ValueError, RecursionError):
+                at = begin + 1
+                continue
+            at = end
+            if end > found:
+                inside = [each for each in _texts(value) if self._wanted in each]
+                if not inside:
+                    yield text[rest:]
+                    return
+                for each in inside:
+                    for line in each.splitlines(keepends=True):
+                        yield from self._unwrapped(line)
+                rest = end
+
+
+def _of_docker(text: str) -> tuple[str, str, bool] | None:
+    """Stream, text, and whether the line goes on, of an entry of Docker's json-file or its like."""
+    try:
+        entry = json.loads(text)
+        stream, log = entry["stream"], entry["log"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    if not isinstance(stream, str) or not isinstance(log, str):
+        return None
+    return stream, log, not log.endswith("\n") and len(log.encode(errors="replace")) >= _PIECE
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)

@@ -1,0 +1,142 @@
+"""Of two starts that would write to one folder, one does; a lock never outlives the process that holds it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import checkpointed
+import launched
+import pytest
+
+from torchtally.checkpoints import in_use
+from torchtally.errors import Refused, Volume
+
+POD = {"PET_MASTER_ADDR": "demo-master-0", "PET_MASTER_PORT": "23456"}
+
+
+@contextmanager
+def holder(folder: Path, **variables: str) -> Iterator[int]:
+    """Another process that uses the folder, with a child that lives on, as a loader's worker does for a while."""
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        os.environ.update({"HOSTNAME": "demo-master-0", **variables})
+        in_use.hold(folder)
+        child = os.fork()
+        if child:
+            os.write(writing, b"%d" % child)
+        signal.pause()
+    child = int(os.read(reading, 100))
+    try:
+        yield pid
+    finally:
+        for each in (pid, child):
+            os.kill(each, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_second_start_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
+    with holder(tmp_path) as pid:
+        with pytest.raises(Refused, match=rf"is in use by demo-master-0 \(process {pid}, since 20.* UTC\): wait until"):
+            in_use.hold(tmp_path)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        in_use.hold(tmp_path)  # although its child lives
+        in_use.hold(tmp_path)
+        in_use.release(tmp_path)
+        assert other(tmp_path) == "refused"  # there is one more use of it
+        in_use.release(tmp_path)
+        assert other(tmp_path) == "holds"
+
+
+def other(folder: Path) -> str:
+    """What another process makes of the folder."""
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        in_use._held.clear()
+        try:
+            in_use.hold(folder)
+            os.write(writing, b"holds")
+        except Refused:
+            os.write(writing, b"refused")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        return answer.read()
+
+
+def test_a_pod_waits_for_an_earlier_one_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    with holder(tmp_path, **POD) as pid:
+        slept: list[float] = []
+
+        def ends(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 3:
+                os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+        monkeypatch.setattr(time, "sleep", ends)
+        in_use.hold(tmp_path)
+        assert len(slept) == 3
+        in_use.release(tmp_path)
+    with holder(tmp_path, **POD):
+        monkeypatch.setattr(in_use, "_WAIT", 0.0)
+        with pytest.raises(Volume, match=r"is still in use by demo-master-0 .*, an earlier pod of this job"):
+            in_use.hold(tmp_path)
+        monkeypatch.setenv("PET_MASTER_ADDR", "another-master-0")
+        with pytest.raises(Refused):
+            in_use.hold(tmp_path)
+
+
+@pytest.mark.usefixtures("alone")
+def test_checkpoints_of_an_account_are_those_of_one_start(tmp_path: Path) -> None:
+    with holder(tmp_path):
+        for found in checkpointed.run(2, checkpointed.whole, tmp_path):
+            assert found.code == 2 and f"{tmp_path} is in use by demo-master-0 (process " in found.message
+    for found in checkpointed.run(2, checkpointed.whole, tmp_path):
+        assert found.code == 0
+
+
+def test_of_two_trainings_in_one_output_folder_the_second_is_refused(fashion_mnist: Path, tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DATA": str(fashion_mnist), "PET_NPROC_PER_NODE": "2"}
+    command = [sys.executable, "-m", "torchtally.cli", "run", "fashion-mnist", "--epochs", "1000", "--hidden", "16"]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*command, "--output", str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start()
+    try:
+        assert first.stdout is not None
+        while "TORCHTALLY-EVENT" not in (line := first.stdout.readline()) or '"begun"' not in line:
+            assert line, first.communicate()
+        second = start()
+        _, said = second.communicate(timeout=launched.LIMIT)
+        assert second.returncode == 2, said
+        assert f"{tmp_path / 'checkpoints'} is in use by " in said and "Traceback" not in said
+    finally:
+        first.terminate()
+        first.communicate(timeout=launched.LIMIT)
+    assert first.returncode == 143

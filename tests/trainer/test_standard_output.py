@@ -1,0 +1,122 @@
+"""Standard output that cannot be written, or not in every character: the training and its exit code are as ever."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from accounts import tallies
+
+TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
+TRAINING = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000", "--hidden", "16"]
+LIMIT = 240  # seconds
+SCRIPT = """
+import sys
+import torch.distributed as dist
+from torchtally import Account
+
+dist.init_process_group("gloo")
+with Account(task="mine", plan={"train": 2}) as account:
+    loader = account.loader("train", list(range(9)), batch_size=2)
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            account.commit()
+            if sys.argv[1:] == ["breaks"]:
+                break
+dist.destroy_process_group()
+"""
+# How each end of a stream says that it takes nothing.
+CAUSES = {"full": "No space left on device", "gone": "Broken pipe", "closed": "it is closed"}
+
+
+@pytest.fixture
+def environment(fashion_mnist: Path, tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "PET_NPROC_PER_NODE": "2",
+        "TORCHTALLY_DATA": str(fashion_mnist),
+        "TORCHTALLY_OUTPUT": str(tmp_path / "output"),
+    }
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> list[str]:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return ["run", str(tmp_path / "script.py")]
+
+
+@contextlib.contextmanager
+def unwritable(how: str) -> Iterator[IO[bytes]]:
+    if how == "full":
+        with Path("/dev/full").open("wb") as full:
+            yield full
+        return
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as left:
+        yield left
+
+
+def ended(environment: dict[str, str], how: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    wrapped = ["sh", "-c", 'exec "$@" >&-', "sh"] if how == "closed" else []
+    with unwritable("gone" if how == "closed" else how) as stdout:
+        return subprocess.run(
+            [*wrapped, *TORCHTALLY, *command],
+            env=environment,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+        )
+
+
+@pytest.mark.parametrize("how", CAUSES)
+def test_a_script_of_ones_own_goes_on(environment: dict[str, str], script: list[str], how: str) -> None:
+    pod = ended(environment, how, script)
+    assert pod.returncode == 0, pod.stderr
+    said = [line for line in pod.stderr.splitlines() if "standard output cannot be written" in line]
+    assert len(said) == 2 and all(CAUSES[how] in line for line in said)  # once for each rank
+    assert "Traceback" not in pod.stderr and "Exception ignored" not in pod.stderr
+
+
+def test_the_exit_code_still_tells_of_lost_samples(environment: dict[str, str], script: list[str]) -> None:
+    pod = ended(environment, "full", [*script, "breaks"])
+    assert pod.returncode == 3, pod.stderr
+    assert "train epoch 1 is not proved" in pod.stderr
+
+
+@pytest.mark.parametrize("how", ["full", "gone"])
+def test_a_task_trains_to_its_end_and_is_evaluated(environment: dict[str, str], how: str) -> None:
+    output = Path(environment["TORCHTALLY_OUTPUT"])
+    pod = ended(environment, how, TRAINING)
+    assert pod.returncode == 0, pod.stderr
+    assert CAUSES[how] in pod.stderr
+    proof = json.loads((output / "proof.json").read_text())
+    assert proof["holds"] and [line["phase"] for line in proof["lines"]] == ["train", "test", "all"]
+    evaluation = ended(environment, how, ["evaluate", "fashion-mnist", "--hidden", "16", "--checkpoint", str(output)])
+    assert evaluation.returncode == 0, evaluation.stderr
+    assert json.loads((output / "evaluation.json").read_text())["holds"]
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize(
+    "chosen", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_an_output_in_ascii_names_the_mark(
+    environment: dict[str, str], script: list[str], chosen: dict[str, str]
+) -> None:
+    pod = subprocess.run(
+        [*TORCHTALLY, *script], env={**environment, **chosen}, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert pod.returncode == 0, pod.stderr
+    found, (last,) = tallies(pod.stdout)
+    assert len(found) == 6 and last["phases"]["train"]["consumed"] == 18
+    assert pod.stdout.isascii() and pod.stdout.count("  ok: every sample exactly once") == 2
+    assert "standard output cannot be written" not in pod.stderr

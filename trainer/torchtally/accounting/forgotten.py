@@ -1,0 +1,38 @@
+"""A program that ends with 0 before it has ended its run: nothing else would tell that the run is not proved."""
+
+import atexit
+import os
+import sys
+from typing import Any, NoReturn
+
+from torchtally import standard_output
+from torchtally.errors import Unproven
+from torchtally.pod import failure
+
+_exit = sys.exit
+
+
+class Watch:
+    """Ends the program with `sentence` and UNPROVEN if it ends with 0 before `over()`."""
+
+    _code: Any = None  # what the program has given to sys.exit, which Python tells nobody
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence, self._process = sentence, os.getpid()
+        sys.exit = _noted
+        atexit.register(self._check)
+
+    def over(self) -> None:
+        """The run has ended, in whatever way."""
+        atexit.unregister(self._check)
+
+    def _check(self) -> None:
+        failed = Watch._code not in (None, 0) or getattr(sys, "last_value", None) is not None
+        if not failed and os.getpid() == self._process:
+            standard_output.flush()
+            os._exit(failure.end(Unproven(self._sentence)))
+
+
+def _noted(code: Any = None, /) -> NoReturn:
+    Watch._code = code
+    _exit(code)
