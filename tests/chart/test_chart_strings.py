@@ -63,7 +63,9 @@ SPECIAL = [
     "{{ .Release.Name }}", "{{ fail `a` }}", "{{", "}}", "{{/*", "$a", "$(A)", "%s", "<a&b>", " a ", "a\tb", "ä€😀",
     "\u200b", "\u2028", "\ufeffa",
 ]  # fmt: skip
-TEXT = st.text(st.characters(exclude_categories=("C",), include_characters="\n\t"), min_size=1, max_size=20)
+# Without commas, which separate network interfaces, and what PyYAML alone takes for more than a string.
+CHARACTERS = st.characters(exclude_categories=("C",), include_characters="\n\t", exclude_characters=",")
+TEXT = st.text(CHARACTERS, min_size=1, max_size=20).filter(lambda text: text not in ("=", "<<"))
 MARKER = "[xX][0-9V]+[xX]"
 
 
@@ -201,7 +203,9 @@ def test_every_string_arrives_as_it_is_or_is_refused(helm: Helm, job: str) -> No
     def check(special: list[str], texts: list[str]) -> None:
         drawn = itertools.cycle([*special, *texts])
         strings = dict(zip(sorted(arrived), drawn, strict=False))
-        strings = {marker: string for marker, string in strings.items() if re.search(patterns.get(marker, ""), string)}
+        # For Python alone, $ also matches in front of a newline at the end.
+        narrow = {marker: pattern.replace("$", r"\Z") for marker, pattern in patterns.items()}
+        strings = {marker: string for marker, string in strings.items() if re.search(narrow.get(marker, ""), string)}
         result = rendered(helm, substituted(values, strings))
         assert result.returncode == 0, result.stderr
         assert list(differences(parsed(result.stdout), substituted(manifests, strings))) == []

@@ -97,8 +97,6 @@ metadata:
 spec:
   serviceAccountName: {{ include "torchtally.serviceAccount" .root | quote }}
   automountServiceAccountToken: {{ $values.serviceAccount.automountToken }}
-  # A Service named "master" would otherwise override MASTER_PORT.
-  enableServiceLinks: false
   {{- if eq .type "Node" }}
   restartPolicy: {{ ternary "OnFailure" "Never" (eq $values.restartPolicy "OnFailure") | quote }}
   {{- end }}
@@ -262,4 +260,6 @@ spec:
   topologySpreadConstraints:
     {{- . | nindent 4 }}
   {{- end }}
+  # A Service named "master" would otherwise override MASTER_PORT.
+  enableServiceLinks: false {{- /* last, because Helm changes the newlines at the end of a document */}}
 {{- end }}

@@ -29,8 +29,7 @@ trainer:
   {{- include "torchtally.nodes" . | nindent 2 }}
   {{- include "torchtally.trainerPatch" . | nindent 2 }}
 runtimePatches:
-  - manager: torchtally/chart
-    trainingRuntimeSpec:
+  - trainingRuntimeSpec:
       template:
         spec:
           replicatedJobs:
@@ -39,6 +38,7 @@ runtimePatches:
                 spec:
                   template:
                     {{- include "torchtally.podPatch" . | nindent 20 }}
+    manager: torchtally/chart
 {{- else }}
 runtimeRef:
   kind: TrainingRuntime
