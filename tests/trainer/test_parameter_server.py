@@ -257,7 +257,7 @@ def test_a_rank_that_dies_is_named_by_all_pods_which_end_to_be_retried(lost: int
         return any(isinstance(event, events.Epoch) and event.epoch == 2 for event in reported)
 
     launched.until(f"an epoch: {[pod.errors for pod in pods]}", epoch_2_is_reported)
-    (rank,) = launched.family(pods[lost].process.pid)[1:]
+    (rank,) = (each for each in launched.family(pods[lost].process.pid) if each.name().startswith("rank "))
     rank.kill()
     codes = [pod.wait() for pod in pods]
     assert codes == [137 if number == lost else 203 for number in range(4)], [pod.errors for pod in pods]
