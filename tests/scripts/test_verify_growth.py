@@ -87,7 +87,9 @@ def test_a_last_line_before_must_be_right() -> None:
 def test_an_end_that_a_later_attempt_reached_again_with_fewer_epochs_is_no_end() -> None:
     for lines in ([ended(0, 2), ended(1, 4), ended(2, 2)], [ended(0, 2), ended(2, 2), ended(1, 4)]):
         assert not verdict(*lines).holds
+    assert not verdict(ended(0, 2) | {"began": 1767323099999}, ended(1, 4)).holds
     assert verdict(ended(0, 2), ended(1, 2), ended(2, 4)).holds
+    assert verdict(ended(0, 2), ended(1, 4) | {"began": 0}).holds
 
 
 def test_a_run_that_stops_after_it_has_grown() -> None:
