@@ -1,25 +1,35 @@
 """A run whose plan has grown: an earlier attempt planned fewer epochs, and a later one has gone on to more."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
 
 from .phrasing import attempt_names
 
+Plan = Mapping[str, int]
+_OF_RUN, _OF_PHASE = attrgetter("task", "seed"), attrgetter("n", "contract", "order", "data")  # which never change
 
-def grows(earlier: Mapping[str, int], later: Mapping[str, int]) -> bool:
+
+def grows(earlier: Plan, later: Plan) -> bool:
     """Whether a plan has the same phases, none with fewer epochs, and one with more."""
     return [*earlier] == [*later] and earlier != later and all(earlier[phase] <= later[phase] for phase in later)
 
 
 def went_on(first: RunSummary, second: RunSummary) -> bool:
-    """Whether the second of two last lines is of a later attempt, which has gone on after the end of the first."""
-    if first.attempt >= second.attempt or first.stopped or not grows(first.plan, second.plan):
+    """Whether the second of two last lines is of a later attempt at the same run, which began at the first's end."""
+    later = first.attempt < second.attempt and (first.began <= second.began or not second.began)
+    if not later or first.stopped or not grows(first.plan, second.plan):
         return False
-    longer = [phase for phase in first.phases if first.plan[phase] < second.plan[phase]]
-    return all(first.phases[phase].consumed < second.phases[phase].consumed for phase in longer)
+    return _OF_RUN(first) == _OF_RUN(second) and all(
+        phase in second.phases
+        and _OF_PHASE(own) == _OF_PHASE(second.phases[phase])
+        and first.epochs(phase) <= second.epochs(phase) - (second.end(phase, second.epochs(phase)) is not None)
+        for phase, own in first.phases.items()
+    )
 
 
 def as_planned_at_last(lines: list[TallyLine], last: RunSummary | None) -> tuple[list[TallyLine], list[str]]:
@@ -32,17 +42,29 @@ def as_planned_at_last(lines: list[TallyLine], last: RunSummary | None) -> tuple
     if plan is None:
         return lines, []
     attempt = last.attempt if last else max(line.attempt for line in lines)
-    grown: dict[Attempt, Mapping[str, int]] = {}
-    found = []
-    for line in lines:
-        if line.attempt < attempt and line.end is None and grows(line.plan, plan):
-            grown[line.attempt_began] = line.plan
-            line = replace(line, plan=plan)
-        found.append(line)
+    grown = _grown([line for line in lines if line.attempt < attempt], plan)
+    found = [replace(line, plan=plan) if line.attempt_began in grown and line.end is None else line for line in lines]
     return found, list(_notes(grown, plan))
 
 
-def _notes(grown: Mapping[Attempt, Mapping[str, int]], plan: Mapping[str, int]) -> Iterator[str]:
+def _grown(lines: list[TallyLine], plan: Plan) -> dict[Attempt, Plan]:
+    """The attempts, and their plans, whose plan has grown to that of the next one, and at last to `plan`."""
+    plans: dict[Attempt, list[Plan]] = defaultdict(list)
+    for line in lines:
+        if line.plan not in plans[line.attempt_began]:
+            plans[line.attempt_began].append(line.plan)
+    grown: dict[Attempt, Plan] = {}
+    following = plan
+    for attempt, (own, *others) in sorted(plans.items(), reverse=True):
+        if others or not (own == following or grows(own, following)):
+            break
+        following = own
+        if grows(own, plan):
+            grown[attempt] = own
+    return grown
+
+
+def _notes(grown: Mapping[Attempt, Plan], plan: Plan) -> Iterator[str]:
     ordered = sorted(grown)
     for attempt, name in zip(ordered, attempt_names(ordered), strict=True):
         longer = [phase for phase in plan if grown[attempt][phase] < plan[phase]]

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TextIO
 
 from torchtally.proof import line as tally_line
@@ -24,6 +25,7 @@ from .wrapped import Unwrapping
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
 _LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})(?=,)(?:,\s*"began":\s*(\d{1,15})(?=,))?')
 _DECODER = json.JSONDecoder()
+_PLACE = attrgetter("run", "attempt", "began", "block")
 _LONGEST = 1 << 20  # characters of one line held at a time; a tally line has under 1 KB
 
 
@@ -43,6 +45,11 @@ class Complaint:
         if self.run not in (None, run) or self.attempt is None:
             return self.run in (None, run)
         return (self.attempt, newest[1] if self.began is None else self.began) >= newest
+
+    def is_about(self, lines: list[TallyLine]) -> bool:
+        """Whether it doubts one of these lines."""
+        place = self.run, self.attempt, self.began, self.block
+        return self.block is not None and any(place == each for each in map(_PLACE, lines))
 
 
 @dataclass
@@ -98,7 +105,8 @@ class Log:
     def _add_summary(self, summary: RunSummary, where: str) -> None:
         twins = self.lasts[summary.run]
         alike = [twin for twin in twins if not (growth.went_on(twin, summary) or growth.went_on(summary, twin))]
-        if alike and (differences := "; ".join(_summary_differences(alike[0], summary))):
+        differ = ("; ".join(_summary_differences(twin, summary)) for twin in alike)
+        if differences := next(filter(None, differ), ""):
             text = f"{where}: the last line of run {summary.run} is printed twice and differs: {differences}"
             self.complaints.append(Complaint(text, summary.run))  # of no attempt: there is but one end
         if summary not in twins:

@@ -1,13 +1,14 @@
 """Whether the lines of each run prove its contract. Every reason against it is one sentence."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
+from torchtally.proof.shard_sizes import ShardSizes
 
 from . import expected, growth, line_check, lineage, summary_check
 from .log import Log
@@ -69,6 +70,8 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         counting = {line.block for line in lines if not summary_check.superseded(last, line)}
         lines = [line for line in lines if line.block in counting]  # of one attempt, all lines of a block or none
     superseded = _superseded(every, lines)
+    if last:
+        faults += _faults_before(log.lasts[run], last, lines, sizes)
     lines, grown = growth.as_planned_at_last(lines, last)
     verdict = Verdict(run, last=last, lines=lines, notes=[*log.notes, *superseded, *grown])
     newest = max((each.attempt_began for each in (*lines, *([last] if last else ()))), default=(0, 0))
@@ -76,7 +79,7 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
 
     missing: list[Problem] = []
     for complaint in log.complaints:
-        if complaint.is_of(run, newest):
+        if complaint.is_of(run, newest) or complaint.is_about(lines):
             blocks = frozenset([complaint.block] if complaint.block else [])
             (missing if complaint.no_log else verdict.problems).append(Problem(complaint.text, "", blocks))
     if not lines and not last:  # all that is known of the run is what is wrong with its lines
@@ -100,6 +103,19 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         verdict.notes.append("the run's last line is missing, so the weights that came of it are unknown")
         verdict.notes += _ends(lines)
     return verdict
+
+
+def _faults_before(
+    lasts: list[RunSummary], last: RunSummary, lines: list[TallyLine], sizes: Mapping[str, ShardSizes]
+) -> Iterator[Problem]:
+    """What is wrong with the last lines from whose ends the run went on to that of `last`."""
+    for each in lasts:
+        if growth.went_on(each, last):
+            [name] = attempt_names([each.attempt_began])
+            own = [line for line in lines if line.attempt_began == each.attempt_began]
+            stated = summary_check.with_sizes(each, sizes)
+            for problem in chain(summary_check.faults(stated), summary_check.contradictions(stated, own)):
+                yield replace(problem, where=", ".join(filter(None, [name, problem.where])))
 
 
 def _superseded(every: list[TallyLine], lines: list[TallyLine]) -> Iterator[str]:

@@ -11,7 +11,9 @@ from typing import Any
 
 _PIECE = 16 << 10  # bytes
 _OF_CRI = re.compile(r"\S+ (stdout|stderr) ([PF])(?::\S+)? ")
-_TRIED = 16  # braces of a line, each of which could begin an object
+_SOURCES = 64  # of pieces in one log, held at a time
+_OF_PIECE = {"log", "time", "date", "ts", "timestamp", "@timestamp", "offset", "logtag", "_p"}  # differ within a line
+_TRIED = 16  # braces of a line that begin no object
 _DECODER = json.JSONDecoder()
 
 
@@ -20,7 +22,7 @@ class Unwrapping:
 
     def __init__(self, wanted: str, longest: int) -> None:
         self._wanted, self._longest = wanted, longest
-        self._pieces: dict[str, str] = {}  # what has come of a line that is not complete, by stream
+        self._pieces: dict[str, str] = {}  # what has come of a line that is not complete, by source
 
     def lines(self, text: str) -> Iterator[str]:
         """Yield the lines in a line of the log."""
@@ -37,25 +39,26 @@ class Unwrapping:
         for piece in self._pieces.values():
             yield from self._unwrapped(piece)
 
-    def _joined(self, stream: str, piece: str, goes_on: bool) -> Iterator[str]:
-        whole = self._pieces.pop(stream, "") + piece
+    def _joined(self, source: str, piece: str, goes_on: bool) -> Iterator[str]:
+        whole = self._pieces.pop(source, "") + piece
         if goes_on and len(whole) < self._longest:
-            self._pieces[stream] = whole
+            self._pieces[source] = whole
+            if len(self._pieces) > _SOURCES:
+                yield from self._unwrapped(self._pieces.pop(next(iter(self._pieces))))
         else:
             yield from self._unwrapped(whole)
 
     def _unwrapped(self, text: str) -> Iterator[str]:
         rest, at, tried = 0, 0, 0
-        while (found := text.find(self._wanted, rest)) >= 0:
+        while (found := text.find(self._wanted, max(rest, at))) >= 0:
             begin = text.find("{", at)
             if not 0 <= begin < found or tried == _TRIED:
                 yield text[rest:]
                 return
-            tried += 1
             try:
                 value, end = _DECODER.raw_decode(text, begin)
             except (ValueError, RecursionError):
-                at = begin + 1
+                at, tried = begin + 1, tried + 1
                 continue
             at = end
             if end > found:
@@ -70,7 +73,10 @@ class Unwrapping:
 
 
 def _of_docker(text: str) -> tuple[str, str, bool] | None:
-    """Stream, text, and whether the line goes on, of an entry of Docker's json-file or its like."""
+    """Source, text, and whether the line goes on, of an entry of Docker's json-file or its like.
+
+    A collector adds the pod and the container to each entry, and its log can have those of several.
+    """
     try:
         entry = json.loads(text)
         stream, log = entry["stream"], entry["log"]
@@ -78,7 +84,8 @@ def _of_docker(text: str) -> tuple[str, str, bool] | None:
         return None
     if not isinstance(stream, str) or not isinstance(log, str):
         return None
-    return stream, log, not log.endswith("\n") and len(log.encode(errors="replace")) >= _PIECE
+    source = json.dumps({name: value for name, value in entry.items() if name not in _OF_PIECE}, sort_keys=True)
+    return source, log, not log.endswith("\n") and len(log.encode(errors="replace")) >= _PIECE
 
 
 def _texts(value: Any) -> Iterator[str]:

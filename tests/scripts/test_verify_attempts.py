@@ -52,6 +52,16 @@ def test_a_fault_of_the_attempt_that_began_anew_is_found_and_one_of_the_earlier_
     assert any(each.startswith("train epoch 1: rank 1: 1 (") for each in found)
 
 
+def test_a_line_that_counts_and_is_printed_twice_in_two_ways_is_no_evidence() -> None:
+    lines = [each for each in again(0, BEGAN) if each["epoch"] == 1]
+    rest = [each for each in again(1, LATER) if each["epoch"] == 2]
+    twin = line(again(0, BEGAN, consume=lazy), 1)
+    assert verdict([*lines, *rest]).holds
+    for twins in ([*lines, twin, *rest], [*lines, twin, *rest, bruteforce.last([*lines, *rest])]):
+        assert any("train epoch 1 of rank 1 is printed twice and differs" in each for each in sentences(twins))
+    assert verdict([*lines, twin, *again(1, LATER)]).holds  # done again
+
+
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_lines_of_the_earlier_attempt_do_not_stand_in_for_those_that_are_missing(attempt: int) -> None:
     for at in range(20):

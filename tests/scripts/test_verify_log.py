@@ -128,6 +128,25 @@ def test_a_line_of_more_than_a_runtimes_16_kib_is_joined(wrapped: Any) -> None:
     assert any("cut off" in each or "has no end" in each for each in problems(f"{first}{'w' * 20_000}"))
 
 
+def test_pieces_are_joined_with_those_of_their_own_pod_alone() -> None:
+    def entry(pod: str, log: str) -> str:
+        return json.dumps({"log": log, "stream": "stdout", "time": "", "kubernetes": {"pod_name": pod}}) + "\n"
+
+    lines, padding = TEXT.splitlines(keepends=True), "-" * 16_384
+    heads, tails = [padding + each[:300] for each in lines], [each[300:] for each in lines]
+    pods = ["demo-master-0", "demo-worker-0", "demo-worker-1"]
+    assert of("".join(map(entry, pods * 2, heads + tails))).holds
+    alone = "".join(map(entry, pods, [*heads[:2], lines[2]]))
+    assert not of(alone + entry(pods[0], tails[0]) + entry(pods[2], tails[1])).holds
+    many = "".join(entry(f"other-{number}", padding) for number in range(100))
+    assert any("cut off" in each for each in problems(entry(pods[0], heads[0]) + many + entry(pods[0], tails[0])))
+
+
+def test_many_objects_on_one_line() -> None:
+    entries = [{"log": line} for line in TEXT.splitlines()]
+    assert of(json.dumps([{"log": "step"}] * 100 + entries * 20)).holds
+
+
 def test_a_json_string_without_end_is_named() -> None:
     text = json_file(TEXT)
     found = problems(text[: text.rindex("digest")])

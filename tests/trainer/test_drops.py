@@ -3,12 +3,15 @@
 import contextlib
 import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from accounts import alone, run, tallied
@@ -19,8 +22,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, default_collate
 
 from torchtally import Account, Batch, Steps, compat
+from torchtally.accounting.drops import Drops
 from torchtally.accounting.state import State
+from torchtally.accounting.tally import Run
 from torchtally.proof import digest
+from torchtally.proof.digest import Digest
 from torchtally.proof.line import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -142,6 +148,22 @@ def fills_the_store() -> list[int]:
 def test_what_is_dropped_leaves_the_store_with_its_epoch() -> None:
     within, after_first, after_second = alone(fills_the_store)["result"]
     assert after_first < after_second < within
+
+
+def test_a_rank_ends_its_last_epoch_though_the_store_has_ended_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = ranks.free_port()
+    if not (rank_0 := os.fork()):
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store.set("here", "")
+        signal.pause()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    monkeypatch.setattr(compat, "default_store", lambda: store)
+    of = Run(run="r", attempt=0, pod="p", task="t", plan={"train": 1}, rank=1, world=2, seed=0, data="d")
+    dropped = Drops(of, "train", 1, Digest())
+    dropped.post(1, Digest())
+    os.kill(rank_0, signal.SIGKILL)
+    os.waitpid(rank_0, 0)
+    dropped.end()
 
 
 def ends() -> None:

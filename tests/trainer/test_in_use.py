@@ -1,5 +1,6 @@
 """Of two starts that would write to one folder, one does; a lock never outlives the process that holds it."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -102,6 +103,11 @@ def test_a_pod_waits_for_an_earlier_one_of_its_job(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("PET_MASTER_ADDR", "another-master-0")
         with pytest.raises(Refused):
             in_use.hold(tmp_path)
+
+
+def test_others_can_read_who_holds_the_lock_where_locks_are_mandatory(tmp_path: Path) -> None:
+    with holder(tmp_path), (tmp_path / ".in-use").open("rb") as file:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 4096)  # as SMB asks before it reads
 
 
 @pytest.mark.usefixtures("alone")

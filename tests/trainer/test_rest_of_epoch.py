@@ -174,7 +174,8 @@ def saves(
             torch.save({"account": account.state_dict(), **training.states}, file)
             return "killed"
     for epoch in list(account.epochs()) if how == "lists" else account.epochs():
-        for batch in account.epoch("train", epoch, loader):
+        kept = account.epoch("train", epoch, loader) if how == "closes" else None
+        for batch in (next(kept) for _ in range(8)) if kept else account.epoch("train", epoch, loader):
             training.backward(*batch.data)
             training.step()
             account.commit()
@@ -186,12 +187,14 @@ def saves(
                     return "killed"
             if how == "breaks" and batch.step == batch.steps:
                 break
+        if kept:
+            kept.close()
         if epoch in evaluated:
             for _ in account.epoch("test", account.completed("test") + 1, tests):
                 if epoch == moment[0]:
                     return "killed"
         training.scheduler.step()
-        if how == "at the end of the body" and epoch == moment[0]:
+        if how in ("at the end of the body", "closes") and epoch == moment[0]:
             torch.save({"account": account.state_dict(), **training.states}, file)
             return "killed"
     account.__exit__(None, None, None)
@@ -206,6 +209,7 @@ def saves(
         (3, (2, 0), (), "lists"),
         (3, (2, 0), (), "breaks"),
         (3, (2, 9), (), "at the end of the body"),
+        (3, (2, 9), (), "closes"),
         (Steps(20), (3, 0), (), ""),  # four steps of the last epoch
         (7, (2, 0), (2, 3, 6), ""),
         pytest.param(7, (6, 0), (2, 3, 6), "", marks=pytest.mark.nightly),
@@ -226,7 +230,7 @@ def test_a_state_of_the_last_commit_of_an_epoch_goes_on_with_its_rest(
     verdict = verified(*([each] for each in [*killed, resumed]))
     assert verdict.holds, verdict.problems
     version = json.loads(torch.load(tmp_path / "saved")["account"]["torchtally"])["v"]
-    assert version == (1 if how == "at the end of the body" else 3)
+    assert version == (1 if moment == (2, 9) else 3)
 
 
 def test_the_rest_of_the_epoch_in_which_a_run_was_stopped_is_made(tmp_path: Path) -> None:
@@ -328,6 +332,37 @@ def samples(saved: Saved | None, moment: tuple[int, int], told: int | None = Non
 def test_a_tallied_sampler_goes_on_with_the_rest_of_an_epoch(moment: tuple[int, int]) -> None:
     killed = alone(samples, None, moment)
     resumed = alone(samples, killed["result"], (9, 0))
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == alone(samples, None, (9, 0))["result"]
+
+
+def leaves(saved: Saved | None, how: str) -> Any:
+    """Leaves each epoch at its last batch, and saves at the end of the first one's body."""
+    training, data, steps = Scheduled(), Noisy(N), 8
+    sampler = TalliedSampler(data, epochs=3)
+    loader = DataLoader(data, batch_size=SIZE, sampler=sampler)
+    if saved:
+        sampler.load_state_dict(saved["sampler"])
+        training.take_up(saved)
+    for epoch in range(sampler.completed, 3):
+        sampler.set_epoch(epoch)
+        batches = sampler.tally(loader)
+        for step, batch in enumerate(batches) if how == "break" else zip(range(steps), batches, strict=False):
+            training.backward(*batch)
+            training.step()
+            sampler.commit()
+            if step == steps - 1:
+                break
+        training.scheduler.step()
+        if epoch == 0 and not saved:
+            return {"sampler": sampler.state_dict(), **training.states}
+    sampler.done()
+    return training.outcome
+
+
+@pytest.mark.parametrize("how", ["zip", "break"])
+def test_a_state_behind_an_epoch_that_is_left_at_its_last_batch_goes_on_with_the_next(how: str) -> None:
+    resumed = alone(leaves, alone(leaves, None, how)["result"], how)
     assert resumed["code"] == 0, resumed["err"]
     assert resumed["result"] == alone(samples, None, (9, 0))["result"]
 

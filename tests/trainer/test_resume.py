@@ -168,6 +168,18 @@ def test_a_plan_that_has_grown_is_proved_as_a_whole(until: int | None, world: in
         run(2, grows, grown[0]["result"], 3, None)
 
 
+def grows_at_once() -> dict[str, Any]:
+    return grows(grows(None, 2, None), 4, None)
+
+
+def test_a_plan_can_grow_in_the_process_that_has_completed_the_run() -> None:
+    found = run(1, grows_at_once)
+    assert found[0]["code"] == 0, found[0]["err"]
+    assert found[0]["result"]["times"] == [4] * N
+    verdict = verified(found)
+    assert verdict.holds, verdict.problems
+
+
 @pytest.mark.parametrize("contract", ["padded", "drop_last"])
 def test_contracts_that_repeat_or_leave_out_hold_over_a_resume(contract: Contract) -> None:
     killed = run(3, trains, None, 6, 0, 1, contract)

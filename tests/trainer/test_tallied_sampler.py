@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,6 +210,12 @@ def test_a_second_account_does_not_read_what_was_agreed_on_for_the_first() -> No
         assert "rank 1 (pod-1) has seed 1 and rank 0 (pod-0) has 0" in each["err"]
 
 
+NO_TEST = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+RANK = {
+    **NO_TEST,
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+}
 FORGETS = """
 import os, sys
 import torch.distributed as dist
@@ -238,14 +245,50 @@ for batch in sampler.tally(loader):
 )
 def test_a_program_that_forgets_done_does_not_end_with_0(end: str, code: int) -> None:
     """One that says by its exit code that it has failed, or that it wants a restart, is left alone."""
-    torchrun = dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"), "0")
-    torchrun |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
-    ended = subprocess.run(
-        [sys.executable, "-c", FORGETS.format(end)], env={**os.environ, **torchrun}, capture_output=True, text=True
-    )
+    ended = subprocess.run([sys.executable, "-c", FORGETS.format(end)], env=RANK, capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
     forgotten = "torchtally: the program has ended without done() of its TalliedSampler, so run "
     assert (forgotten in ended.stderr) == (code == 3)
+
+
+MAIN = """
+import os, sys
+import torch.distributed as dist
+from torchtally import TalliedSampler
+
+def main(code):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    TalliedSampler([0.0] * 4, epochs=1)
+    return code
+
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(main(143))", 143),
+        ("sys.exit(main(0))", 3),
+        ("sys.ps1 = '>>> '; main(0)", 0),
+        ("import pytest; os.environ['PYTEST_CURRENT_TEST'] = 'test_it'; main(0)", 0),
+    ],
+)
+def test_a_main_function_that_forgets_done_has_the_code_that_it_returns(end: str, code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", MAIN.format(end)], env=RANK, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("raise SystemExit(main(143))", 143), ("raise SystemExit(main(0))", 3)])
+def test_a_rank_that_raises_its_exit_has_its_code(end: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MAIN.format(end))
+    ended = subprocess.run(
+        [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, tmp_path / "train.py"],
+        env={**NO_TEST, "PET_NPROC_PER_NODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == code, ended.stderr
 
 
 A_SCRIPTS_END = """

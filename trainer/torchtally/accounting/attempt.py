@@ -108,9 +108,12 @@ class Attempt:
             f"anew, too, pass anew=True{file}"
         )
 
-    def take_up(self, loaded: State, *, reported: bool) -> None:
-        """Go on with the run of a loaded state, unless that is `reported` already. Raises Refused."""
-        if loaded.run in _completed:
+    def take_up(self, loaded: State, *, reported: bool, grown: bool = False) -> None:
+        """Go on with the run of a loaded state, to a plan that may have `grown`, unless that is `reported` already.
+
+        Raises Refused.
+        """
+        if loaded.run in _completed and not grown:
             raise Refused(
                 f"the state is of run {loaded.run}, which this process has completed: this account is another run, "
                 "such as the next fold, and needs states or a folder of checkpoints of its own"

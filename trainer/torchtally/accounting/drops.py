@@ -5,6 +5,7 @@ therefore go through the job's store. A batch's are there before the loop has th
 of all ranks, so are the drops of all ranks in the store.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from numbers import Integral
@@ -66,8 +67,9 @@ class Drops:
 
     def end(self) -> None:
         """Print how many samples this rank has dropped since it began. The epoch is proved: nobody asks any more."""
-        for key in self._posted:
-            self._store.delete_key(key)
+        with contextlib.suppress(RuntimeError):  # the store may have ended with rank 0, which does not wait for others
+            for key in self._posted:
+                self._store.delete_key(key)
         if count := self._reasons.total():
             parts = [f"{number} {reason}" for reason, number in self._reasons.most_common(_SHOWN)]
             more = ", …" * (len(self._reasons) > _SHOWN)

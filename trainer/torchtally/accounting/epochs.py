@@ -23,18 +23,25 @@ class Epochs:
     Attributes:
         account: The account that counts the batches.
         phase: Name of the phase.
+
+    Args:
+        holds: Whether it asks for the end of an epoch that is left at its last batch, and holds on to it for that.
     """
 
-    def __init__(self, account: "Account", phase: str, epoch: Callable[[], Iterator[Batch]], steps: int):
-        self.account, self.phase, self._epoch, self._steps = account, phase, epoch, steps
+    def __init__(
+        self, account: "Account", phase: str, epoch: Callable[[], Iterator[Batch]], steps: int, holds: bool = True
+    ):
+        self.account, self.phase, self._epoch, self._steps, self._holds = account, phase, epoch, steps, holds
         self._batches: Iterator[Batch] = iter(())
         self._all_taken = False
         self.before_state: Callable[[], None] = lambda: None  # commits what a library has stepped
 
     def __iter__(self) -> Iterator[Any]:
         self.end()
-        self._batches = self._epoch()
-        for batch in self._batches:
+        batches = self._epoch()
+        if self._holds:
+            self._batches = batches
+        for batch in batches:
             self._all_taken = batch.step == batch.steps
             yield batch.data
 

@@ -19,8 +19,8 @@ class Watch:
 
     def __init__(self, sentence: str) -> None:
         self._sentence, self._process = sentence, os.getpid()
-        sys.exit = _noted
-        atexit.register(self._check)
+        if not _in_a_test():
+            atexit.register(self._check)
 
     def over(self) -> None:
         """The run has ended, in whatever way."""
@@ -28,11 +28,20 @@ class Watch:
 
     def _check(self) -> None:
         failed = Watch._code not in (None, 0) or getattr(sys, "last_value", None) is not None
-        if not failed and os.getpid() == self._process:
+        interactive = hasattr(sys, "ps1")
+        if not failed and not interactive and os.getpid() == self._process:
             standard_output.flush()
             os._exit(failure.end(Unproven(self._sentence)))
+
+
+def _in_a_test() -> bool:
+    """Whether this process is a pytest: its exit code says whether the tests have passed, and is not a training's."""
+    return "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ
 
 
 def _noted(code: Any = None, /) -> NoReturn:
     Watch._code = code
     _exit(code)
+
+
+sys.exit = _noted  # now, for in `sys.exit(main())` it is looked up before main() makes a sampler

@@ -159,7 +159,8 @@ class TalliedSampler(Sampler):
                 self._account.settle("train")
                 yield from self._account.epoch("train", self._next() + 1, tallied)
 
-        return Epochs(self._account, "train", epoch, len(tallied))
+        # A loop that has left an epoch is no longer in it: a state that is made then goes on behind it.
+        return Epochs(self._account, "train", epoch, len(tallied), holds=False)
 
     def _next(self) -> int:
         """The next epoch, counted from 0.

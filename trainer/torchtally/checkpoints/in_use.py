@@ -17,6 +17,7 @@ from torchtally.errors import Refused, Volume
 from torchtally.log import log
 
 _FILE = ".in-use"
+_BYTE = 1 << 30  # that is locked, behind the text: on SMB, a lock keeps others from reading what is locked
 _WAIT = 300.0  # seconds, for an earlier pod of the same job, or for its node's lease
 _PROGRESS = 30  # seconds between two messages
 # By folder: the open file, and how often this process uses the folder. To open and close the file once more would
@@ -71,7 +72,7 @@ def _lock(file: int, folder: Path) -> None:
     job = job_address()
     while True:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _BYTE)
             break
         except (BlockingIOError, PermissionError):  # as POSIX says, either of them
             holder = _holder(file)

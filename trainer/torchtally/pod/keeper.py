@@ -27,6 +27,7 @@ class Keeper:
     def __init__(self, marker: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, marker],
+            bufsize=0,  # nothing is left for close() to write to a keeper that has been killed, or could not start
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -51,7 +52,6 @@ class Keeper:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the keeper itself has been killed
             self._process.stdin.write(f"{line}\n".encode())
-            self._process.stdin.flush()
 
 
 def keep(told: Iterable[str], marker: str) -> None:

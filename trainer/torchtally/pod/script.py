@@ -67,8 +67,8 @@ class Script:
                 runpy._run_module_as_main(self.module)  # type: ignore[attr-defined]  # as Python does
             else:
                 _run_file(self.arguments[0])
-        except SystemExit:
-            raise
+        except SystemExit as end:
+            sys.exit(end.code)  # which a watch notes, whatever has raised it
         except BaseException as error:
             _hide_callers(error)
             raise
