@@ -209,7 +209,7 @@ def fill_the_volume() -> None:
     send(signal.SIGCONT, "ranks")
     ends = time.monotonic() + LIMIT
     # A file has come and gone again.
-    while CHECKPOINTS.stat().st_mtime_ns == before or any(CHECKPOINTS.glob(".*")):
+    while CHECKPOINTS.stat().st_mtime_ns == before or any(CHECKPOINTS.glob(".epoch-*")):
         if time.monotonic() > ends:
             sys.exit(f"waited {LIMIT} s in vain for a checkpoint")
         time.sleep(0.01)
