@@ -15,11 +15,12 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from accounts import alone
 from checkpointed import BATCH, EPOCHS, Found, Loop, N, plain
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from torchtally import events
+from torchtally import Account, events
 from torchtally.checkpoints import conditions, storage, writer
 from torchtally.checkpoints.manifest import FORMAT, MANIFEST
 
@@ -46,6 +47,29 @@ def test_a_stopped_loop_goes_on_with_the_same_bits(wrapped: str, tmp_path: Path)
         assert found.resumed
         assert found.count == COMPLETE
         assert (found.bits, found.lr) == (expected[rank].bits, expected[rank].lr)
+
+
+def saves_any_layout(folder: Path) -> bool:
+    model = nn.Module()
+    values = torch.arange(6.0)
+    layouts = {"strided": values[::2], "column": values.view(3, 2)[:, 1]}
+    layouts |= {"scalar": values[0], "none": values[:0], "complex": values + 0j, "short": values.bfloat16()}
+    for name, value in layouts.items():
+        model.register_parameter(name, nn.Parameter(value, requires_grad=False))
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", range(N), batch_size=BATCH)
+        kept = account.checkpoints(folder, {"model": model})
+        resumed = kept.resume()
+        kept.save(wait=True)
+        for _ in account.epoch("train", 1, loader):
+            account.commit()
+    return resumed
+
+
+def test_parameters_of_any_layout_and_kind_are_saved(tmp_path: Path) -> None:
+    for resumed in (False, True):
+        found = alone(saves_any_layout, tmp_path)
+        assert (found["code"], found["result"]) == (0, resumed), found["err"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (3, 1)])

@@ -141,7 +141,7 @@ def _sum(value: Any) -> int | None:
     """What differs if the values do; None of what each rank saves of its own."""
     if type(value) is not Tensor:
         return None
-    return zlib.crc32(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+    return zlib.crc32(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def cause_of(error: CheckpointException) -> str:
