@@ -3,9 +3,9 @@
 
     scripts/kubernetes_schema.py [--check]
 
-They come from the Go module k8s.io/kubernetes: the types from its OpenAPI document, and the allowed words, which that
-document lacks, from the source that an API server is built with. Each definition takes one line, after the chart's own.
-With --check, the script writes nothing, and the exit code is 1 if the file differs.
+The Go module k8s.io/kubernetes provides them: its OpenAPI document has the types, and the source of the API server has
+the allowed words. Each definition takes one line, after the chart's own definitions. With --check, the script writes
+nothing, and ends with 1 if the file differs.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 MODULE = "k8s.io/kubernetes@v1.34.4"
 SCHEMA = Path(__file__).parent.parent / "charts/torchtally/values.schema.json"
-FIRST = '\n    "kubernetes": {"$comment": '  # the definitions stand behind it, and last in the schema
+FIRST = '\n    "kubernetes": {"$comment": '  # the definitions follow it, at the end of the schema
 
 CORE = "io.k8s.api.core.v1."
 # The definitions that the chart's values refer to.
@@ -40,14 +40,14 @@ OPERATOR = "io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement"
 Schema = dict[str, Any]
 
 _LABELS = {"type": ["object", "null"], "additionalProperties": {"type": ["string", "null"]}}
-# Definitions that the document leaves open, or that say more than a user of the chart can.
+# In place of definitions that the document leaves open, or that allow fields which have no effect here.
 OTHERWISE: dict[str, Schema] = {
     "io.k8s.apimachinery.pkg.api.resource.Quantity": {
         "type": ["string", "number", "null"],
         "pattern": "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$",
     },
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString": {"type": ["integer", "string", "null"]},
-    # Of the metadata of a volumeClaimTemplate, Kubernetes takes these.
+    # Kubernetes reads only these fields in the metadata of a volumeClaimTemplate.
     "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta": {
         "type": ["object", "null"],
         "properties": {"annotations": _LABELS, "labels": _LABELS},
@@ -111,7 +111,7 @@ def _definition(name: str, source: Schema, words: dict[tuple[str, str], list[str
     properties = {
         key: _part(part, key in required, words.get((name, key), [])) for key, part in source["properties"].items()
     }
-    # An unknown field is a mistake, which an API server would drop in silence.
+    # An unknown field is a mistake, which an API server drops silently.
     found = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
     return {**found, "required": sorted(required)} if required else found
 
@@ -151,7 +151,7 @@ def _references(source: Any) -> list[str]:
 
 def allowed_words(source: str) -> dict[tuple[str, str], list[str]]:
     """The allowed words by definition and field, from Go's source of all definitions."""
-    found = {(OPERATOR, "operator"): ["DoesNotExist", "Exists", "In", "NotIn"]}  # the source has them in its text alone
+    found = {(OPERATOR, "operator"): ["DoesNotExist", "Exists", "In", "NotIn"]}  # only in a description of the source
     for function in source.split("\nfunc schema_k8sio_api_")[1:]:
         name = "io.k8s.api." + function[: function.index("(")].replace("_", ".")
         field = ""

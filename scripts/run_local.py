@@ -63,7 +63,7 @@ def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -
     except* EngineError as errors:
         say(str(errors.exceptions[0]))
     except* BrokenPipeError:
-        end()  # nobody reads on; the pods are ended
+        end()  # the reader has left, and the pods are ended
     return 1
 
 

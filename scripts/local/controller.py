@@ -13,7 +13,7 @@ from typing import Protocol
 from local.job import LocalJob, Pod
 from local.output import Output
 
-_TELLING = 3  # restarts of a pod, after which its last line is shown: it may never start
+_SHOWN_AT = 3  # restarts of a pod, with which its last line is shown: it may never start
 _FAREWELL = 10  # seconds for a process that was killed
 
 
@@ -204,10 +204,10 @@ class Controller:
             self._fail_on_backoff_limit()
             return False
         self._output.say(f"{pod.name} ended with exit code {code}: restart {status.restarts} (restartPolicy {policy})")
-        if status.restarts == _TELLING:
+        if status.restarts == _SHOWN_AT:
             last = self._output.last.get(pod.name)
             said = f"its last line was: {last}" if last else "it has printed nothing"
-            self._output.say(f"{pod.name} has ended {_TELLING} times, and restarts as it would in a cluster; {said}")
+            self._output.say(f"{pod.name} has ended {_SHOWN_AT} times, and restarts as it would in a cluster; {said}")
         return True
 
     def _past_backoff_limit(self, pod: Pod) -> bool:

@@ -25,8 +25,8 @@ class Output:
         log: BinaryIO | None = None,
     ) -> None:
         self._stream, self._log = stream or sys.stdout.buffer, log
-        self._unwritten: set[BinaryIO] = set()  # of which it is said
-        self.last: dict[str, str] = {}  # of each pod, the last line for people
+        self._unwritten: set[BinaryIO] = set()  # reported streams
+        self.last: dict[str, str] = {}  # the last line for people, by pod
         if colour is None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._prefixes = {
@@ -62,7 +62,7 @@ class Output:
         self._append(self._stream, b"".join(self._prefixes[name] + line + b"\n" for line in seen))
 
     def _append(self, stream: BinaryIO, text: bytes) -> None:
-        """Write to a stream. Raises BrokenPipeError. The job outlives any other failure, as in a cluster."""
+        """Write to a stream. Raises BrokenPipeError. Any other error is reported, and the job continues."""
         try:
             stream.write(text)
             stream.flush()
@@ -72,11 +72,11 @@ class Output:
             if stream not in self._unwritten:
                 self._unwritten.add(stream)
                 where = "--log" if stream is self._log else "standard output"
-                say(f"{where} cannot be written ({error.strerror}): the job continues, and its lines are missing there")
+                say(f"{where} cannot be written ({error.strerror}): the job continues, but its lines are missing there")
 
 
 def end() -> None:
-    """Discard what standard output has not taken: Python's own try at its end would fail."""
+    """Discard what could not be written to standard output: Python would try again at its end, and fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -84,5 +84,5 @@ def end() -> None:
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads on
+    with contextlib.suppress(OSError):  # the reader has left
         print(f"run_local: {text}", file=sys.stderr, flush=True)

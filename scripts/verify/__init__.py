@@ -1,11 +1,11 @@
 """The parts of verify_shards.
 
 log            finds tally lines and last lines in logs
-wrapped        unwraps the lines of a log from what a runtime or a collector has made of them
+wrapped        extracts a program's lines from the formats of container runtimes and log collectors
 cluster        fetches the logs of a job's pods (job_kinds: PyTorchJob and TrainJob)
 expected       the samples that each rank should have consumed
 lineage        which attempts of a run its final weights come from
-growth         takes the lines of earlier attempts, which planned fewer epochs, for those of the plan at last
+growth         gives the newest plan to lines of earlier attempts that planned fewer epochs
 verdict        judges each run by all of these checks:
 line_check     the lines, against their own fields, each other and the plan
 digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)

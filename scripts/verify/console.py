@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 class _Unwritten(Exception):
-    """The output could not be written: one sentence, which is empty if nobody reads on."""
+    """The output could not be written. The text is a sentence, or empty if the reader has left."""
 
 
 def run(main: Callable[[], int]) -> int:
-    """Run `main`. Returns its exit status, 130 after Ctrl-C, or 1 where the output could not be written."""
-    if sys.stdout is None:  # closed when Python started: a stream that fails at each write, too
+    """Run `main`. Returns its exit status, 130 after Ctrl-C, or 1 if the output could not be written."""
+    if sys.stdout is None:  # closed when Python started: a stream in its place, which fails at each write
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name, or a ±, that the encoding cannot show
@@ -23,7 +23,7 @@ def run(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 130
     except _Unwritten as sentence:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python must not try again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at exit
         if str(sentence):
             with contextlib.suppress(OSError):
                 print(f"{Path(sys.argv[0]).stem}: {sentence}", file=sys.stderr)
@@ -31,7 +31,7 @@ def run(main: Callable[[], int]) -> int:
 
 
 def show(text: str) -> None:
-    """Print a text, whole: what could not be written, `run` tells."""
+    """Print a text. If it cannot be written, `run` reports this and returns 1."""
     try:
         print(text, flush=True)
     except BrokenPipeError:  # `| head`

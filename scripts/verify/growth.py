@@ -1,4 +1,4 @@
-"""A run whose plan has grown: an earlier attempt planned fewer epochs, and a later one has gone on to more."""
+"""A run whose plan has grown: an earlier attempt planned fewer epochs, and a later one continued with more."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,14 @@ def grows(earlier: Plan, later: Plan) -> bool:
 
 
 def went_on(first: RunSummary, second: RunSummary) -> bool:
+<<<<<<< HEAD
     """Whether the second of two last lines is of a later attempt at the same run, which began at the first's end."""
     later = first.attempt < second.attempt and (first.began <= second.began or not second.began)
     if not later or first.stopped or not grows(first.plan, second.plan):
+=======
+    """Whether the second of two last lines is of a later attempt that continued after the end of the first."""
+    if first.attempt >= second.attempt or first.stopped or not grows(first.plan, second.plan):
+>>>>>>> a11d568 (wip)
         return False
     return _OF_RUN(first) == _OF_RUN(second) and all(
         phase in second.phases
@@ -34,9 +39,9 @@ def went_on(first: RunSummary, second: RunSummary) -> bool:
 
 
 def as_planned_at_last(lines: list[TallyLine], last: RunSummary | None) -> tuple[list[TallyLine], list[str]]:
-    """The lines, those of earlier attempts with the plan of the newest attempt if theirs has grown to it; and notes.
+    """The lines and notes. Lines of earlier attempts have the newest attempt's plan, if their own has grown to it.
 
-    An epoch that ends early by its plan is left as it is, for a longer plan would not end it there.
+    The line of an epoch that ends early keeps its plan, because a longer plan would not end the epoch there.
     """
     newest = max((line.attempt_began for line in lines), default=None)
     plan = last.plan if last else next((line.plan for line in lines if line.attempt_began == newest), None)
@@ -69,5 +74,5 @@ def _notes(grown: Mapping[Attempt, Plan], plan: Plan) -> Iterator[str]:
     ordered = sorted(grown)
     for attempt, name in zip(ordered, attempt_names(ordered), strict=True):
         longer = [phase for phase in plan if grown[attempt][phase] < plan[phase]]
-        changes = [f"{grown[attempt][phase]} epochs of {phase}, which are {plan[phase]} now" for phase in longer]
+        changes = [f"{grown[attempt][phase]} epochs of {phase} (now {plan[phase]})" for phase in longer]
         yield f"{name} planned {' and '.join(changes)}"

@@ -50,12 +50,12 @@ def _faults_of_dropped(last: RunSummary, phase: str) -> Iterator[Problem]:
         yield Problem("the last line must have both dropped and dropped_digest, or none of them", phase)
     runs = stated.dropped_in
     if runs is None:
-        if epochs > 1:  # the folded digest has not the sum of their numbers
+        if epochs > 1:  # the folded digest does not contain the sum of their numbers
             return
         runs = ((1, stated.dropped or 0),)
     elif drop_counts.epochs(runs) != epochs:
         yield Problem(
-            f"the last line reports dropped_in of {drop_counts.epochs(runs)} epochs, and makes {epochs}", phase
+            f"the last line reports dropped_in for {drop_counts.epochs(runs)} epochs, but it covers {epochs}", phase
         )
     if (total := drop_counts.total(runs)) != (stated.dropped or 0):
         yield Problem(f"the last line reports dropped {stated.dropped or 0}, but dropped_in adds up to {total}", phase)

@@ -1,7 +1,7 @@
-"""Lines of logs as programs wrote them, out of what runtimes and collectors have made of them.
+"""Extracts the lines that a program wrote from the formats of container runtimes and log collectors.
 
-A container runtime cuts a line of more than 16 KiB in pieces. Docker and collectors make a JSON object of each line or
-piece, in a field of any name: `log` of Docker's json-file and of Fluent Bit, `message`, or `line` of Loki.
+A container runtime cuts a line of more than 16 KiB into pieces. Docker and collectors make each line or piece a JSON
+object with the text in one field: `log` in Docker's json-file and Fluent Bit, `message`, or `line` in Loki.
 """
 
 import json
@@ -18,11 +18,15 @@ _DECODER = json.JSONDecoder()
 
 
 class Unwrapping:
-    """Joins and unwraps the lines of one log, one after the other. Yields those with `wanted` alone."""
+    """Joins and unwraps the lines of one log in order. Yields only those that contain `wanted`."""
 
     def __init__(self, wanted: str, longest: int) -> None:
         self._wanted, self._longest = wanted, longest
+<<<<<<< HEAD
         self._pieces: dict[str, str] = {}  # what has come of a line that is not complete, by source
+=======
+        self._pieces: dict[str, str] = {}  # the beginning of an incomplete line, by stream
+>>>>>>> a11d568 (wip)
 
     def lines(self, text: str) -> Iterator[str]:
         """Yield the lines in a line of the log."""
@@ -35,7 +39,7 @@ class Unwrapping:
             yield from self._unwrapped(text)
 
     def rest(self) -> Iterator[str]:
-        """Yield the lines whose end has not come."""
+        """Yield the lines that are still incomplete."""
         for piece in self._pieces.values():
             yield from self._unwrapped(piece)
 
@@ -73,10 +77,14 @@ class Unwrapping:
 
 
 def _of_docker(text: str) -> tuple[str, str, bool] | None:
+<<<<<<< HEAD
     """Source, text, and whether the line goes on, of an entry of Docker's json-file or its like.
 
     A collector adds the pod and the container to each entry, and its log can have those of several.
     """
+=======
+    """Stream, text, and whether the line continues, from an entry in the format of Docker's json-file."""
+>>>>>>> a11d568 (wip)
     try:
         entry = json.loads(text)
         stream, log = entry["stream"], entry["log"]

@@ -40,7 +40,7 @@ def test_the_proof_covers_the_epochs_of_both_plans() -> None:
         found = verdict(*lines)
         assert found.holds, found.problems
         assert (found.last.plan if found.last else found.lines[-1].plan) == {"train": 4}
-    assert "attempt 0 planned 2 epochs of train, which are 4 now" in verdict(*FIRST, *SECOND).notes
+    assert "attempt 0 planned 2 epochs of train (now 4)" in verdict(*FIRST, *SECOND).notes
 
 
 def test_what_the_longer_plan_lacks_is_missing() -> None:

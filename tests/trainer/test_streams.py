@@ -251,17 +251,18 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "idx with a sample twice": (
         "tars",
         lambda p: repeat_a_line(p / "shard-002.idx"),
-        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must be after the file before, which ends at byte \d+",
+        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must begin after its header of 512 bytes and the file before it, "
+        r"which ends at byte \d+",
     ),
     "idx with one more sample": (
         "tars",
         lambda p: repeat_the_last_line(p / "shard-002.idx"),
-        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must be after the file before",
+        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must begin after its header of 512 bytes and the file before it",
     ),
     "idx with a file in two samples": (
         "tars",
         lambda p: take_over_a_file(p / "shard-002.idx"),
-        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must be after the file before",
+        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must begin after its header of 512 bytes and the file before it",
     ),
     "idx behind the end": (
         "tars",

@@ -247,7 +247,7 @@ def test_a_program_that_forgets_done_does_not_end_with_0(end: str, code: int) ->
     """One that says by its exit code that it has failed, or that it wants a restart, is left alone."""
     ended = subprocess.run([sys.executable, "-c", FORGETS.format(end)], env=RANK, capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
-    forgotten = "torchtally: the program has ended without done() of its TalliedSampler, so run "
+    forgotten = "torchtally: the program ended before it called done() of its TalliedSampler, so run "
     assert (forgotten in ended.stderr) == (code == 3)
 
 

@@ -28,9 +28,9 @@ def replace(path: Path, contents: bytes | Callable[[IO[bytes]], object]) -> Path
 
 
 def clear(folder: Path, names: Iterable[str]) -> None:
-    """Delete the temporary files that killed processes have left of the files `names`. No other process may write them.
+    """Delete temporary files of `names` that killed processes have left.
 
-    Raises OSError.
+    Call it only while no other process writes these files. Raises OSError.
     """
     half = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[a-z0-9_]{{8}}")
     for path in folder.iterdir():

@@ -230,7 +230,7 @@ def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def job_address(env: Mapping[str, str] = os.environ) -> str | None:
-    """The address at which the pods of a job meet, which all of its pods have; None outside of a job."""
+    """The rendezvous address, which is the same in all pods of a job; None outside a job."""
     if endpoint := env.get("PET_RDZV_ENDPOINT"):
         return endpoint
     address = env.get("PET_MASTER_ADDR")

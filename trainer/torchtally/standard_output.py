@@ -1,4 +1,4 @@
-"""Lines on standard output, which a full disk, a reader that is gone, or an encoding of few characters never stops."""
+"""Lines on standard output, without an error if the disk is full, the reader has left, or a character has no code."""
 
 import atexit
 import contextlib
@@ -11,7 +11,7 @@ _reported = False
 
 
 def write(text: str) -> None:
-    """Print a text with its newline; raises nothing. The first one that cannot be printed is reported on stderr."""
+    """Print a text and a newline; raises nothing. The first failure is reported on stderr."""
     if sys.stdout is None:  # closed when Python started
         _report("it is closed")
         return
@@ -38,7 +38,7 @@ def encoding() -> str:
 
 
 def _encodable(text: str) -> str:
-    """The text with `\\xe4` in place of a character that the encoding lacks."""
+    """The text with an escape such as `\\xe4` in place of a character that the encoding lacks."""
     return text.encode(encoding(), "backslashreplace").decode(encoding())
 
 
@@ -47,11 +47,11 @@ def _report(error: object) -> None:
     if not _reported:
         _reported = True
         atexit.register(_discard)
-        log.warning(f"standard output cannot be written ({error}): the program continues, and its lines are missing")
+        log.warning(f"standard output cannot be written ({error}): the program continues, but its lines are missing")
 
 
 def _discard() -> None:
-    """Discard what could not be written. Python's own try at its end would fail, and give the exit code 120."""
+    """Discard what could not be written. Otherwise, Python tries again at its end, and fails with exit code 120."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return

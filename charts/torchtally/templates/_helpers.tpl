@@ -1,5 +1,5 @@
-{{- /* The name that all revisions share. A parent chart that has this chart twice gives one of them an alias, which is the
-chart's name then. */}}
+{{- /* The name that all revisions share. If a parent chart has this chart twice, one of them has an alias, which becomes its
+.Chart.Name. */}}
 {{- define "torchtally.name" -}}
 {{ .Values.jobName | default (ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (eq .Chart.Name "torchtally")) }}
 {{- end }}
@@ -71,8 +71,8 @@ the names of a TrainJob's pods end in a random suffix. */}}
 {{- end }}
 {{- end }}
 
-{{- /* The service account, Role and RoleBinding of `helm test`. No job can have a name with a dot, so the service account of
-the pods of another job has another name. */}}
+{{- /* The name of the service account, Role and RoleBinding of `helm test`. Because no job's name can have a dot, it is never
+that of the service account of another job. */}}
 {{- define "torchtally.verifier" -}}
 {{ include "torchtally.job" . }}.verify
 {{- end }}

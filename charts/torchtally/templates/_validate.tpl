@@ -228,7 +228,7 @@
 {{- toYaml $errors }}
 {{- end }}
 
-{{- /* The keys of a map that may have one; empty if it has no more. */}}
+{{- /* The keys of a map that may have only one, if it has several. */}}
 {{- define "torchtally.severalKeys" -}}
 {{- if gt (len (default dict .)) 1 }}{{ keys . | sortAlpha | join " and " }}{{ end }}
 {{- end }}

@@ -1,5 +1,5 @@
-{{- /* Completes .Values in place. A null, which is Helm's way to leave out a value, works in every value: each template begins
-with this one. */}}
+{{- /* Completes .Values in place, so that every value accepts a null, Helm's way to leave a value out. Each template begins
+with it. */}}
 {{- define "torchtally.init" -}}
 {{- include "torchtally.dropNulls" (list .Values (list "resources" "master" "worker")) }}
 {{- include "torchtally.complete" (list .Values (include "torchtally.defaults" . | fromYaml)) }}
@@ -10,7 +10,7 @@ with this one. */}}
 {{- end }}
 {{- end }}
 
-{{- /* What stands for a value that is left out: the default in values.yaml, or none for a list or a map. */}}
+{{- /* What replaces a value that is left out: the default in values.yaml, or for a list or a map an empty one. */}}
 {{- define "torchtally.defaults" -}}
 api: pytorchjob
 image: {repository: ghcr.io/torchtally/torchtally, tag: "", digest: "", pullPolicy: IfNotPresent}
@@ -84,7 +84,7 @@ metrics: {enabled: false, port: 9090, podMonitorLabels: {}, dashboard: false}
 {{- end }}
 
 {{- /* Merges a map with overrides, from (list MAP OVERRIDES). Sprig's mergeOverwrite ignores overrides of 0, false, ""
-and null. A null in place of a map of overrides has none. */}}
+and null. A null in place of a map changes nothing. */}}
 {{- define "torchtally.merge" -}}
 {{- $merged := deepCopy (index . 0) }}
 {{- range $name, $own := index . 1 }}
@@ -97,7 +97,7 @@ and null. A null in place of a map of overrides has none. */}}
 {{- toYaml $merged }}
 {{- end }}
 
-{{- /* A value as a string: a number of a values file is a float, of which Go prints 1e+06 for 1000000. */}}
+{{- /* A value as a string. A number in a values file is a float, and Go prints the float 1000000 as 1e+06. */}}
 {{- define "torchtally.string" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}

@@ -60,7 +60,7 @@ class Attempt:
         else:
             problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
         own, self._path, record = restart.find(number, process.run, task)
-        # A seed of another type, which is the problem, has no JSON.
+        # A seed of another type, which is refused with the other facts, may have no JSON form.
         facts = {"task": task, "plan": dict(plan), "seed": seed if type(seed) is int else repr(seed), "anew": anew}
         of_rank_0 = {
             "_run": own,
@@ -115,8 +115,8 @@ class Attempt:
         """
         if loaded.run in _completed and not grown:
             raise Refused(
-                f"the state is of run {loaded.run}, which this process has completed: this account is another run, "
-                "such as the next fold, and needs states or a folder of checkpoints of its own"
+                f"the state is of run {loaded.run}, which this process has completed: give another account, such as "
+                "that of the next fold, its own state or its own folder of checkpoints"
             )
         reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
         attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1

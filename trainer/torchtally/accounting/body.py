@@ -1,42 +1,42 @@
-"""The body of an epoch that the program is in: a state that is made in its batch loop goes on with the rest of it."""
+"""The body of an epoch: a state that is saved in its batch loop resumes with the rest of the body."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Body:
-    """What the program makes of an epoch: its batch loops, and what comes after them.
+    """Tracks the epoch and the batch loops that the program is in.
 
     Attributes:
-        loaded: Epoch of a loaded state whose rest has still to be made.
+        loaded: Epoch of a loaded state, if the rest of its body still has to run.
     """
 
     def __init__(self) -> None:
         self.loaded: int | None = None
-        self._epoch: int | None = None  # that `Account.epochs` has yielded
-        self._loops: dict[object, int] = {}  # those that the program is in, and the epochs of their phases
+        self._epoch: int | None = None  # the one that `Account.epochs` has yielded
+        self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases
 
     @property
     def unfinished(self) -> int | None:
-        """The epoch whose rest has still to be made if the program goes on here: it is in one of its batch loops."""
+        """The epoch whose body a resume from here must finish, because the program is in one of its batch loops."""
         if not self._loops:
             return self.loaded
         return max(self._loops.values()) if self._epoch is None else self._epoch
 
     @contextmanager
     def epoch(self, number: int) -> Iterator[None]:
-        """The program makes this epoch."""
+        """The context in which the program runs the body of this epoch."""
         self._epoch = number
         try:
             yield
-            self.loaded = None  # that one comes first
+            self.loaded = None  # the first epoch that a resume yields
         finally:
             self._epoch = None
-            self._loops.clear()  # of a loop that holds on to its iterator
+            self._loops.clear()  # a loop that the program left can still have its iterator
 
     @contextmanager
     def loop(self, epoch: int) -> Iterator[None]:
-        """The program is in a batch loop of a phase that trains, in this epoch of the phase."""
+        """The context of a batch loop, in this epoch of a phase that trains."""
         loop = object()
         self.loaded, self._loops[loop] = None, epoch
         try:

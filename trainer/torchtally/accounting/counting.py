@@ -204,13 +204,14 @@ class Counting:
         return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
 
     def _before_batch(self, current: EpochInProgress) -> None:
-        """Let a checkpoint be saved that is due. Raises Refused in a thread beside the loop, which may be in a step."""
+        """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step."""
         if not self.checkpoints or not current.trains:
             return
         if self._committing not in (None, threading.get_ident()):
             raise Refused(
-                f"{current.name}: checkpoints are saved when a batch is fetched, and a thread beside the loop has "
-                "fetched one: fetch batches in the thread that commits; num_workers of the loader read ahead"
+                f"{current.name}: another thread than the one that commits has fetched a batch, so a checkpoint could "
+                "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "
+                "num_workers"
             )
         self.checkpoints.before_batch()
 

@@ -49,8 +49,8 @@ class EpochInProgress:
             deque()
         )  # indices, and those dropped, of the batches that are handed out and do not count yet
         self._usual: int | None = None  # batches of a commit without an argument
-        # Whether the first can have fewer: of a loop that counts batches from the epoch's beginning, which other ranks
-        # or batches have shared out.
+        # Whether the first such commit may have fewer: a loop that counts batches from the epoch's beginning steps
+        # earlier once, after the number of ranks or the batch size has changed.
         self._cut = tally.phase.start > 0
         self.explicit = False  # whether commits name their batches
         self.stopped = False  # by the program, before the last step

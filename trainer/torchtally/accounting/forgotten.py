@@ -1,4 +1,4 @@
-"""A program that ends with 0 before it has ended its run: nothing else would tell that the run is not proved."""
+"""Ends a program that would exit with 0 before the end of its run: nothing else reports that the run is not proved."""
 
 import atexit
 import os
@@ -15,7 +15,7 @@ _exit = sys.exit
 class Watch:
     """Ends the program with `sentence` and UNPROVEN if it ends with 0 before `over()`."""
 
-    _code: Any = None  # what the program has given to sys.exit, which Python tells nobody
+    _code: Any = None  # what the program has passed to sys.exit, which Python does not expose
 
     def __init__(self, sentence: str) -> None:
         self._sentence, self._process = sentence, os.getpid()
@@ -23,7 +23,7 @@ class Watch:
             atexit.register(self._check)
 
     def over(self) -> None:
-        """The run has ended, in whatever way."""
+        """Stop watching: the run has ended, with or without an error."""
         atexit.unregister(self._check)
 
     def _check(self) -> None:

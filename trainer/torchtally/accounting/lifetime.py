@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch.distributed as dist
 
@@ -56,13 +56,13 @@ class Lifetime:
 
     @property
     def unfinished(self) -> int | None:
-        """The epoch of a loaded state that has no batch left and whose rest has still to be made, if there is one."""
+        """The epoch of a loaded state that has no batch left, if the rest of its body still has to run."""
         return self._progress.body.loaded
 
     @property
-    def grown(self) -> bool:
-        """Whether the loaded state planned fewer epochs."""
-        return self._progress.grown
+    def grown_from(self) -> Mapping[str, Any] | None:
+        """The plan of the loaded state, if that planned fewer epochs."""
+        return self._progress.grown_from
 
     def __enter__(self) -> Self:
         try:

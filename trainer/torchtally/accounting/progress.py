@@ -96,7 +96,7 @@ class Progress:
 
     @property
     def _longest(self) -> list[str]:
-        """The phases with most epochs: others skip some."""
+        """The phases with the most epochs. Other phases skip epochs."""
         return [phase for phase, planned in self.epochs.items() if planned == max(self.epochs.values())]
 
     def _is_due(self, phase: str, done: int, last: int) -> bool:
@@ -131,30 +131,30 @@ class Progress:
 
     @property
     def _unfinished(self) -> int | None:
-        """The epoch whose rest has still to be made, if that does not follow from what its phases have consumed."""
+        """The epoch whose body a resume must finish, if this does not follow from what its phases have consumed."""
         epoch = self.body.unfinished
         if epoch is None or (self.stopped is None and any(self.completed(phase) < epoch for phase in self._longest)):
             return None
         return epoch
 
     def load(self, loaded: State) -> None:
-        """Go on at a state. Raises Refused if it is of another plan, which has not grown to this, or of other data."""
+        """Go on at a state. Raises Refused if it is of other data, or of a plan that has not grown to this one."""
         if loaded.plan != self.given and not self._grows_from(loaded):
             raise Refused(f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}")
         declared, self.phases = self.phases, dict(loaded.phases)
         for name, phase in declared.items():
             self.declare(name, phase)
         self.loaded, self.stopped = loaded, loaded.stopped
-        self.extents = {} if self.grown else dict(loaded.extents)
+        self.extents = {} if self.grown_from else dict(loaded.extents)
         self.body.loaded = loaded.unfinished
 
     @property
-    def grown(self) -> bool:
-        """Whether the loaded state planned fewer epochs."""
-        return self.loaded is not None and self.loaded.plan != self.given
+    def grown_from(self) -> Mapping[str, Any] | None:
+        """The plan of the loaded state, if that planned fewer epochs."""
+        return self.loaded.plan if self.loaded is not None and self.loaded.plan != self.given else None
 
     def _grows_from(self, loaded: State) -> bool:
-        """Whether this plan has the phases of a state's, in whole epochs, and in none fewer."""
+        """Whether this plan has the same phases as a state's plan, in whole epochs, and no phase has fewer."""
         ended = loaded.stopped is not None or any(phase.end for phase in loaded.phases.values())
         whole = all(type(epochs) is int for epochs in (*loaded.plan.values(), *self.given.values()))
         same = [*loaded.plan] == [*self.given]

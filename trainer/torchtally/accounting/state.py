@@ -123,7 +123,7 @@ class PhaseState:
     sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
     dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
     dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
-    dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # of those, in each; none if that is not known
+    dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # the same by epoch; empty if not known
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -175,7 +175,7 @@ class PhaseState:
         )
 
     def _dropped_in(self, samples: int) -> drop_counts.Runs:
-        """What was dropped in each epoch after one more; nothing as long as there is none."""
+        """The dropped samples by epoch, after one more epoch; empty until an epoch has dropped any."""
         if not self.dropped_in and (self.dropped or not samples):
             return ()
         before = self.dropped_in or (((self.completed, 0),) if self.completed else ())
@@ -211,7 +211,7 @@ class State:
     extents: Annotated[Mapping[str, Extent], _extents]  # how far it reaches, with the batch of the beginning
     stopped: Annotated[str | None, _stopped]
     phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
-    # The epoch in whose batch loop the state was made, where the phases do not tell: its rest has still to be made.
+    # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
     unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
 
     @property

@@ -37,6 +37,6 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, *, repo
         if (before := getattr(loaded, name)) != value:
             raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
     progress.load(loaded)
-    if progress.grown and attempt.prints:
+    if progress.grown_from and attempt.prints:
         log.info(f"the plan has grown from {loaded.plan} to {progress.given}")
     attempt.take_up(loaded, reported=reported, grown=progress.grown)

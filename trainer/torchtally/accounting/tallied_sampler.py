@@ -71,8 +71,8 @@ class TalliedSampler(Sampler):
             task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed, group=group, anew=anew, order=order
         ).__enter__()
         self._watch = Watch(
-            f"the program has ended without done() of its TalliedSampler, so run {self._account.source.run} is not "
-            "proved"
+            f"the program ended before it called done() of its TalliedSampler, so run {self._account.source.run} is "
+            "not proved"
         )
         with self._ending():
             super().__init__(
@@ -92,8 +92,8 @@ class TalliedSampler(Sampler):
     def completed(self) -> int:
         """Number of completed epochs, over all starts of the run: the epoch that a resume begins with, counted from 0.
 
-        If the state was made in the batch loop of an epoch, after its last commit, that one is begun once more. It has
-        no batch left, and the program makes the rest of it.
+        If a state was saved in an epoch's batch loop, after the last commit, a resume begins with that epoch: it has no
+        batch left, and the rest of its body runs.
         """
         unfinished = self._account.unfinished
         return self._account.completed("train") if unfinished is None else unfinished - 1
@@ -168,7 +168,7 @@ class TalliedSampler(Sampler):
         Raises Refused unless set_epoch has announced it: a loop that goes on elsewhere has not loaded the state.
         """
         told, self._told = self._told, None
-        # What drives the loop itself may know that an epoch was complete.
+        # A library that drives the loop may begin with the epoch after a complete one.
         if told is None or told not in (self.completed, self._account.completed("train")):
             called = "was not called" if told is None else f"has received {told}"
             raise Refused(

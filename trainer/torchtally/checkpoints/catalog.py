@@ -108,9 +108,9 @@ class Catalog:
         except FileNotFoundError:
             return None, "it was not written to its end"
         except NotADirectoryError:
-            return None, "it is no folder"
+            return None, "it is not a folder"
         except IsADirectoryError:
-            return None, f"its {MANIFEST} is no file"
+            return None, f"its {MANIFEST} is not a file"
         except Torn as torn:
             return None, str(torn)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Checkpoints of a user's own loop: saved after a commit, resumed at any number of ranks.
+"""Checkpoints of a user's own loop: saved between a commit and the next batch, resumed at any number of ranks.
 
 About once a second all ranks exchange whether a checkpoint is due and whether any of them has received a signal to
 stop, so all save and stop after the same commit. `writer` writes a copy of the state in the background.
@@ -172,8 +172,8 @@ class Checkpoints:
     def after_batches(self) -> None:
         """Take note of the end of an epoch's batches. Raises Refused as `before_batch`.
 
-        What is due now is saved before the next batch: the program has still to make the rest of the epoch, such as an
-        evaluation or a step of a scheduler, which a checkpoint of this moment would lack.
+        A checkpoint that is due now is saved before the next batch, because it would lack the rest of the epoch's body,
+        such as an evaluation or a step of a scheduler.
         """
         if not self._committed:
             return
@@ -203,7 +203,7 @@ class Checkpoints:
         self._synchronize()
 
     def finish(self) -> None:
-        """Wait for a checkpoint that is being written. Raises Refused if it shows that ranks have other weights."""
+        """Wait for a checkpoint that is being written. Raises Refused if the ranks have different weights."""
         self._writer.finish()
 
     def close(self, wait: bool = True) -> None:

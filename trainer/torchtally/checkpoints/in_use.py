@@ -1,7 +1,7 @@
-"""The one process at a time that writes checkpoints to a folder: rank 0 of the run that is in it.
+"""A lock on a folder of checkpoints: only one process at a time writes there, rank 0 of one start.
 
-It holds a lock of the system on a file. The kernel releases the lock when the process ends, in whatever way; for a node
-that is gone, an NFS server does, once the node's lease is over. What the file says is for the sentence alone.
+The kernel releases the lock when the process ends, also after kill -9. If the node is gone, an NFS server releases it
+when the node's lease expires. The contents of the locked file only name the holder in messages.
 """
 
 import contextlib
@@ -20,19 +20,20 @@ _FILE = ".in-use"
 _BYTE = 1 << 30  # that is locked, behind the text: on SMB, a lock keeps others from reading what is locked
 _WAIT = 300.0  # seconds, for an earlier pod of the same job, or for its node's lease
 _PROGRESS = 30  # seconds between two messages
-# By folder: the open file, and how often this process uses the folder. To open and close the file once more would
-# release the lock. A process that is forked from this one does not have the lock.
+# By folder: the open file, and how often this process uses the folder. Opening and closing the file again would release
+# the lock. A forked process does not inherit the lock.
 _held: dict[str, tuple[int, int]] = {}
 
 
 def hold(folder: Path) -> None:
     """Use `folder` until `release`, or the end of this process.
 
-    Waits for an earlier pod of the same job, which is about to end. Where the volume knows no locks, nothing is held.
+    Waits for an earlier pod of the same job, which is about to end. If the volume does not support locks, this is
+    reported, and nothing is locked.
 
     Raises:
         Refused: Another job, or another start on this machine, uses the folder.
-        Volume: A pod of the same job still does, after five minutes.
+        Volume: An earlier pod of the same job still uses it after five minutes.
     """
     key = os.path.realpath(folder)
     if key in _held:
@@ -43,13 +44,13 @@ def hold(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
-        return  # what is written there tells
+        return  # writing the checkpoint reports the error
     try:
         _lock(file, folder)
     except BaseException as error:
         os.close(file)
         if isinstance(error, OSError):
-            log.info(f"{folder} has no locks ({error.strerror}): a second start in it would not be noticed")
+            log.info(f"{folder} does not support locks ({error.strerror}): a second start in it is not noticed")
             return
         raise
     _held[key] = file, 1
@@ -68,7 +69,7 @@ def release(folder: Path) -> None:
 
 
 def _lock(file: int, folder: Path) -> None:
-    until, told = time.monotonic() + _WAIT, -float("inf")
+    until, reported = time.monotonic() + _WAIT, -float("inf")
     job = job_address()
     while True:
         try:
@@ -77,14 +78,12 @@ def _lock(file: int, folder: Path) -> None:
         except (BlockingIOError, PermissionError):  # as POSIX says, either of them
             holder = _holder(file)
         if job is None or holder.get("job") != job:
-            raise Refused(
-                f"{folder} is in use by {_told(holder)}: wait until that ends, or choose another output folder"
-            )
+            raise Refused(f"{folder} is in use by {_named(holder)}: wait until that ends, or choose another folder")
         if time.monotonic() > until:
-            raise Volume(f"{folder} is still in use by {_told(holder)}, an earlier pod of this job")
-        if time.monotonic() > told + _PROGRESS:
-            told = time.monotonic()
-            log.info(f"waits until {_told(holder)}, an earlier pod of this job, no longer uses {folder}")
+            raise Volume(f"{folder} is still in use by {_named(holder)}, an earlier pod of this job")
+        if time.monotonic() > reported + _PROGRESS:
+            reported = time.monotonic()
+            log.info(f"waits for the end of {_named(holder)}, an earlier pod of this job, which still uses {folder}")
         time.sleep(0.2)
     own = {"pod": pod_name(), "process": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", "job": job}
     with contextlib.suppress(OSError):  # a full disk
@@ -101,7 +100,7 @@ def _holder(file: int) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _told(holder: dict[str, object]) -> str:
+def _named(holder: dict[str, object]) -> str:
     if "pod" not in holder:
         return "another start"
     return f"{holder['pod']} (process {holder.get('process')}, since {holder.get('since')})"

@@ -53,8 +53,8 @@ class Objects:
                 )
             if isinstance(each, ZeroRedundancyOptimizer):
                 raise Refused(
-                    f"checkpoints: {name!r} is a ZeroRedundancyOptimizer, whose state no rank has: shard the model and "
-                    "its optimizer by FSDP2's fully_shard, or take a plain optimizer"
+                    f"checkpoints: {name!r} is a ZeroRedundancyOptimizer, of whose state each rank has only a part: "
+                    "shard the model and its optimizer with FSDP2's fully_shard, or use a plain optimizer"
                 )
             if isinstance(each, Optimizer):
                 # A model can have a length, and be false.

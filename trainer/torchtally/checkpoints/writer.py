@@ -68,7 +68,7 @@ class Writer:
         self._writing = self._thread.submit(self._write, name, self._stager.stage(state), manifest)
 
     def finish(self) -> None:
-        """Wait for the thread, and report what became of the checkpoint. Raises Refused if ranks have other weights."""
+        """Wait for the thread, and report its result. Raises Refused if the ranks have different weights."""
         if self._writing is None:
             return
         event = self._writing.result()
@@ -116,9 +116,9 @@ class Writer:
         )
 
     def _unequal(self, state: Mapping[str, Any], manifest: Manifest) -> str | None:
-        """Of which parameter ranks have other values, if it is saved once for all: none of them would have its own.
+        """Name a parameter of which ranks have different values, though it is saved once for all of them.
 
-        Machines of different kinds round differently, so that their last bits can differ.
+        Ranks under different conditions are not compared, because their last bits can differ.
         """
         models = [name for name, kind in manifest.objects.items() if kind == MODEL]
         own = {f"{name}.{key}": _sum(value) for name in models for key, value in state[name].items()}
@@ -130,15 +130,15 @@ class Writer:
             for parameter in sorted(first.keys() & sums.keys()):
                 if first[parameter] != sums[parameter]:
                     return (
-                        f"checkpoints: ranks 0 and {rank} have different values of {parameter}, and a checkpoint has "
-                        "those of one: average the gradients over all ranks in each step, as DistributedDataParallel "
-                        "does"
+                        f"checkpoints: ranks 0 and {rank} have different values of {parameter}, and a checkpoint holds "
+                        "those of only one: average the gradients over all ranks in each step, as "
+                        "DistributedDataParallel does"
                     )
         return None
 
 
 def _sum(value: Any) -> int | None:
-    """What differs if the values do; None of what each rank saves of its own."""
+    """A checksum of the values; None if each rank saves its own part."""
     if type(value) is not Tensor:
         return None
     return zlib.crc32(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)

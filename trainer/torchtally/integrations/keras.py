@@ -126,7 +126,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         if not self._leads:
             dist.barrier(own_group.of_all())
-        super().on_train_begin(logs)  # where a backup is cut off, it puts the one before in its place
+        super().on_train_begin(logs)  # replaces a backup that is cut off by the one before
         if self._leads:
             dist.barrier(own_group.of_all())
 

@@ -43,8 +43,8 @@ class AccountCallback(Callback):
             raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
         self._refuse(trainer, module, batches)
         progress = trainer.fit_loop.epoch_loop.batch_progress
-        # Batches that no step has used yet are handed out again, and other ranks share out the rest otherwise. Where an
-        # epoch has ended, that has all batches of these ranks.
+        # Lightning's counters become those of this start: the batches that it skips, or at the end of an epoch all of
+        # them. Batches that no step has used are handed out again, and another number of ranks has other batches.
         again = progress.current.ready - (len(batches) if progress.is_last_batch else batches.skipped)
         for name in ("ready", "started", "processed", "completed"):
             setattr(progress.current, name, getattr(progress.current, name) - again)

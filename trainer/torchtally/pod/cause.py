@@ -36,7 +36,7 @@ def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: 
     if not search.finished and own.kind != Kind.KNOWN:
         cause = heartbeat.first_reported  # before the store was lost
     if cause is not None:
-        # A cause with its last frame has lines of its own, which end in the user's code.
+        # A cause with a stack frame has several lines, so its consequence begins a new one.
         between = "\n" if "\n" in cause.text else "; "
         return Failure(Kind.CONSEQUENCE, LOST, f"{cause.text}{between}{own.text}")
     # The failure that was posted first cannot come of the store's loss.

@@ -62,7 +62,7 @@ def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
     if code in (REFUSED, UNPROVEN, LOST) or code >= SIGNALLED:
         # One of our sentences: the name of its type means nothing to a user.
         sentence = message.partition(": ")[2]
-        return Failure(Kind.CONSEQUENCE if code == LOST else Kind.KNOWN, code, _said_by(who, sentence))
+        return Failure(Kind.CONSEQUENCE if code == LOST else Kind.KNOWN, code, _attributed(who, sentence))
     where = _last_frame(recorded)
     text = f"{who} failed with exit code {code}: {message}{where}"
     if lost_a_peer(message):
@@ -81,7 +81,7 @@ def record(error: BaseException) -> None:
     if not has_entry_point() and not isinstance(error, Lost) and not lost_a_peer(f"{kind}: {error}"):
         who = f"rank {os.environ.get('RANK', 0)} ({pod_name()})"
         known = isinstance(error, Ending)
-        termination_message.write(_said_by(who, str(error)) if known else f"{who} failed: {kind}: {error}")
+        termination_message.write(_attributed(who, str(error)) if known else f"{who} failed: {kind}: {error}")
 
 
 def end(ending: Ending) -> int:
@@ -98,8 +98,8 @@ def exit_rank(code: int) -> None:
         os._exit(code)  # NCCL's communicators would wait for the other ranks
 
 
-def _said_by(who: str, sentence: str) -> str:
-    """A rank's sentence with the rank in front, unless it begins with one: all ranks say what was wrong with one."""
+def _attributed(who: str, sentence: str) -> str:
+    """The sentence with the rank in front, unless it begins with a rank: all ranks can report one sentence about it."""
     return sentence if re.match(r"rank \d+ \(", sentence) else f"{who}: {sentence}"
 
 

@@ -1,7 +1,7 @@
-"""The keeper of a pod's ranks: a process that kills them once their agent is gone, even by kill -9.
+"""The keeper of a pod's ranks: a process that kills them once their agent is gone, also after kill -9.
 
-Without it, ranks would train on as orphans, beside those of the pod's next start. It is a program of its own, which
-imports nothing of this package.
+Without it, ranks would continue as orphans, beside those of the pod's next start. The keeper runs as a program of its
+own, which imports nothing from this package.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _DONE = "done"
-_SEARCHES = 10  # and seconds between two: a process that is just being started has its environment a moment later
-_INTERVAL = 0.1
+_SEARCHES = 10  # for processes: one that is just starting has its environment a moment later
+_INTERVAL = 0.1  # seconds between two searches
 
 
 class Keeper:
     """The agent's end of the pipe to the keeper, which closes with the agent.
 
-    The keeper finds programs by `marker`, a part `NAME=value` of the environment that the agent gives them.
+    The keeper finds processes by `marker`, an entry `NAME=value` of the environment that the agent gives its ranks.
     """
 
     def __init__(self, marker: str) -> None:
@@ -36,28 +36,28 @@ class Keeper:
         self.pid = self._process.pid
 
     def watch(self, rank: int) -> None:
-        """Name the process of a forked rank: in /proc, its environment is that of the agent's own start."""
-        self._tell(str(rank))
+        """Name the process of a forked rank, which has no marker: /proc shows the agent's environment for it."""
+        self._send(str(rank))
 
     def dismiss(self) -> None:
         """End the keeper, because this pod's ranks have ended."""
-        self._tell(_DONE)
+        self._send(_DONE)
 
     def close(self) -> None:
-        """In a forked rank: let go of the pipe."""
+        """Close a forked rank's copy of the pipe."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the keeper itself has been killed
+        with contextlib.suppress(BrokenPipeError):  # the keeper has been killed
             self._process.stdin.write(f"{line}\n".encode())
 
 
-def keep(told: Iterable[str], marker: str) -> None:
-    """Kill the ranks once nobody can tell more, unless they have ended."""
+def keep(lines: Iterable[str], marker: str) -> None:
+    """Read the agent's lines, and kill the ranks when the lines end without `_DONE`."""
     ranks = []
-    for line in told:
+    for line in lines:
         if line.strip() == _DONE:
             return
         ranks.append((int(line), _start(int(line))))
@@ -73,7 +73,7 @@ def keep(told: Iterable[str], marker: str) -> None:
 
 
 def _start(pid: int) -> str | None:
-    """When a process started, in ticks of the system's clock; None where it has ended."""
+    """When a process started, in ticks of the system's clock; None if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

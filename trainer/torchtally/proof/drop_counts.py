@@ -1,6 +1,6 @@
 """How many samples a program has dropped in each epoch of a phase, in run-length form.
 
-Their sum alone does not follow from the folded digest: it has Σ hᵉ · (number of epoch e). The numbers have both.
+The folded digest does not contain their sum, only Σ hᵉ · (number of epoch e). Both follow from the numbers.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ from torchtally.proof.modular import P
 from torchtally.proof.rules import MANY, Values
 from torchtally.proof.shards import Progression
 
-Runs = tuple[tuple[int, int], ...]  # from epoch 1 on: so many epochs, of so many dropped samples each
-STATED = 256  # runs that a line has at most: beside sizes of shard files, it stays under 16 KB
+Runs = tuple[tuple[int, int], ...]  # from epoch 1 on: a number of epochs, and the dropped samples of each of them
+STATED = 256  # maximum of runs in a line: together with the sizes of shard files, it stays under 16 KB
 
 
 def extended(runs: Runs, samples: int) -> Runs:
@@ -32,7 +32,7 @@ def total(runs: Runs) -> int:
 
 
 def folded(runs: Runs, run: str) -> int:
-    """The first number of the folded digest of what was dropped: O(runs)."""
+    """The first number of the folded digest of the dropped samples: O(runs)."""
     h, first, together = digest.base_of_epochs(run), 0, 0
     for count, samples in runs:
         together += samples * digest.geometric(Progression(first, 1, count), h)
@@ -41,7 +41,7 @@ def folded(runs: Runs, run: str) -> int:
 
 
 def in_epochs(line: Values, name: str) -> Runs:
-    """A rule for the field that has the runs."""
+    """The rule for a field of runs."""
     value = line.values.get(name)
     if isinstance(value, list) and 0 < len(value) <= STATED and all(_is_run(each) for each in value):
         return tuple((count, samples) for count, samples in value)

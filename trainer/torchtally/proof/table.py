@@ -66,7 +66,7 @@ def under(sentence: str) -> str:
 
 
 def marks(encoding: str) -> tuple[str, str]:
-    """The marks of what is proved and of what is not, for output in this encoding."""
+    """The marks of a proof that holds and of one that does not, for output in this encoding."""
     try:
         "✓✗".encode(encoding)
     except UnicodeEncodeError:

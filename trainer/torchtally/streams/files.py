@@ -40,7 +40,7 @@ def system(url: str) -> tuple[Any, str]:
 def expanded(urls: str | Sequence[str]) -> list[str]:
     """Return the URLs that a pattern with `*` names, sorted, or a list as it is.
 
-    Raises Refused, also for a file that has two of the URLs, and Volume.
+    Raises Refused, also if two URLs name one file, and Volume.
     """
     if not isinstance(urls, str):
         found = [str(url) for url in urls]
@@ -58,7 +58,7 @@ def expanded(urls: str | Sequence[str]) -> list[str]:
 
 
 def check_distinct(urls: Sequence[str]) -> None:
-    """Raise Refused if two URLs are of one file: its samples would have two numbers each."""
+    """Raise Refused if two URLs name one file: each of its samples would have two numbers."""
     known: dict[Any, str] = {}
     for url in urls:
         fs, path = system(url)
@@ -73,7 +73,7 @@ def _identity(path: str) -> Any:
     """What all paths to a file of this machine have in common."""
     try:
         found = Path(path).stat()
-    except OSError:  # who reads the file says so
+    except OSError:  # reading the file reports it
         return os.path.realpath(path)
     return found.st_dev, found.st_ino
 

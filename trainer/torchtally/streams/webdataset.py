@@ -159,15 +159,15 @@ def _samples_in(url: str) -> int:
 def _end_of(lines: Sequence[str], index: str) -> int:
     """Return the byte at which the last file of an index ends.
 
-    Raises Refused if a file begins before another has ended: it would be in two samples, or in one twice.
+    Raises Refused if a file begins before the end of another: it would be in two samples, or in one twice.
     """
     end = 0
     for line in lines:
         for _, offset, size, name in sorted(_components(line, index), key=lambda each: each[1]):
             if offset - _BLOCK < end or size < 0:
                 raise Refused(
-                    f"{index}: {name} of {size} bytes at byte {offset} must be after the file before, which ends at "
-                    f"byte {end}, and its header"
+                    f"{index}: {name} of {size} bytes at byte {offset} must begin after its header of {_BLOCK} bytes "
+                    f"and the file before it, which ends at byte {end}"
                 )
             end = offset + -(-size // _BLOCK) * _BLOCK
     return end

@@ -68,8 +68,8 @@ def newest(folder: Path, clear: bool = True) -> Found:
     skipped: list[str] = []
     for path in _all(folder):
         try:
-            # A directory cannot be read, and a pipe would never end.
-            payload, wrong = verify(path, path.read_bytes()) if path.is_file() else (None, "no file")
+            # A folder cannot be read, and a read of a pipe would never end.
+            payload, wrong = verify(path, path.read_bytes()) if path.is_file() else (None, "not a file")
         except FileNotFoundError:
             continue  # a master that is still terminating may delete it
         if payload is not None:

@@ -194,10 +194,10 @@ def fit(name: str, options: Options, output: Path) -> None:
         plan = {"train": options.epochs, "test": options.epochs}
         with Account(task=name, plan=plan, seed=options.seed) as account:
             trainer = Trainer(options, account, found, where, output)
-            if account.grown:
+            if before := account.grown_from:
                 raise Refused(
-                    f"--epochs {options.epochs} must be as it was: the learning rate of this task depends on it from "
-                    "the first step on"
+                    f"--epochs {options.epochs} must be {before['train']}, as in the checkpoint: the learning rate of "
+                    "this task depends on it from the first step on"
                 )
             _train(account, trainer, options, found, output)
     except SystemExit as ended:
