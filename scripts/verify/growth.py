@@ -20,14 +20,9 @@ def grows(earlier: Plan, later: Plan) -> bool:
 
 
 def went_on(first: RunSummary, second: RunSummary) -> bool:
-<<<<<<< HEAD
-    """Whether the second of two last lines is of a later attempt at the same run, which began at the first's end."""
+    """Whether the second of two last lines is of a later attempt that continued after the end of the first."""
     later = first.attempt < second.attempt and (first.began <= second.began or not second.began)
     if not later or first.stopped or not grows(first.plan, second.plan):
-=======
-    """Whether the second of two last lines is of a later attempt that continued after the end of the first."""
-    if first.attempt >= second.attempt or first.stopped or not grows(first.plan, second.plan):
->>>>>>> a11d568 (wip)
         return False
     return _OF_RUN(first) == _OF_RUN(second) and all(
         phase in second.phases

@@ -22,11 +22,7 @@ class Unwrapping:
 
     def __init__(self, wanted: str, longest: int) -> None:
         self._wanted, self._longest = wanted, longest
-<<<<<<< HEAD
-        self._pieces: dict[str, str] = {}  # what has come of a line that is not complete, by source
-=======
-        self._pieces: dict[str, str] = {}  # the beginning of an incomplete line, by stream
->>>>>>> a11d568 (wip)
+        self._pieces: dict[str, str] = {}  # the beginning of an incomplete line, by source
 
     def lines(self, text: str) -> Iterator[str]:
         """Yield the lines in a line of the log."""
@@ -77,14 +73,10 @@ class Unwrapping:
 
 
 def _of_docker(text: str) -> tuple[str, str, bool] | None:
-<<<<<<< HEAD
-    """Source, text, and whether the line goes on, of an entry of Docker's json-file or its like.
+    """Source, text, and whether the line continues, from an entry in the format of Docker's json-file.
 
     A collector adds the pod and the container to each entry, and its log can have those of several.
     """
-=======
-    """Stream, text, and whether the line continues, from an entry in the format of Docker's json-file."""
->>>>>>> a11d568 (wip)
     try:
         entry = json.loads(text)
         stream, log = entry["stream"], entry["log"]

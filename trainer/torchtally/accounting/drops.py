@@ -66,16 +66,10 @@ class Drops:
             self._reasons[reason] += 1
 
     def end(self) -> None:
-<<<<<<< HEAD
-        """Print how many samples this rank has dropped since it began. The epoch is proved: nobody asks any more."""
+        """Print how many samples this rank has dropped since its start, and delete its keys, which no rank reads."""
         with contextlib.suppress(RuntimeError):  # the store may have ended with rank 0, which does not wait for others
             for key in self._posted:
                 self._store.delete_key(key)
-=======
-        """Print how many samples this rank has dropped since its start, and delete its keys, which no rank reads."""
-        for key in self._posted:
-            self._store.delete_key(key)
->>>>>>> a11d568 (wip)
         if count := self._reasons.total():
             parts = [f"{number} {reason}" for reason, number in self._reasons.most_common(_SHOWN)]
             more = ", …" * (len(self._reasons) > _SHOWN)
