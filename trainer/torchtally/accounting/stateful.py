@@ -39,4 +39,4 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, *, repo
     progress.load(loaded)
     if progress.grown_from and attempt.prints:
         log.info(f"the plan has grown from {loaded.plan} to {progress.given}")
-    attempt.take_up(loaded, reported=reported, grown=progress.grown)
+    attempt.take_up(loaded, reported=reported, grown=progress.grown_from is not None)
