@@ -20,7 +20,7 @@ def grows(earlier: Plan, later: Plan) -> bool:
 
 
 def went_on(first: RunSummary, second: RunSummary) -> bool:
-    """Whether the second of two last lines is of a later attempt that continued after the end of the first."""
+    """Whether the second of two last lines is of a later attempt at the run, continued from the end of the first."""
     later = first.attempt < second.attempt and (first.began <= second.began or not second.began)
     if not later or first.stopped or not grows(first.plan, second.plan):
         return False
