@@ -28,7 +28,7 @@ def went_on(first: RunSummary, second: RunSummary) -> bool:
         phase in second.phases
         and _OF_PHASE(own) == _OF_PHASE(second.phases[phase])
         and first.epochs(phase) <= second.epochs(phase) - (second.end(phase, second.epochs(phase)) is not None)
-        and (first.plan[phase] == second.plan[phase] or own.consumed < second.phases[phase].consumed or second.stopped)
+        and (first.epochs(phase) == second.epochs(phase) or own.accounted < second.phases[phase].accounted)
         for phase, own in first.phases.items()
     )
 
