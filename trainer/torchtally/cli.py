@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchtally import standard_output, tasks
-from torchtally.errors import REFUSED, Refused
+from torchtally.errors import Exhausted, Refused
 from torchtally.pod import termination_message
 
 _USAGE = """torchtally run TASK [options]
@@ -30,9 +30,9 @@ def main(argv: list[str] | None = None) -> int:
         return driver.main(argv[1:], _is_complete)
     try:
         rank = _launch(_parse(argv))
-    except Refused as refused:
-        termination_message.announce(refused)
-        return REFUSED
+    except (Refused, Exhausted) as ending:
+        termination_message.announce(ending)
+        return ending.code
     return rank()
 
 

@@ -260,6 +260,11 @@ def forks(env: Mapping[str, str]) -> bool:
     return value == "auto"
 
 
+def retries(env: Mapping[str, str] = os.environ) -> int | None:
+    """Retries without progress that the job has; None if its controller bounds them. Raises Refused."""
+    return _number(env, "TORCHTALLY_RETRIES", 0, 1 << 31)
+
+
 def termination_log(env: Mapping[str, str] = os.environ) -> Path:
     """Kubernetes' file for a container's termination message; the variable follows terminationMessagePath."""
     return Path(env.get("TORCHTALLY_TERMINATION_LOG") or "/dev/termination-log")

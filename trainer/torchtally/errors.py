@@ -7,6 +7,7 @@ FAILED = 1  # any other cause: a bug, or a failure of the user's program
 REFUSED = 2  # bad input, or pods that contradict each other
 UNPROVEN = 3  # the samples were not consumed as the contract requires
 SIGNALLED = 128  # plus the signal's number; PyTorchJob's ExitCode policy retries codes from here on
+RETRIED = SIGNALLED + 73  # a program failed, and the job has retries
 VOLUME = SIGNALLED + 74  # 74 is EX_IOERR; a retry can succeed
 LOST = SIGNALLED + 75  # 75 is EX_TEMPFAIL; a retry can succeed
 
@@ -40,6 +41,12 @@ class Stopped(Ending):
     def __str__(self) -> str:
         how = "a checkpoint" if self.saved else "without a checkpoint, which could not be written"
         return f"stopped by signal {self.number}, after a step and {how}"
+
+
+class Exhausted(Ending):
+    """The job has no retries left: one sentence with the number of starts and the last failure."""
+
+    code = FAILED
 
 
 class Volume(Ending):

@@ -123,6 +123,18 @@ matchLabels:
 {{ .Values.nprocPerNode | default (max 1 (int .Values.resources.gpu)) }}
 {{- end }}
 
+{{- /* Whether the entry point of torchtally is sure to run: a command of one's own may be any other. Its exit codes tell what
+a restart can cure, and it counts its starts if the output outlives the pod. */}}
+{{- define "torchtally.restartPolicy" -}}
+{{- $bounded := or (eq .Values.api "trainjob") .Values.model.enabled }}
+{{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" (and (empty .Values.command) $bounded)) }}
+{{- end }}
+
+{{- /* Restarts of each pod without progress, after which the entry point gives up. */}}
+{{- define "torchtally.retries" -}}
+{{ div (include "torchtally.backoffLimit" .) (max 1 (int (include "torchtally.podCount" .))) }}
+{{- end }}
+
 {{- /* The controller counts the restarts of all pods, and a fault in one pod restarts every pod. */}}
 {{- define "torchtally.backoffLimit" -}}
 {{- $given := .Values.backoffLimit }}
@@ -186,7 +198,7 @@ pytorchReplicaSpecs:
 
 {{- define "torchtally.replica" -}}
 replicas: {{ .replicas }}
-restartPolicy: {{ .root.Values.restartPolicy | quote }}
+restartPolicy: {{ include "torchtally.restartPolicy" .root | quote }}
 template:
   {{- include "torchtally.podTemplate" . | nindent 2 }}
 {{- end }}

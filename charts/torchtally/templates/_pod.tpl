@@ -30,6 +30,9 @@
 {{- /* The agent kills the remaining ranks before the kubelet kills the agent, so that the agent sets the exit code. */}}
 {{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
 {{- if .Values.data }}{{ $_ := set $own "TORCHTALLY_DATA" "/data" }}{{ end }}
+{{- if and (eq (include "torchtally.restartPolicy" .) "ExitCode") (not .Values.runtime) }}
+{{- $_ := set $own "TORCHTALLY_RETRIES" (include "torchtally.retries" .) }}
+{{- end }}
 {{- with .Values.network }}
 {{- with .interface }}
 {{- $_ := set $own "GLOO_SOCKET_IFNAME" . }}
@@ -98,7 +101,7 @@ spec:
   serviceAccountName: {{ include "torchtally.serviceAccount" .root | quote }}
   automountServiceAccountToken: {{ $values.serviceAccount.automountToken }}
   {{- if eq .type "Node" }}
-  restartPolicy: {{ ternary "OnFailure" "Never" (eq $values.restartPolicy "OnFailure") | quote }}
+  restartPolicy: {{ ternary "OnFailure" "Never" (eq (include "torchtally.restartPolicy" $own) "OnFailure") | quote }}
   {{- end }}
   terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds | int64 }}
   {{- with $values.podSecurityContext }}

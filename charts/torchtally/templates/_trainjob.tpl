@@ -69,8 +69,8 @@ template:
             labels:
               trainer.kubeflow.org/trainjob-ancestor-step: trainer
           spec:
-            backoffLimit: {{ ternary "0" (include "torchtally.backoffLimit" .) (eq .Values.restartPolicy "Never") }}
-            {{- if eq .Values.restartPolicy "ExitCode" }}
+            backoffLimit: {{ ternary "0" (include "torchtally.backoffLimit" .) (eq (include "torchtally.restartPolicy" .) "Never") }}
+            {{- if eq (include "torchtally.restartPolicy" .) "ExitCode" }}
             podFailurePolicy:
               rules:
                 - action: FailJob
@@ -128,7 +128,7 @@ runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartP
 {{- if .Values.serviceAccount.automountToken }}{{ $names = append $names "serviceAccount.automountToken" }}{{ end }}
 {{- if not .Values.serviceAccount.create }}{{ $names = append $names "serviceAccount.create=false" }}{{ end }}
 {{- if ne .Values.image.pullPolicy "IfNotPresent" }}{{ $names = append $names "image.pullPolicy" }}{{ end }}
-{{- if ne .Values.restartPolicy "OnFailure" }}{{ $names = append $names "restartPolicy" }}{{ end }}
+{{- if .Values.restartPolicy }}{{ $names = append $names "restartPolicy" }}{{ end }}
 {{- if not (kindIs "invalid" .Values.backoffLimit) }}{{ $names = append $names "backoffLimit" }}{{ end }}
 {{- sortAlpha $names | toYaml }}
 {{- end }}

@@ -20,7 +20,7 @@ workers: 3
 resources: {gpu: 1, gpuResourceName: nvidia.com/gpu}
 elasticPolicy: {}
 cleanPodPolicy: None
-restartPolicy: OnFailure
+restartPolicy: ""
 terminationGracePeriodSeconds: 60
 managedBy: ""
 env: []

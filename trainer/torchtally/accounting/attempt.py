@@ -19,6 +19,7 @@ from torchtally.accounting.tally import Run
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process
 from torchtally.errors import Refused
+from torchtally.pod import retries
 from torchtally.proof import line as tally_line
 
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
@@ -131,7 +132,10 @@ class Attempt:
         if self.prints:
             self._write(complete=False)
             if not self._reported:
-                events.emit(self._beginning(), self.run.source)
+                beginning = self._beginning()
+                events.emit(beginning, self.run.source)
+                if isinstance(beginning, events.Resumed):
+                    retries.resumed(beginning, self.run.source)
 
     def stepped(self, epoch: int) -> None:
         """Report the first step."""

@@ -29,6 +29,7 @@ from torchtally.checkpoints.together import new_group, on_rank_0
 from torchtally.checkpoints.writer import Writer, cause_of
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.log import log
+from torchtally.pod import retries
 
 _SYNCHRONIZE_SECONDS = 1.0
 _WATCHED = 10  # first commits of an attempt after which nothing may change before the next batch
@@ -143,6 +144,7 @@ class Checkpoints:
                 discarded=self._account.discarded,
             )
             events.emit(resumed, self._account.source)
+            retries.resumed(resumed, self._account.source)
         return True
 
     def after_commit(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.distributed import DistError
 
-from torchtally.errors import LOST
+from torchtally.errors import LOST, REFUSED, UNPROVEN
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.heartbeat import Heartbeat, Silence, wait_until_departed
 from torchtally.pod.job_store import JobStore
@@ -20,9 +20,10 @@ _SILENCE = 3  # without a heartbeat, in a job that has failed, until a pod count
 
 
 def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: Names) -> Failure:
-    """Return the failure that this pod ends with: `own`, or with exit code LOST the one that caused it.
+    """Return the failure that this pod ends with: `own`, or the one that caused it.
 
-    Ends the heartbeat of this pod.
+    Its exit code is LOST, unless a retry cannot cure the cause: all pods end with the code of such a cause. Ends the
+    heartbeat of this pod.
     """
     if heartbeat.ranks_killed:
         text = f"the ranks of {names.one(rank)} did not notice it and were killed"
@@ -38,7 +39,8 @@ def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: 
     if cause is not None:
         # A cause with a stack frame has several lines, so its consequence begins a new one.
         between = "\n" if "\n" in cause.text else "; "
-        return Failure(Kind.CONSEQUENCE, LOST, f"{cause.text}{between}{own.text}")
+        code = cause.code if cause.code in (REFUSED, UNPROVEN) else LOST
+        return Failure(Kind.CONSEQUENCE, code, f"{cause.text}{between}{own.text}")
     # The failure that was posted first cannot come of the store's loss.
     if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (search.number == 1 or search.finished)):
         return own

@@ -20,12 +20,13 @@ from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_han
 
 from torchtally import compat, events
 from torchtally.environment import Job, Places, forks, pod_name
-from torchtally.errors import LOST, OK, SIGNALLED, Lost, Refused
+from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
 from torchtally.pod import device, failure, prefork, rendezvous, script, signals, task, termination_message
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.keeper import Keeper
 from torchtally.pod.rendezvous import Rendezvous
+from torchtally.pod.retries import Retries
 
 # Below Kubernetes' default grace period of 30 s: a rank that hangs is killed by the pod, whose exit code then counts.
 _SHUTDOWN_SECONDS = 20
@@ -45,14 +46,22 @@ def launch(
 
     Raises:
         Refused: The environment contradicts itself, or GPUs are requested and cannot be used.
+        Exhausted: The job has no retries left.
     """
     job = Job.from_env(env)
     places = Places.from_env(env)
     pods = Rendezvous(*job.master, job.node_rank, job.max_nodes, pod_name(env)) if job.master else None
+    retries = Retries(env, counts=job.elastic or job.node_rank == 0)
     if job.node_rank == 0 and not job.elastic and is_complete(places.output):
         if pods:
             pods.announce_complete()
-        return _report_end(None)
+        return _report_end(retries.end(None))
+    try:
+        retries.begin()
+    except Exhausted as sentence:
+        if pods:
+            pods.announce_exhausted(str(sentence))
+        raise
     cpus = loky.cpu_count()
     processes, why = prefork.apart(lambda: device.count(job.processes, places.device, cpus))
     given = env.get("OMP_NUM_THREADS")
@@ -72,7 +81,10 @@ def launch(
         signals.handle()
     # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
     options = [*_agent_options(job, processes, env), "--", *_verbatim(command)]
-    ended = _run(torchrun.parse_args(options), job, pods, env)
+    try:
+        ended = retries.end(_run(torchrun.parse_args(options), job, pods, env))
+    except Exhausted as sentence:
+        ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
     keeper.dismiss()
     return _report_end(ended)
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchtally import compat, events
-from torchtally.errors import LOST, Lost
+from torchtally.errors import LOST, Exhausted, Lost
 from torchtally.log import log
 from torchtally.pod import cause, signals
 from torchtally.pod.failure import Failure, Kind
@@ -30,7 +30,7 @@ BACKEND = "torchtally"
 # All in seconds.
 TIMEOUT = 900  # for all pods to join; torchrun's own --rdzv-conf=timeout=… changes it
 _PROGRESS = 30  # between two messages about the pods that are missing
-_COMPLETE = 15  # for the pods of a complete run to learn of it, if they were started again, too
+_ANNOUNCE = 15  # for the pods of a run that is over to learn of it, if they were started again, too
 _DEPART = 15  # for the other pods to depart, after which pod 0 takes the store with it
 
 
@@ -80,7 +80,7 @@ class Rendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for all pods. Raises Lost with the names of those that are missing, and Complete."""
+        """Wait for all pods. Raises Lost with the names of those that are missing, Complete, and Exhausted."""
         if self._store is None:
             self._store = self._join()
             events.emit(events.Rendezvous(pods=self._count), events.Source(pod=self._pod))
@@ -92,11 +92,18 @@ class Rendezvous(RendezvousHandler):
 
     def announce_complete(self) -> None:
         """As pod 0, let the pods that come know that the run is complete. Those that have succeeded never come."""
+        self._announce("complete", "")
+
+    def announce_exhausted(self, sentence: str) -> None:
+        """As pod 0, let the pods that come know that the job has no retries left."""
+        self._announce("exhausted", sentence)
+
+    def _announce(self, key: str, text: str) -> None:
         learned = [f"learned/{rank}" for rank in range(1, self._count)]
-        until = time.monotonic() + _COMPLETE
+        until = time.monotonic() + _ANNOUNCE
         with contextlib.suppress(DistError):
             keys = JobStore(self._connect(until), self._count).keys
-            keys.set("complete", "")
+            keys.set(key, text)
             while learned and time.monotonic() < until and not keys.check(learned):
                 time.sleep(0.2)
 
@@ -110,7 +117,7 @@ class Rendezvous(RendezvousHandler):
                     wait_until_departed(store, _DEPART, but={rank for rank, _ in store.failures()})
 
     def cause(self, own: Failure) -> Failure:
-        """Return the failure that this pod ends with: `own`, or with exit code LOST the one that caused it."""
+        """Return the failure that this pod ends with: `own`, or the one that caused it."""
         if self._store is None or self._heartbeat is None or self._count == 1:
             return own
         return cause.find(own, JobStore(self._store, self._count), self._heartbeat, self._rank, self._names)
@@ -174,6 +181,9 @@ class Rendezvous(RendezvousHandler):
             if store.keys.check(["complete"]):
                 store.keys.set(f"learned/{self._rank}", "")
                 raise Complete
+            if store.keys.check(["exhausted"]):
+                store.keys.set(f"learned/{self._rank}", "")
+                raise Exhausted(store.keys.get("exhausted").decode())
             time.sleep(0.2)
         pods = json.loads(store.keys.get("pods"))
         self._names.known = [pod for _, pod in pods]

@@ -23,6 +23,7 @@ from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.log import log
 from torchtally.monitoring.callback import LOSS_INTERVAL, Callback
 from torchtally.options import Training
+from torchtally.pod import retries
 from torchtally.training import batch_norm
 from torchtally.training.batches import Batches, batches
 from torchtally.training.checkpoint_file import State
@@ -203,6 +204,7 @@ class Loop:
                 discarded=train_state.discarded,
             )
             events.emit(resumed, run.source)
+            retries.resumed(resumed, run.source)
 
 
 def build(task: Task, options: Training, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
