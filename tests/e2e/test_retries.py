@@ -17,7 +17,7 @@ def program(code: str) -> list[str]:
 def test_wrong_input_ends_the_job_at_once(operator: None, namespace: Namespace) -> None:
     namespace.install(*OPTIONS, "--set=workers=1", "--set-json", 'args=["--epochs", "none"]')
     namespace.wait_for_job("demo", "Failed")
-    assert namespace.starts() == 2
+    assert namespace.starts() <= 2  # the worker waits for the master, which ends at once
     assert "--epochs" in namespace.log("demo-master-0")
 
 
