@@ -123,11 +123,10 @@ matchLabels:
 {{ .Values.nprocPerNode | default (max 1 (int .Values.resources.gpu)) }}
 {{- end }}
 
-{{- /* Whether the entry point of torchtally is sure to run: a command of one's own may be any other. Its exit codes tell what
-a restart can cure, and it counts its starts if the output outlives the pod. */}}
+{{- /* ExitCode replaces pods, so it needs an output that outlives them: for the checkpoints, and for the retries that the entry
+point counts. A command of one's own may be another entry point. */}}
 {{- define "torchtally.restartPolicy" -}}
-{{- $bounded := or (eq .Values.api "trainjob") .Values.model.enabled }}
-{{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" (and (empty .Values.command) $bounded)) }}
+{{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" (and .Values.model.enabled (empty .Values.command))) }}
 {{- end }}
 
 {{- /* Restarts of each pod without progress, after which the entry point gives up. */}}
