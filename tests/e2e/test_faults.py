@@ -123,6 +123,7 @@ CASES = [
     of_ones_own(own.TRANSFORMERS, delete, MASTER, MID_EPOCH, "OnFailure"),
     of_ones_own(own.LIGHTNING, kill, MASTER, MID_EPOCH, "OnFailure", nightly=False),
     of_ones_own(own.LIGHTNING, delete, WORKER, MID_EPOCH, "ExitCode"),
+    with_fewer_pods(own.LIGHTNING),
     of_ones_own(own.MDS, kill, WORKER, MID_EPOCH, "OnFailure", nightly=False),
     of_ones_own(own.MDS, kill, MASTER, SAVE, "ExitCode"),
     of_ones_own(own.MDS, delete, WORKER, MID_EPOCH, "ExitCode"),
