@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is no bug
-hypothesis.settings.load_profile("shared")
+for profile, examples in (("some", 100), ("many", 300)):
+    hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)  # a busy machine is no bug
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes would wait for one another's cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would programs
 fork_server.install()
+sys.path += fork_server.folders
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("CI") == "true",
         help="a test that needs a Docker engine or an image fails where it would be skipped (default with CI=true)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("some" if config.option.markexpr == "not nightly" else "many")
 
 
 @functools.cache
@@ -46,6 +52,7 @@ def no_engine() -> str:
 
 # Their tests take longest, and would otherwise be the last to end.
 LONGEST = ("test_spark", "test_local_faults", "test_keras_mnist", "test_mlflow", "test_events", "test_trainjob_status")
+LONGEST += ("test_script", "test_streams_s3")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,6 @@ programs from nothing.
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -22,14 +21,13 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import copy_on_write
 from execnet.gateway_io import popen_bootstrapline as WORKER  # the code of a worker of pytest-xdist
 
 IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torchtally.commands.evaluate"]
@@ -37,15 +35,17 @@ IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torc
 IMPORTED += ["torch._dynamo", "torchtally.training.loop", "torchtally.accounting.account"]
 # What test files and their programs need as well: with several workers, which collect all files, it is worth its time.
 ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "matplotlib.pyplot", "mlflow"]
-ALL += ["pytest", "scipy.stats", "testcontainers.core.container", "torchmetrics"]
+ALL += ["pooch", "pytest", "scipy.stats", "testcontainers.core.container", "torchmetrics"]
 PYTEST = "import torch, sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"  # `python -c` of it starts as a fork
 ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
+RANKS = str(ROOT / "tests/trainer/ranks.py")  # its program needs the tests' modules
 TORCHRUN = "torch.distributed.run"  # likewise: it starts ranks
+folders: list[str] = []  # which the tests' files have added to sys.path
+_of_tests: dict[str, ModuleType] = {}  # what only test files import
 _enabled = True
 _installed = False
 _TORCH = re.compile(r"^\s*(import|from) torch|; *(import|from) torch", re.MULTILINE)
-_SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl
 _from_nothing = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
@@ -95,7 +95,7 @@ def _imports_torch(path: Path) -> bool:
 def install(channel: socket.socket | None = None) -> None:
     """Let this process start its programs by a server: by the one behind `channel`, or one that it starts itself."""
     global _installed
-    if sys.platform != "linux" or _installed:
+    if sys.platform != "linux" or copy_on_write.CLONE is None or _installed:
         return
     _installed = True
     client = _Client(channel)
@@ -147,8 +147,8 @@ class _Client:
     ) -> int:
         """The process id of what runs the program, a child of this process."""
         asked = {"program": asdict(program), "environment": environment, "folder": folder, "session": new_session}
-        text = json.dumps({**asked, "parent": self.owner}).encode()
-        with self._one_at_a_time, _adopting():
+        text = json.dumps(asked).encode()
+        with self._one_at_a_time:
             channel = self._channel = self._channel or self._start(program.name == WORKER)
             socket.send_fds(channel, [struct.pack("I", len(text))], files)
             channel.sendall(text)
@@ -159,7 +159,7 @@ class _Client:
         here, there = socket.socketpair()
         folder = str(Path(__file__).parent)
         code = f"import sys; sys.path.append({folder!r}); import fork_server; "
-        code += f"fork_server.main({there.fileno()}, {everything})"
+        code += f"fork_server.main({there.fileno()}, {sys.argv[1:] if everything else None})"
         command = [sys.executable, "-P", "-c", code]
         # In huge pages, of which a fork copies the entries in half the time.
         pages = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -169,18 +169,6 @@ class _Client:
         )
         there.close()
         return here
-
-
-@contextlib.contextmanager
-def _adopting() -> Iterator[None]:
-    """A process whose parent ends becomes a child of this one."""
-    libc, before = ctypes.CDLL(None), ctypes.c_int()
-    libc.prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        libc.prctl(_SET_SUBREAPER, before.value, 0, 0, 0)
 
 
 def _received(channel: socket.socket, size: int) -> bytes:
@@ -204,13 +192,8 @@ def serve(channel: socket.socket) -> Program:
             os._exit(0)
         request = json.loads(_received(channel, *struct.unpack("I", first)))
         ready, own = os.pipe()
-        between = os.fork()
-        if between == 0:
-            if pid := os.fork():
-                os.write(own, struct.pack("I", pid))
-                os._exit(0)  # so the caller adopts the process
-            while os.getppid() != request["parent"]:
-                time.sleep(0.0005)
+        pid = copy_on_write.fork_sibling()
+        if pid == 0:
             program = Program(**request.pop("program"))
             channel.close()
             _become(request, files)
@@ -219,10 +202,9 @@ def serve(channel: socket.socket) -> Program:
             return program
         for each in (own, *files):
             os.close(each)
-        os.waitpid(between, 0)
         with os.fdopen(ready, "rb") as told:
-            answer = told.read()  # to its end: the process is ready, or has been killed
-        channel.sendall(answer)
+            told.read()  # to its end: the process is ready, or has been killed
+        channel.sendall(struct.pack("I", pid))
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
@@ -235,6 +217,22 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+
+
+def _collect(tests: list[str]) -> None:
+    """Import the tests' files, as the workers of pytest-xdist will do and the ranks."""
+    global _installed
+    import pytest
+
+    own, _installed = list(sys.path), True  # not in this process
+    sys.path.insert(0, str(Path.cwd()))
+    with Path(os.devnull).open("w") as none, contextlib.redirect_stdout(none), contextlib.redirect_stderr(none):
+        pytest.main([*tests, "--collect-only", "--numprocesses=0"])
+    _installed, folders[:], sys.path[:] = False, [each for each in sys.path if each not in own], own
+    for name, module in sys.modules.items():
+        file = vars(module).get("__file__") or ""
+        if file.startswith(f"{ROOT}/") and not file.startswith((f"{ROOT}/trainer/", f"{sys.prefix}/")):
+            _of_tests[name] = module
 
 
 def run(program: Program) -> None:
@@ -265,6 +263,9 @@ def run(program: Program) -> None:
             main.__file__ = file
             code = compile(Path(file).read_text(), file, "exec")
     sys.argv = [file, *program.arguments]
+    if program.name not in (WORKER, RANKS, PYTEST):
+        for name in _of_tests:
+            sys.modules.pop(name)  # a program's own module can have the same name
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [*([] if "-P" in program.options else [place]), *filter(None, own)]
     exec(code, main.__dict__)
@@ -290,13 +291,16 @@ def leave(run: Callable[[], None]) -> NoReturn:
     os._exit(code or 0)
 
 
-def main(channel: int, everything: bool) -> None:
+def main(channel: int, tests: list[str] | None) -> None:
+    """Serve; with pytest's arguments for `tests`, import these as well."""
     os.environ["KERAS_BACKEND"] = "torch"  # read where it is imported
-    for name in [*IMPORTED, *(ALL if everything else [])]:
+    gc.disable()  # until all is imported: there is next to nothing to collect
+    for name in [*IMPORTED, *(ALL if tests is not None else [])]:
         importlib.import_module(name)
-    for each in weakref.finalize._registry:  # type: ignore[attr-defined]
-        each.atexit = False  # torch's, which take its operators apart: that would copy what they share, for 0.04 s
-    gc.freeze()  # a collection in a forked process would copy what they share
+    if tests is not None:
+        gc.freeze()
+        _collect(tests)
+    copy_on_write.prepare()
     program = serve(socket.socket(fileno=channel))
     while program.starts_programs:
         here, there = socket.socketpair()

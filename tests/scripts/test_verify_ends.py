@@ -80,7 +80,7 @@ def rows(lines: list[Line]) -> list[Line]:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(ended(st.sampled_from(["exact", "padded"])), st.data())  # a whole epoch without its last is an end, too
 def test_any_other_end_breaks_the_proof(run: tuple[list[Line], list[World], Ends], data: st.DataObject) -> None:
     lines, worlds, ends = run
@@ -107,7 +107,7 @@ def test_any_other_end_breaks_the_proof(run: tuple[list[Line], list[World], Ends
             assert not verdict([*lines, last]).holds
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(st.data(), st.integers(2, 30), st.integers(1, 3), st.integers(1, 4))
 def test_an_end_is_no_excuse(data: st.DataObject, n: int, epochs: int, world: int) -> None:
     """Whatever was lost or doubled, a last line with any end holds only if its epochs consumed just what it says."""

@@ -70,7 +70,7 @@ def with_word(digest: str, word: int, more: int) -> str:
     return bruteforce.encoded(words)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(st.data(), contracts, st.integers(0, 19), st.integers(1, bruteforce.P - 1), st.booleans())
 def test_any_single_changed_word_is_found(
     data: st.DataObject, contract: str, word: int, more: int, resumed: bool

@@ -265,7 +265,7 @@ def test_without_a_proof_in_it_missing_lines_are_missed() -> None:
     assert sentences([*LINES, last]) == [each for each in found if "no tally line" not in each]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(runs(), st.data(), st.integers(0, 19), st.integers(1, bruteforce.P - 1))
 def test_any_single_changed_word_is_found(
     run: tuple[list[Line], list[World]], data: st.DataObject, word: int, more: int

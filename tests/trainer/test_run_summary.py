@@ -95,7 +95,7 @@ orders = st.sampled_from(["feistel-1", "sequential"])
 contracts = st.sampled_from(CONTRACTS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(courses(), phases, contracts, orders, st.integers(0, 9), st.booleans(), st.data())
 def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
     train_state: tuple[int, int, list[World]],
