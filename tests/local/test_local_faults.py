@@ -269,6 +269,7 @@ FAULTS = [
         "no room for checkpoints for a while, then kill -9 the trainer in the master",
         "OnFailure",
         fill_the_folder,
+        nightly=True,
     ),
 ]
 

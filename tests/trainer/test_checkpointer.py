@@ -132,8 +132,8 @@ def everywhere(rank: int, world: int, store: Store, folder: Path, options: Train
     ("world", "all_reduce"),
     [
         (1, "float32"),
-        (2, "float32"),
         (3, "bfloat16"),
+        pytest.param(2, "float32", marks=pytest.mark.nightly),
         pytest.param(3, "float32", marks=pytest.mark.nightly),
         pytest.param(4, "float32", marks=pytest.mark.nightly),
     ],

@@ -38,6 +38,7 @@ def run(world: int, port: int, body: Callable[..., Any], *arguments: Any) -> lis
     return checkpointed.run(world, inside, objectstore.environment(port), body, *arguments)
 
 
+@pytest.mark.nightly
 def test_another_number_of_ranks_goes_on_where_the_others_stood(port: int) -> None:
     for world, commits in ((2, 2), (3, 1)):
         for found in run(world, port, checkpointed.stopped_after, FOLDER, commits):
@@ -97,7 +98,7 @@ def fails(mode_file: Path, mode: str) -> Loop:
 @pytest.mark.parametrize(
     ("mode", "saved", "cause"),
     [
-        ("held", [16, 32, 48], ""),
+        pytest.param("held", [16, 32, 48], "", marks=pytest.mark.nightly),
         ("away", [16, 48], "endpoint URL"),
         ("full", [16, 48], "XMinioStorageFull"),
     ],

@@ -160,7 +160,7 @@ def alone(n: int) -> tuple[int, dict[str, float], dict[str, Any], list[list[floa
 
 
 @pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets", "ignore:The variance of predictions")
-@pytest.mark.parametrize("world", [1, 3, 8])
+@pytest.mark.parametrize("world", [1, 3, pytest.param(8, marks=pytest.mark.nightly)])
 def test_ranks_together_find_what_one_process_finds(world: int) -> None:
     """Also where there are fewer samples than ranks, and batches are uneven, empty or out of order."""
     ns = [5, 101, 8, 1]  # first where a rank has none: after a training DDP's first forward alone waits for all
@@ -269,7 +269,9 @@ def gathered(
     return found
 
 
-@pytest.mark.parametrize(("world", "budget"), [(1, 64), (3, 64), (3, 64 << 20), (8, 200)])
+@pytest.mark.parametrize(
+    ("world", "budget"), [(1, 64), (3, 64), (3, 64 << 20), pytest.param(8, 200, marks=pytest.mark.nightly)]
+)
 def test_predictions_are_in_order_and_nobody_holds_them_twice(world: int, budget: int) -> None:
     """Bit for bit, of any dtype and shape, in as many rounds as the budget asks for."""
     cases = [(n, dtype, shape) for n in (97, 3, 1) for dtype in DTYPES for shape in [(), (3,), (2, 2)]]

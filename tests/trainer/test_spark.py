@@ -143,7 +143,8 @@ def assert_one_sentence(ended: subprocess.CompletedProcess[str], code: int, *par
         assert part in sentence
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=[pytest.mark.cold, pytest.mark.nightly]), 2])
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.cold), 2])
 def test_on_this_machine(environment: dict[str, str], fashion_mnist: Path, tmp_path: Path, processes: int) -> None:
     arguments = ["--processes", str(processes), *SMALL, "--epochs", "1", "--data", str(fashion_mnist)]
     if processes == 2:
@@ -196,6 +197,10 @@ def test_each_executor_consumes_its_half_and_the_outputs_come_back(
     assert run["model"] == f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
     assert json.loads(proof.read_text())["lines"][-1] == run
     assert not list((cluster.folder / "tmp").glob("torchtally-*"))
+
+    again = spark(environment | {"PATH": ""}, tmp_path, cluster, *arguments)  # complete, so without Java
+    assert again.returncode == 0, again.stderr
+    assert last_line(again.stdout) == run
 
 
 @pytest.mark.nightly
