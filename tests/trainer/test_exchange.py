@@ -10,6 +10,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+
 import torchtally
 from torchtally import exchange
 

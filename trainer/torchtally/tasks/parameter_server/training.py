@@ -25,12 +25,12 @@ from torchtally import events, exchange, standard_output
 from torchtally.accounting.proving import Proof, enforce, prove
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import handshake, process_group
-from torchtally.environment import Places, Process, pod_of, store_address
+from torchtally.environment import Places, Process, pod_of, store_address, trusts_network
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.pod import device
+from torchtally.pod import address, device, network_interface
 from torchtally.proof.shards import Shard
-from torchtally.tasks.parameter_server import network_interface, remote_table
+from torchtally.tasks.parameter_server import remote_table
 from torchtally.tasks.parameter_server.options import Options
 from torchtally.tasks.parameter_server.remote_table import COORDINATOR, SERVER, RemoteTable
 from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, unshard
@@ -171,6 +171,11 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
             raise Refused(
                 f"{process.world} processes are too few: one coordinates, one is the parameter server, and at least "
                 "one trains"
+            )
+        if options.form == "rpc" and not address.is_loopback(store_address()[0]) and not trusts_network():
+            raise Refused(
+                "by RPC, whoever reaches a pod's ports can run code there: set TORCHTALLY_TRUSTED_NETWORK=true where "
+                "only the job's pods do, as with the chart's networkPolicy, which sets it, or use --form collective"
             )
         if trains:
             where = device.choose(places.device, process.local_rank)
