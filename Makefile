@@ -116,10 +116,9 @@ lock: .venv/.dev ## update trainer/uv.lock and the image's requirements after a 
 	docker/lock.sh
 
 .PHONY: audit
-audit: .venv/.dev ## check the locked packages for known vulnerabilities (queries PyPI)
-	@for file in docker/requirements-*.txt; do \
-		uvx pip-audit==2.10.1 --strict --disable-pip --require-hashes --progress-spinner=off --requirement $$file; \
-	done
+audit: ## check the locked packages, and those in an IMAGE=, for known vulnerabilities (OSV_DB=: see docs/contributing/audit.md)
+	@scripts/tools.py osv-scanner
+	@scripts/audit.py $(if $(IMAGE),--image $(IMAGE)) $(if $(OSV_DB),--database $(OSV_DB))
 
 .PHONY: mutations
 mutations: .venv/.dev ## check that the chart's tests fail without any single line of its templates (ARGS='--sample 100')

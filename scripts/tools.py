@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Install the programs that tests and lint need in addition to Python: `scripts/tools.py helm kind …`.
 
-For each program, the script tries in this order: a supported version on PATH, the official release with its pinned
-checksum, a build from the Go module proxy. It installs to .tools/bin, or to $TOOLS_DIR. It needs only Python's standard
-library.
+For each program, the script tries in this order: a supported version on PATH, which it names; the official release with
+its pinned checksum; a build from the Go module proxy, whose checksum database knows the source. It installs to
+.tools/bin, or to $TOOLS_DIR. It needs only Python's standard library.
 """
 
 import hashlib
@@ -32,11 +32,13 @@ class Tool:
     at_least: Version = ()
     below: Version = ()  # empty: any version is supported
     ask: tuple[str, ...] = ()  # arguments that print the version
-    url: str = ""  # empty: it is released as source only
+    url: str = ""  # empty: it is built from its source alone
     sums: dict[str, str] = field(default_factory=dict)  # SHA-256 of the file at url, by platform
     member: str = ""  # path of the program, if the file is an archive
     go: str = ""  # package to `go install`
-    go_main: tuple[str, ...] = ()  # or: modules, then the source of the program
+    go_main: tuple[str, ...] = ()  # or: modules, then the package of the program, or its source
+    go_replace: str = ""  # a module, and the one in its place
+    plugin: str = ""  # the command of Helm that it adds, if it is a plugin of Helm
 
 
 KUBECTL_MAIN = """
@@ -156,6 +158,25 @@ TOOLS = {
         },
         go="github.com/norwoodj/helm-docs/cmd/helm-docs",
     ),
+    "helm-unittest": Tool(
+        version="1.1.2",
+        at_least=(1,),
+        below=(2,),
+        # `go install` doesn't support it, because it has this replace directive.
+        go_replace="github.com/vmware-labs/yaml-jsonpath=github.com/helm-unittest/yaml-jsonpath@v0.4.0",
+        go_main=(
+            "github.com/helm-unittest/helm-unittest@v1.1.2",
+            "github.com/helm-unittest/helm-unittest/cmd/helm-unittest",
+        ),
+        plugin="unittest",
+    ),
+    "osv-scanner": Tool(
+        version="2.5.0",
+        at_least=(2, 5),
+        below=(2, 6),  # scripts/audit.py reads its messages
+        ask=("--version",),
+        go="github.com/google/osv-scanner/v2/cmd/osv-scanner",
+    ),
     "minio": Tool(
         version="0.0.0-20260212201848-7aac2a2c5b7c",
         go="github.com/minio/minio",
@@ -167,20 +188,34 @@ class Unavailable(Exception):
     """An installation method failed. The message is the reason."""
 
 
-def is_supported(path: str, tool: Tool) -> bool:
+def supported(path: str, tool: Tool) -> str | None:
+    """The version of a program, if it is a supported one."""
     if not tool.below:
-        return os.access(path, os.X_OK)
+        return "of any version" if os.access(path, os.X_OK) else None
+    return _within(_answer([path, *tool.ask]), tool)
+
+
+def supported_plugin(tool: Tool) -> str | None:
+    """The same for a plugin of Helm."""
+    lines = _answer(["helm", "plugin", "list"]).splitlines()
+    return _within(next((line for line in lines if line.split()[:1] == [tool.plugin]), ""), tool)
+
+
+def _answer(command: list[str]) -> str:
     try:
-        answer = subprocess.run([path, *tool.ask], capture_output=True, text=True, timeout=60, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    match = re.search(r"\d+(\.\d+)+", answer)
-    return match is not None and tool.at_least <= tuple(map(int, match[0].split("."))) < tool.below
+        return ""
+
+
+def _within(text: str, tool: Tool) -> str | None:
+    match = re.search(r"\d+(\.\d+)+", text)
+    return match[0] if match and tool.at_least <= tuple(map(int, match[0].split("."))) < tool.below else None
 
 
 def download(name: str, tool: Tool) -> None:
     if not tool.url:
-        raise Unavailable("it is released as source only")
+        raise Unavailable("no release is pinned")
     os_, machine = platform.system(), platform.machine().replace("aarch64", "arm64")
     arch = machine.replace("x86_64", "amd64")
     fields = {"version": tool.version, "os": os_.lower(), "Os": os_, "arch": arch, "machine": machine}
@@ -216,13 +251,16 @@ def build(name: str, tool: Tool) -> None:
         if tool.go:
             commands = [["go", "install", "-ldflags", "-s -w", f"{tool.go}@v{tool.version}"]]
         else:
-            *modules, source = tool.go_main
-            Path(folder, "main.go").write_text(source)
+            *modules, program = tool.go_main
+            if "\n" in program:
+                Path(folder, "main.go").write_text(program)
+                program = "."
             stamp = f"-s -w -X k8s.io/component-base/version.gitVersion=v{tool.version}"
             commands = [
                 ["go", "mod", "init", name],
+                *([["go", "mod", "edit", f"-replace={tool.go_replace}"]] if tool.go_replace else []),
                 ["go", "get", *modules],
-                ["go", "build", "-mod=mod", "-ldflags", stamp, "-o", str(BIN / name), "."],
+                ["go", "build", "-mod=mod", "-ldflags", stamp, "-o", str(BIN / name), program],
             ]
         for command in commands:
             result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -230,17 +268,35 @@ def build(name: str, tool: Tool) -> None:
                 raise Unavailable(f"{' '.join(command[:2])}: {result.stderr.strip().splitlines()[-1].strip()}")
 
 
+def add_to_helm(name: str, tool: Tool) -> None:
+    """Make a program in BIN a plugin of Helm."""
+    folder = BIN / "helm-plugins" / tool.plugin
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plugin.yaml").write_text(f"name: {tool.plugin}\nversion: {tool.version}\ncommand: {BIN / name}\n")
+    added = subprocess.run(["helm", "plugin", "install", str(folder)], capture_output=True, text=True, check=False)
+    if added.returncode:
+        raise Unavailable(f"helm plugin install: {(added.stderr.strip().splitlines() or ['no message'])[-1]}")
+
+
 def ensure(name: str) -> None:
     tool = TOOLS[name]
-    for path in (str(BIN / name), shutil.which(name)):
-        if path and is_supported(path, tool):
+    if tool.plugin:
+        if version := supported_plugin(tool):
+            print(f"tools: {name} {version} is a plugin of Helm already", file=sys.stderr)
             return
+    elif supported(str(BIN / name), tool):
+        return
+    elif (path := shutil.which(name)) and (version := supported(path, tool)):
+        print(f"tools: {name} {version} from PATH: {path}", file=sys.stderr)
+        return
     BIN.mkdir(parents=True, exist_ok=True)
     reasons = []
     for way in (download, build):
         print(f"tools: {way.__name__} {name} {tool.version}", file=sys.stderr)
         try:
             way(name, tool)
+            if tool.plugin:
+                add_to_helm(name, tool)
             return
         except Unavailable as reason:
             reasons.append(str(reason))

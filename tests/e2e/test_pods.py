@@ -52,7 +52,7 @@ def test_a_job_ends_with_its_training_whatever_stands_beside_it(operator: None, 
         ],
         "worker": {"env": [{"name": "WHO", "value": "worker"}], "podLabels": {"who": "worker"}},
         "podDisruptionBudget": {"enabled": True},
-        "metrics": {"enabled": True},
+        "metrics": {"enabled": True, "from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]},  # such as the API server
         "serviceAccount": {"name": "trainers"},
         "extraObjects": [
             {

@@ -5,6 +5,7 @@ import io
 import os
 import platform
 import stat
+import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -36,15 +37,15 @@ def program(path: Path, version: str) -> Path:
     [("v2.0.0", True), ("2.9", True), ("v1.99.3", False), ("3.0.0", False), ("10.0.0", False), ("none", False)],
 )
 def test_only_a_version_within_bounds_is_supported(tmp_path: Path, version: str, supported: bool) -> None:
-    assert tools.is_supported(str(program(tmp_path / "tool", version)), TOOL) is supported
+    assert (tools.supported(str(program(tmp_path / "tool", version)), TOOL) is not None) is supported
 
 
 def test_a_program_that_cannot_run_is_not_supported(tmp_path: Path) -> None:
     broken = tmp_path / "tool"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o755)
-    assert not tools.is_supported(str(broken), TOOL)
-    assert not tools.is_supported(str(tmp_path / "absent"), TOOL)
+    assert not tools.supported(str(broken), TOOL)
+    assert not tools.supported(str(tmp_path / "absent"), TOOL)
 
 
 def release(folder: Path, content: bytes) -> tools.Tool:
@@ -84,12 +85,38 @@ def test_every_way_that_is_closed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     )
 
 
-def test_path_comes_before_any_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bin_folder: Path) -> None:
+def test_path_comes_before_any_installation_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bin_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(tools, "TOOLS", {"tool": TOOL})
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     program(tmp_path / "tool", "2.5.1")
     tools.ensure("tool")
     assert not any(bin_folder.iterdir())
+    assert capsys.readouterr().err == f"tools: tool 2.5.1 from PATH: {tmp_path}/tool\n"
+
+
+def test_what_was_installed_before_is_not_named(
+    bin_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tools, "TOOLS", {"tool": TOOL})
+    program(bin_folder / "tool", "2.5.1")
+    tools.ensure("tool")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_plugin_becomes_one_of_helms(
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HELM_DATA_HOME", str(tmp_path / "helm"))
+    tool = replace(TOOL, plugin="greet", version="2.5.1")
+    monkeypatch.setattr(tools, "TOOLS", {"tool": tool})
+    monkeypatch.setattr(tools, "build", lambda name, tool: program(bin_folder / name, "2.5.1"))
+    tools.ensure("tool")
+    assert subprocess.run(["helm", "greet", "version"], capture_output=True, text=True).stdout == "tool 2.5.1\n"
+    capfd.readouterr()
+    tools.ensure("tool")
+    assert capfd.readouterr().err == "tools: tool 2.5.1 is a plugin of Helm already\n"
 
 
 RELEASED = {name: tool for name, tool in tools.TOOLS.items() if tool.url}
@@ -103,9 +130,9 @@ def test_every_platform_has_a_checksum_of_its_own(tool: tools.Tool) -> None:
 
 
 @pytest.mark.parametrize("tool", [tool for name, tool in tools.TOOLS.items() if name not in RELEASED])
-def test_what_is_released_as_source_only_is_built_from_a_fixed_version(tool: tools.Tool) -> None:
+def test_what_has_no_pinned_release_is_built_from_a_fixed_version(tool: tools.Tool) -> None:
     """Go compares the source with its checksum database."""
-    assert tool.go
+    assert tool.go or all("@v" in module for module in tool.go_main[:-1])
     assert not tool.sums
-    with pytest.raises(tools.Unavailable, match="source only"):
+    with pytest.raises(tools.Unavailable, match="no release is pinned"):
         tools.download("tool", tool)

@@ -28,18 +28,18 @@ class Job:
     """`count` pods that can be started, and started again, one by one; each has a termination log as in a cluster."""
 
     def __init__(self, environment: dict[str, str], folder: Path, count: int) -> None:
-        self._environment, self._folder, self._count = environment, folder, count
-        self._port = str(ranks.free_port())
+        self._environment, self.folder, self._count = environment, folder, count
+        self.port = str(ranks.free_port())
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, rank: int, command: list[str], entry: str = ENTRY, **more: str) -> "Pod":
         name = "demo-master-0" if rank == 0 else f"demo-worker-{rank - 1}"
-        log = self._folder / f"{name}-{len(self._started)}.termination"
+        log = self.folder / f"{name}-{len(self._started)}.termination"
         log.write_text("what stood here before, much longer than all that will stand here " * 200)
         job = {
             "HOSTNAME": name,
             **dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.0.0.1"),
-            **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), self._port),
+            **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), self.port),
             **{variable: str(rank) for variable in ("RANK", "PET_NODE_RANK")},
             **{"WORLD_SIZE": str(self._count), "PET_NNODES": str(self._count), "PET_NPROC_PER_NODE": "1"},
             "TORCHTALLY_TERMINATION_LOG": str(log),
@@ -50,11 +50,11 @@ class Job:
             [sys.executable, "-c", entry, *command],
             env={**self._environment, **job, **more},
             stdout=subprocess.PIPE,
-            stderr=(self._folder / f"{name}-{len(self._started)}.err").open("w+"),
+            stderr=(self.folder / f"{name}-{len(self._started)}.err").open("w+"),
             text=True,
         )
         self._started.append(process)
-        return Pod(process, log, self._folder / f"{name}-{len(self._started) - 1}.err")
+        return Pod(process, log, self.folder / f"{name}-{len(self._started) - 1}.err")
 
     def all(self, command: list[str], **more: str) -> "list[Pod]":
         return [self.start(rank, command, **more) for rank in range(self._count)]

@@ -23,7 +23,8 @@ from torch.nn import functional
 from torchtally import cli, events
 from torchtally.accounting.tally import Phase, Run
 from torchtally.errors import Lost, Refused, Unproven
-from torchtally.tasks.parameter_server import network_interface, training
+from torchtally.pod import network_interface
+from torchtally.tasks.parameter_server import training
 from torchtally.tasks.parameter_server.options import Options
 from torchtally.tasks.parameter_server.remote_table import RemoteTable
 from torchtally.tasks.parameter_server.task import TASK, Model
@@ -285,3 +286,23 @@ def refused(rank: int, world: int, store: TCPStore, output: str) -> str:
 def test_too_few_processes_are_refused(tmp_path: Path) -> None:
     for said in ranks.run(2, refused, str(tmp_path)):
         assert "2 processes are too few: one coordinates, one is the parameter server, and at least one trains" in said
+
+
+def on_a_network(rank: int, world: int, store: TCPStore, output: str) -> str:
+    """The ranks know the store by an address that is not of loopback alone."""
+    training.store_address = lambda: ("demo-master-0", store.port)
+    try:
+        trained(rank, world, store, Options(epochs=1), output)
+    except Refused as sentence:
+        return str(sentence)
+    return "trained"
+
+
+def test_rpc_on_a_network_asks_whether_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sentence,) = set(ranks.run(3, on_a_network, str(tmp_path)))
+    assert "whoever reaches a pod's ports can run code there: set TORCHTALLY_TRUSTED_NETWORK=true" in sentence
+    monkeypatch.setenv("TORCHTALLY_TRUSTED_NETWORK", "yes")
+    (sentence,) = set(ranks.run(3, on_a_network, str(tmp_path)))
+    assert sentence.endswith("TORCHTALLY_TRUSTED_NETWORK='yes' must be true or false")
+    monkeypatch.setenv("TORCHTALLY_TRUSTED_NETWORK", "true")
+    assert set(ranks.run(3, on_a_network, str(tmp_path))) == {"trained"}

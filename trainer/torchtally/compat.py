@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ PRIVATE = (
     "torch.distributed.elastic.agent.server.api:_TERMINAL_STATE_SYNC_ID",
     "torch.distributed.elastic.multiprocessing.api:get_subprocess_handler",
     "torch.distributed.elastic.multiprocessing.subprocess_handler:SubprocessHandler._popen",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend:TCPStore",
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous:get_method_name",
     "torch.distributed.elastic.utils.store:_LAST_MEMBER_CHECKIN",
     "torch.nn.modules.batchnorm:_BatchNorm",
@@ -97,6 +100,26 @@ def start_ranks_with(start: Callable[[tuple[str, ...], dict[str, str]], Any]) ->
             return super()._popen(args, env) if started is None else started
 
     api.get_subprocess_handler = Handler  # type: ignore[attr-defined,assignment]  # where the agent looks for it
+
+
+def serve_elastic_store_on(listener: Callable[[str, int], socket.socket | None]) -> None:
+    """Have the agent of an elastic job serve its store on the socket `listener(host, port)`, or anywhere for None.
+
+    PyTorch itself has it listen on all addresses.
+    """
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as backend
+
+    def store(host: str, port: int, is_master: bool, **others: Any) -> TCPStore:
+        try:
+            opened = listener(host, port) if is_master else None
+        except OSError as error:
+            raise RuntimeError(error) from None  # the agent then looks for another one's store
+        if opened is None:
+            return TCPStore(host, port, is_master=is_master, **others)
+        host, port = opened.getsockname()[:2]
+        return TCPStore(host, port, is_master=True, master_listen_fd=opened.detach(), **others)
+
+    backend.TCPStore = store  # type: ignore[attr-defined,assignment]  # where the agent looks for it
 
 
 def name_rendezvous_events_quickly() -> None:

@@ -237,6 +237,25 @@ def job_address(env: Mapping[str, str] = os.environ) -> str | None:
     return f"{address}:{env.get('PET_MASTER_PORT')}" if address else None
 
 
+def job_host(env: Mapping[str, str] = os.environ) -> str | None:
+    """The host of the rendezvous address."""
+    address = job_address(env) or ""
+    return address.rpartition(":")[0].strip("[]") or address or None
+
+
+def trusts_network(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether somebody has said that only the job's pods reach their ports. Raises Refused."""
+    value = env.get("TORCHTALLY_TRUSTED_NETWORK") or "false"
+    if value not in ("true", "false"):
+        raise Refused(f"TORCHTALLY_TRUSTED_NETWORK={value!r} must be true or false")
+    return value == "true"
+
+
+def metrics_address(env: Mapping[str, str] = os.environ) -> str | None:
+    """The address of rank 0's metrics; None if it is not given."""
+    return env.get("TORCHTALLY_METRICS_ADDRESS") or None
+
+
 def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
     """The port of rank 0's metrics; None if they are not requested. Raises Refused."""
     return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)

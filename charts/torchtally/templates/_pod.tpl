@@ -41,6 +41,9 @@
 {{- end }}
 {{- range $name, $value := .nccl }}{{ $_ := set $own (printf "NCCL_%s" $name) $value }}{{ end }}
 {{- end }}
+{{- /* Only the policy keeps others from RPC's ports. It applies neither to the host's network nor to a secondary one. */}}
+{{- $isolated := and .Values.networkPolicy.enabled (not .Values.hostNetwork) (not (dig "interface" "" (.Values.network | default dict))) }}
+{{- if and $isolated (has "parameter-server" (prepend (.Values.args | default list) .Values.task)) }}{{ $_ := set $own "TORCHTALLY_TRUSTED_NETWORK" "true" }}{{ end }}
 {{- $env := list }}
 {{- range $name, $value := $own }}
 {{- if not (hasKey $given $name) }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}

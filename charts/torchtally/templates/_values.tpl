@@ -38,7 +38,12 @@ hostNetwork: false
 networkPolicy: {enabled: true, from: []}
 podDisruptionBudget: {enabled: false}
 verifier: {enabled: true}
-metrics: {enabled: false, port: 9090, podMonitorLabels: {}, dashboard: false}
+metrics:
+  enabled: false
+  port: 9090
+  podMonitorLabels: {}
+  from: [{namespaceSelector: {}, podSelector: {matchLabels: {app.kubernetes.io/name: prometheus}}}]
+  dashboard: false
 {{- end }}
 
 {{- /* Sets the values that a map lacks, from (list MAP DEFAULTS). */}}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torchtally import compat_torchmetrics
+from torchtally import compat_torchmetrics, exchange
 from torchtally.distributed import own_group
 from torchtally.proof.shards import Shard
 
@@ -180,22 +180,22 @@ def compute(metric: "Metric") -> Any:
     Raises:
         RuntimeError: The value cannot be computed. All ranks raise it.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
     device = metric.device
     metric.cpu()  # where all ranks' states together are sure to fit
     modules = compat_torchmetrics.with_state(metric)
     updated = any(module.update_called for module in modules)
-    gathered: list[Any] | None = [None] * world if rank == 0 else None
     group = own_group.of_all()
-    dist.gather_object([module.metric_state for module in modules] if updated else None, gathered, dst=0, group=group)
+    own = [module.metric_state for module in modules] if updated else None
     outcome: list[Any] = [None, None]
     cause = None
-    if gathered is not None:
-        try:
-            outcome[0] = _computed(metric, modules, [states for states in gathered if states is not None])
-        except Exception as error:  # said by all ranks
-            outcome[1], cause = f"{type(error).__name__}: {error}", error
-    dist.broadcast_object_list(outcome, src=0, group=group)
+    try:
+        gathered = exchange.gather(own, group, exchange.TENSORS)
+        if gathered is not None:
+            found = _computed(metric, modules, [states for states in gathered if states is not None])
+            outcome[0] = exchange.TENSORS.read(exchange.TENSORS.write(found))  # as the other ranks will
+    except Exception as error:  # said by all ranks
+        outcome[1], cause = f"{type(error).__name__}: {error}", error
+    outcome = exchange.broadcast(outcome, 0, group, exchange.TENSORS)
     metric.reset()
     metric.to(device)
     if outcome[1] is not None:
@@ -234,12 +234,16 @@ def _merged(name: str, reduction: Callable[[Tensor], Tensor] | None, values: lis
 
 def _agreed(own: Tensor, n: int, world: int) -> tuple[tuple[int, ...], torch.dtype, str]:
     """Shape of a row, dtype and device of all ranks' rows; a rank without a sample cannot know them."""
-    found: list[Any] = [None] * world
-    dist.all_gather_object(found, (len(own), (tuple(own.shape[1:]), own.dtype, own.device.type)), own_group.of_all())
+    mine = [len(own), [list(own.shape[1:]), str(own.dtype).removeprefix("torch."), own.device.type]]
+    found = exchange.all_gather(mine, own_group.of_all())
     for rank, (rows, _) in enumerate(found):
         if rows != (expected := Shard(n=n, rank=rank, world=world).size):
             raise ValueError(f"rank {rank} has predictions of {rows} samples, and its shard of {n} has {expected}")
-    kinds = {rank: kind for rank, (rows, kind) in enumerate(found) if rows}
+    kinds = {
+        rank: (tuple(shape), getattr(torch, dtype), device)
+        for rank, (rows, [shape, dtype, device]) in enumerate(found)
+        if rows
+    }
     for rank, kind in kinds.items():
         if kind != kinds[0]:
             raise ValueError(f"rank {rank} has rows of shape, dtype and device {kind}, and rank 0 has {kinds[0]}")

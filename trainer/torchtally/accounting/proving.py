@@ -1,13 +1,13 @@
 """All ranks' tallies of a phase, combined and compared with the contract."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from torchtally import events, standard_output
+from torchtally import events, exchange, standard_output
 from torchtally.accounting.printing import Wrong, emit, line_of
 from torchtally.accounting.tally import Tally
 from torchtally.errors import Refused, Unproven
@@ -53,11 +53,19 @@ def prove(
         wrong = _named(stretches, shard)
     dropped = tally.dropped
     line = line_of(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, dropped, wrong, tally.outside)
-    own = _Own(line, tally, problem)
+    own = _Own(
+        line=line,
+        digest=tally.digest,
+        carried=tally.carried,
+        outside=tally.outside,
+        dropped=tally.dropped,
+        carried_dropped=tally.carried_dropped,
+        commits=tally.commits,
+        problem=problem,
+    )
     if leads:
-        emit(own.line)
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, (leads, own), group)
+        emit(line)
+    gathered = [(leader, _Own.of(values)) for leader, values in exchange.all_gather([leads, asdict(own)], group)]
     if problems := [each.problem for _, each in gathered if each.problem]:
         raise Refused(problems[0])
     of_ranks: list[_Own] = sorted((each for leader, each in gathered if leader), key=lambda each: each.line["rank"])
@@ -88,13 +96,24 @@ def prove(
     return proof
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Own:
     """What a rank tells the others: its line, and its tally's numbers."""
 
-    def __init__(self, line: dict[str, Any], tally: Tally, problem: str | None):
-        self.line, self.digest, self.carried, self.outside = line, tally.digest, tally.carried, tally.outside
-        self.dropped, self.carried_dropped = tally.dropped, tally.carried_dropped
-        self.commits, self.problem = tally.commits, problem
+    line: dict[str, Any]
+    digest: Digest
+    carried: Digest
+    outside: list[int]
+    dropped: Digest
+    carried_dropped: Digest
+    commits: int | None
+    problem: str | None
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """From JSON."""
+        digests = ("digest", "carried", "dropped", "carried_dropped")
+        return cls(**values | {name: Digest(tuple(values[name]["words"])) for name in digests})
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:

@@ -3,10 +3,12 @@
 import re
 import secrets
 from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 
 from torchtally.checkpoints.manifest import MANIFEST, Manifest, Torn, parse
+from torchtally.checkpoints.manifest import of as manifest_of
 from torchtally.checkpoints.storage import Storage
 from torchtally.checkpoints.together import on_all, on_rank_0
 from torchtally.errors import Refused, Volume
@@ -63,8 +65,9 @@ class Catalog:
         names = sorted(filter(_NAME.fullmatch, on_rank_0(self._group, self._names)), key=_number, reverse=True)
         self._number = max(map(_number, names), default=0)
         for name in names:
-            manifest, wrong = on_rank_0(self._group, partial(self._manifest, name))
-            if manifest:
+            contents, wrong = on_rank_0(self._group, partial(self._contents, name))
+            if contents:
+                manifest = manifest_of(contents)
                 wrong = next(filter(None, on_all(self._group, partial(self._wrong, name, manifest))), "")
                 if not wrong:
                     return name, manifest
@@ -101,10 +104,10 @@ class Catalog:
         except OSError as error:  # a volume may recover
             raise Volume(f"the checkpoints in {self.storage} cannot be read: {error}") from None
 
-    def _manifest(self, name: str) -> tuple[Manifest | None, str]:
-        """The manifest, or what is wrong with it."""
+    def _contents(self, name: str) -> tuple[dict[str, Any] | None, str]:
+        """Those of the manifest, or what is wrong with it."""
         try:
-            return parse(self.storage.read(f"{name}/{MANIFEST}"), self.storage.url(name)), ""
+            return parse(self.storage.read(f"{name}/{MANIFEST}"), self.storage.url(name)).contents(), ""
         except FileNotFoundError:
             return None, "it was not written to its end"
         except NotADirectoryError:

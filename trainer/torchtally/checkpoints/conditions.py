@@ -7,14 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchtally import exchange
 from torchtally.log import log
 
 
 def of_all_ranks(device: torch.device, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
     """The conditions of each rank, on rank 0. A collective call."""
-    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(_own(device), gathered, group=group)
-    return gathered or []
+    return exchange.gather(_own(device), group) or []
 
 
 def _own(device: torch.device) -> dict[str, Any]:

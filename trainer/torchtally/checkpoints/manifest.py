@@ -40,9 +40,13 @@ class Manifest:
     conditions: list[dict[str, Any]]  # of each rank, which the last bits of the weights depend on
     files: dict[str, File]
 
+    def contents(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
     def printed(self) -> bytes:
         """As the file holds it."""
-        contents = asdict(self)
+        contents = self.contents()
         return json.dumps({"format": FORMAT, "sha256": _sha256(contents), "contents": contents}, indent=1).encode()
 
 
@@ -64,6 +68,11 @@ def parse(data: bytes, url: str) -> Manifest:
         )
     if text.get("sha256") != _sha256(contents):
         raise Torn("its manifest is damaged")
+    return of(contents)
+
+
+def of(contents: dict[str, Any]) -> Manifest:
+    """The manifest with these `contents`."""
     files = {name: File(**file) for name, file in contents["files"].items()}
     return Manifest(**contents | {"files": files})
 

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchtally import events
 from torchtally.checkpoints.catalog import Catalog
-from torchtally.checkpoints.manifest import MANIFEST, Manifest
+from torchtally.checkpoints.manifest import MANIFEST, File, Manifest
 from torchtally.checkpoints.objects import MODEL
 from torchtally.checkpoints.storage import Storage
 from torchtally.checkpoints.together import new_group, on_all, on_rank_0
@@ -97,8 +98,8 @@ class Writer:
         cause = None
         try:
             save(state, storage_writer=writer, process_group=self._group)
-            written = on_all(self._group, lambda: files.written)
-            manifest.files.update(item for each in written for item in each.items())
+            written = on_all(self._group, lambda: {name: asdict(file) for name, file in files.written.items()})
+            manifest.files.update((name, File(**file)) for each in written for name, file in each.items())
             on_rank_0(self._group, lambda: self._storage.write(f"{name}/{MANIFEST}", manifest.printed()))
         except CheckpointException as error:
             cause = cause_of(error)
@@ -122,7 +123,7 @@ class Writer:
         """
         models = [name for name, kind in manifest.objects.items() if kind == MODEL]
         own = {f"{name}.{key}": _sum(value) for name in models for key, value in state[name].items()}
-        found = on_all(self._group, lambda: (manifest.conditions, own))
+        found = on_all(self._group, lambda: [manifest.conditions, own])
         conditions, first = found[0]
         if any(each != conditions[0] for each in conditions):
             return None

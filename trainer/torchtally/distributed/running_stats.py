@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchtally import exchange
+
 
 def of(model: nn.Module) -> list[Tensor]:
     """The floating-point parameters of `model` without gradient; most models have none."""
@@ -35,7 +37,6 @@ def check(statistics: list[Tensor]) -> None:
     sha256 = hashlib.sha256()
     for each in statistics:
         sha256.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    all_ranks: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_ranks, sha256.hexdigest())
+    all_ranks = exchange.all_gather(sha256.hexdigest())
     if others := [rank for rank, each in enumerate(all_ranks) if each != all_ranks[0]]:
         raise RuntimeError(f"ranks {', '.join(map(str, others))} have other running statistics than rank 0")

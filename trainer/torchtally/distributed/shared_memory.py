@@ -12,12 +12,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchtally import exchange
 from torchtally.distributed import handshake
 from torchtally.errors import Lost
 
@@ -34,12 +34,11 @@ def connect(local_world: int) -> "SharedGradients | None":
     rank, world = dist.get_rank(), dist.get_world_size()
     if world == 1 or local_world < world or sys.platform != "linux":
         return None
-    addresses: list[Any] = [None] * world
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(Path(folder, "rank")))
         listener.listen(world)
         listener.settimeout(_TIMEOUT)
-        dist.all_gather_object(addresses, listener.getsockname())
+        addresses = exchange.all_gather(listener.getsockname())
         after = {(rank + distance) % world: socket.socket(socket.AF_UNIX) for distance in _distances(world)}
         for other, link in after.items():
             link.connect(addresses[other])

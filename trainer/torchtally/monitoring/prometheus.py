@@ -3,13 +3,14 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
 
 from torchtally.log import log
 from torchtally.monitoring.callback import LOSS_INTERVAL, Callback, Run
+from torchtally.pod import address
 
 _STEP_BUCKETS = [0.001 * 2**power for power in range(16)]  # seconds: a millisecond to half a minute
 _VALUES = {
@@ -23,20 +24,21 @@ _VALUES = {
 
 @contextmanager
 def exporter(port: int, run: Run) -> Iterator[Callback]:
-    """Serve the metrics of the training in the `with` block. If the port is taken, warn and serve nothing."""
+    """Serve the metrics of the training in the `with` block. Where the port is taken, warn and serve nothing."""
     metrics = Metrics(run)
-    try:
-        server, thread = start_http_server(port, registry=metrics.registry)
-    except OSError as error:
-        log.warning(f"metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be opened: {error}")
-        yield Callback()
-        return
-    try:
+    with ExitStack() as served:
+        for each in address.of_metrics():
+            try:
+                server, thread = start_http_server(port, each, metrics.registry)
+            except OSError as error:
+                log.warning(
+                    f"metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be opened at {each}: {error}"
+                )
+                continue
+            served.callback(thread.join)
+            served.callback(server.server_close)
+            served.callback(server.shutdown)
         yield metrics
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class Metrics(Callback):

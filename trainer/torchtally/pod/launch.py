@@ -22,7 +22,7 @@ from torchtally import compat, events
 from torchtally.environment import Job, Places, forks, pod_name
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
-from torchtally.pod import device, failure, prefork, rendezvous, script, signals, task, termination_message
+from torchtally.pod import address, device, failure, prefork, rendezvous, script, signals, task, termination_message
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.keeper import Keeper
 from torchtally.pod.rendezvous import Rendezvous
@@ -50,7 +50,8 @@ def launch(
     """
     job = Job.from_env(env)
     places = Places.from_env(env)
-    pods = Rendezvous(*job.master, job.node_rank, job.max_nodes, pod_name(env)) if job.master else None
+    host, port = job.master or (address.LOOPBACK, 0)
+    pods = None if job.elastic else Rendezvous(host, port, job.node_rank, job.max_nodes, pod_name(env))
     retries = Retries(env, counts=job.elastic or job.node_rank == 0)
     if job.node_rank == 0 and not job.elastic and is_complete(places.output):
         if pods:
@@ -68,12 +69,15 @@ def launch(
     threads = given or str(max(1, cpus // processes))
     program = _forkable(command, env, module)
     _set_environment(job, threads)
+    address.keep_on_loopback(job)
     keeper = Keeper(f"{_RUN}={os.environ[_RUN]}")
     signals.not_ranks.add(keeper.pid)
     if program and prefork.fork(command, processes, None if given else int(threads), keeper):
         return program
     _silence_agent()
     compat.name_rendezvous_events_quickly()
+    if job.elastic:
+        compat.serve_elastic_store_on(lambda host, port: address.listener(host, port, job.max_nodes))
     _report_start(job, processes, why, threads)
     if pods:
         rendezvous_handler_registry.register(rendezvous.BACKEND, pods.create)
@@ -117,11 +121,12 @@ def _agent_options(job: Job, processes: int, env: Mapping[str, str]) -> list[str
     options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
     if "PET_SHUTDOWN_TIMEOUT" not in env:
         options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
-    if job.master:
+    if not job.elastic:
+        host, port = job.master or (address.LOOPBACK, 0)
         options += [f"--nnodes={job.max_nodes}", f"--rdzv-backend={rendezvous.BACKEND}"]
-        options += ["--node-rank=0", "--rdzv-endpoint={}:{}".format(*job.master)]  # Rendezvous knows the true rank
+        options += ["--node-rank=0", f"--rdzv-endpoint={host}:{port}"]  # Rendezvous knows the true rank
     if not job.in_cluster:
-        options.append("--local-addr=127.0.0.1")  # a laptop's own name may not resolve
+        options.append(f"--local-addr={address.LOOPBACK}")  # a laptop's own name may not resolve
     return options
 
 

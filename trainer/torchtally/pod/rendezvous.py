@@ -8,7 +8,12 @@ import time
 import uuid
 from datetime import timedelta
 
-from torch.distributed import DistError, DistStoreError, TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
+from torch.distributed import (  # type: ignore[attr-defined]  # they are there, unannounced
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    TCPStore,
+)
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -20,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 from torchtally import compat, events
 from torchtally.errors import LOST, Exhausted, Lost
 from torchtally.log import log
-from torchtally.pod import cause, signals
+from torchtally.pod import address, cause, signals
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.heartbeat import SILENCE, Heartbeat, wait_until_departed
 from torchtally.pod.job_store import JobStore
@@ -39,15 +44,15 @@ class Complete(Exception):
 
 
 class Rendezvous(RendezvousHandler):
-    """Pod `rank` of `count` joins the others."""
+    """Pod `rank` of `count` joins the others. Outside a job, the port is 0: any that is free."""
 
-    def __init__(self, address: str, port: int, rank: int, count: int, pod: str) -> None:
-        self._address, self._port, self._rank, self._count, self._pod = address, port, rank, count, pod
-        self._resolved = address
+    def __init__(self, host: str, port: int, rank: int, count: int, pod: str) -> None:
+        self._address, self._port, self._rank, self._count, self._pod = host, port, rank, count, pod
+        self._resolved, self._in_job = host, port != 0
         self._timeout, self._run_id = float(TIMEOUT), ""
         # A pod that is started again has the same rank and name: this differs.
         self._start = uuid.uuid4().hex
-        self._names = Names(address)
+        self._names = Names(host)
         self._store: TCPStore | None = None
         self._heartbeat: Heartbeat | None = None
 
@@ -83,7 +88,8 @@ class Rendezvous(RendezvousHandler):
         """Wait for all pods. Raises Lost with the names of those that are missing, Complete, and Exhausted."""
         if self._store is None:
             self._store = self._join()
-            events.emit(events.Rendezvous(pods=self._count), events.Source(pod=self._pod))
+            if self._in_job:
+                events.emit(events.Rendezvous(pods=self._count), events.Source(pod=self._pod))
             os.environ["TORCHTALLY_PODS"] = json.dumps(self._names.known)  # for the messages of the ranks
             self._heartbeat = self._start_heartbeat(self._store.clone())  # a wait blocks all calls on its connection
             signals.handle()
@@ -99,12 +105,14 @@ class Rendezvous(RendezvousHandler):
         self._announce("exhausted", sentence)
 
     def _announce(self, key: str, text: str) -> None:
+        if self._count == 1:
+            return
         learned = [f"learned/{rank}" for rank in range(1, self._count)]
         until = time.monotonic() + _ANNOUNCE
         with contextlib.suppress(DistError):
             keys = JobStore(self._connect(until), self._count).keys
             keys.set(key, text)
-            while learned and time.monotonic() < until and not keys.check(learned):
+            while time.monotonic() < until and not keys.check(learned):
                 time.sleep(0.2)
 
     def depart(self) -> None:
@@ -137,8 +145,7 @@ class Rendezvous(RendezvousHandler):
     def _connect(self, until: float) -> TCPStore:
         timeout = timedelta(seconds=SILENCE)
         if self._rank == 0:
-            # Not by its own address: a pod's Service may not be known yet.
-            return TCPStore("localhost", self._port, None, True, timeout, wait_for_workers=False, multi_tenant=True)
+            return self._serve(timeout)
         missing = f"{self._names.one(0)} does not answer at {self._address}:{self._port}"
         progress = _Progress()
         while True:
@@ -156,6 +163,25 @@ class Rendezvous(RendezvousHandler):
                 raise Lost(f"{missing} ({why}): gave up after {self._timeout:.0f} s")
             progress.say(f"{missing} yet ({why})")
             time.sleep(0.5)
+
+    def _serve(self, timeout: timedelta) -> TCPStore:
+        """As pod 0, open the store."""
+        try:
+            listener = address.listener(self._address, self._port, self._count)
+        except OSError as error:
+            raise DistNetworkError(f"port {self._port} cannot be opened: {error.strerror}") from None
+        if listener is None:
+            # Not by its own address: a pod's Service may not be known yet.
+            return TCPStore("localhost", self._port, None, True, timeout, wait_for_workers=False, multi_tenant=True)
+        self._resolved, self._port = listener.getsockname()[:2]
+        return TCPStore(
+            self._resolved,
+            self._port,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
     def _register(self, store: JobStore, until: float) -> None:
         joined = [f"joined/{rank}" for rank in range(self._count)]

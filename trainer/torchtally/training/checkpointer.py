@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchtally import events
+from torchtally import events, exchange
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.reached import Reached
 from torchtally.errors import Refused, Stopped, Volume
@@ -63,9 +63,7 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device, grows: 
             failed = f"the checkpoints in {folder} cannot be read: {error}"
         except Exception as error:  # the other ranks wait for the broadcast
             refused = f"the checkpoints in {folder} cannot be taken up: {type(error).__name__}: {error}"
-    head: list[Any] = [refused, failed, len(payload or b""), discarded]
-    dist.broadcast_object_list(head, src=0)
-    refused, failed, size, discarded = head
+    refused, failed, size, discarded = exchange.broadcast([refused, failed, len(payload or b""), discarded])
     if refused:
         raise Refused(refused)
     if failed:

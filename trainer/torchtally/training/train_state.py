@@ -5,10 +5,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchtally import events
+from torchtally import events, exchange
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.schedule import Schedule
 from torchtally.accounting.state import shared_out
@@ -104,8 +103,7 @@ class TrainState:
             "outside": tally.outside if tally else [],
             "loss": self.loss.item(),
         }
-        ranks: list[Any] | None = [None] * self.run.world if self.run.rank == 0 else None
-        dist.gather_object(own, ranks)
+        ranks = exchange.gather(own)
         best = max(self.epochs, key=lambda each: each.correct, default=None)
         return {
             "run": self.run.run,

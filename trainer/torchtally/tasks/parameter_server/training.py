@@ -11,7 +11,7 @@ over the server and the trainers (sharded_embedding.py). The training takes seco
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torchtally import events, standard_output
+from torchtally import events, exchange, standard_output
 from torchtally.accounting.proving import Proof, enforce, prove
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import handshake, process_group
-from torchtally.environment import Places, Process, pod_of, store_address
+from torchtally.environment import Places, Process, pod_of, store_address, trusts_network
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.pod import device
+from torchtally.pod import address, device, network_interface
 from torchtally.proof.shards import Shard
-from torchtally.tasks.parameter_server import network_interface, remote_table
+from torchtally.tasks.parameter_server import remote_table
 from torchtally.tasks.parameter_server.options import Options
 from torchtally.tasks.parameter_server.remote_table import COORDINATOR, SERVER, RemoteTable
 from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, unshard
@@ -172,6 +172,11 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
                 f"{process.world} processes are too few: one coordinates, one is the parameter server, and at least "
                 "one trains"
             )
+        if options.form == "rpc" and not address.is_loopback(store_address()[0]) and not trusts_network():
+            raise Refused(
+                "by RPC, whoever reaches a pod's ports can run code there: set TORCHTALLY_TRUSTED_NETWORK=true where "
+                "only the job's pods do, as with the chart's networkPolicy, which sets it, or use --form collective"
+            )
         if trains:
             where = device.choose(places.device, process.local_rank)
         if process.rank == COORDINATOR:
@@ -188,8 +193,7 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
     network_interface.choose(*store_address())
     timeout = handshake.COLLECTIVE_TIMEOUT
     dist.init_process_group("gloo", timeout=timeout, store=store, rank=process.rank, world_size=process.world)
-    devices: list[Any] = [None] * process.world
-    dist.all_gather_object(devices, where.type)
+    devices = exchange.all_gather(where.type)
     kinds = devices[FIRST_TRAINER:]
     if other := next((rank for rank, kind in enumerate(kinds, FIRST_TRAINER) if kind != kinds[0]), None):
         raise Refused(
@@ -238,14 +242,15 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
         training = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract="exact", order="feistel-1")
         test_batch = _TEST_BATCH * run.world
         testing = Phase(name="test", epoch=epoch, n=len(test), batch=test_batch, contract="exact", order="sequential")
-        result: list[Any] = [None]
+        result: Any = None
         if trainer:
-            result = [trainer.epoch(train, Tally(run, training), test, Tally(run, testing))]
+            own, proved = trainer.epoch(train, Tally(run, training), test, Tally(run, testing))
+            result = [asdict(own), [proof.lines for proof in proved]]
         elif isinstance(table, ShardedTable):
             _serve(table, run, training, testing)
-        dist.broadcast_object_list(result, src=FIRST_TRAINER)
-        done, proofs = result[0]
-        for proof in proofs:
+        values, lines = exchange.broadcast(result, FIRST_TRAINER)
+        done = Epoch(**values)
+        for proof in map(Proof, lines):
             train_state.lines.append(proof.lines[-1])
             enforce(proof, options.tally, first=len(train_state.lines) == 1)
         train_state.epochs.append(done)
@@ -278,9 +283,7 @@ def _gather(model: Model, remote: Any, table: Table | None, rank: int) -> None:
     """Gather the trained parts of the model in `model` on rank 0. A collective call."""
     rows = table.embedding.weight.detach() if isinstance(table, ShardedTable) else None
     layer = {name: value.cpu() for name, value in model.linear.state_dict().items()}
-    parts: list[Any] | None = [None] * dist.get_world_size() if rank == COORDINATOR else None
-    dist.gather_object((rows, layer), parts)
-    if parts:
+    if parts := exchange.gather([rows, layer], form=exchange.TENSORS):
         weight = remote_table.fetch(remote) if remote else unshard([rows for rows, _ in parts[SERVER:]])
         model.table.load_state_dict({"weight": weight})
         model.linear.load_state_dict(parts[FIRST_TRAINER][1])
