@@ -14,9 +14,12 @@ ROOT = Path(__file__).parents[2]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=["helm", "helm3"])
+@pytest.fixture(params=["helm", pytest.param("helm3", marks=pytest.mark.nightly)])
 def helm(request: pytest.FixtureRequest) -> Helm:
-    """Runs helm, and Helm 3 where it is there as helm3, in the repository's root."""
+    """Runs helm, and Helm 3 where it is there as helm3, in the repository's root.
+
+    What the chart renders with Helm 3 is compared in two tests, and all of the others run nightly.
+    """
     program: str = request.param
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not on PATH")

@@ -148,6 +148,7 @@ def pod_specs(documents: list[Object]) -> list[Object]:
 
 
 @every_values
+@pytest.mark.parametrize("helm", ["helm", "helm3"], indirect=True)
 def test_jobs_validate_against_their_controllers_schema(
     render: Render, crds: dict[str, Schema], values: tuple[str, ...]
 ) -> None:

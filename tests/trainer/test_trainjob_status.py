@@ -29,7 +29,7 @@ from torchtally.monitoring import trainjob_status
 from torchtally.monitoring.trainjob_status import Reporter
 
 HERE = Path(__file__).parent
-EVERY = 1.0  # seconds between two reports of a training that is to be watched for some
+EVERY = 0.4  # seconds between two reports of a training that is to be watched for some
 START = f"from torchtally.monitoring import trainjob_status; trainjob_status._EVERY = {EVERY}; {ENTRY}"
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.first"
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/demo/trainjobs/digits/status"
