@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from torchtally import compat, events
 from torchtally.accounting import restart
+from torchtally.accounting.fingerprint import is_unknown
 from torchtally.accounting.membership import Membership
 from torchtally.accounting.restart import Record
 from torchtally.accounting.state import State
@@ -114,10 +115,13 @@ class Attempt:
 
         Raises Refused.
         """
-        if loaded.run in _completed and not grown:
+        # The data of the next fold can have the same length.
+        unnamed = [name for name, phase in loaded.phases.items() if is_unknown(phase.data)]
+        if loaded.run in _completed and (unnamed or not grown):
+            more = f"; to make more epochs of one run, the data of {unnamed[0]} must have a fingerprint"
             raise Refused(
                 f"the state is of run {loaded.run}, which this process has completed: give another account, such as "
-                "that of the next fold, its own state or its own folder of checkpoints"
+                f"that of the next fold, its own state or its own folder of checkpoints{more if grown else ''}"
             )
         reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
         attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
