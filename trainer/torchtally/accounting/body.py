@@ -9,10 +9,12 @@ class Body:
 
     Attributes:
         loaded: Epoch of a loaded state, if the rest of its body still has to run.
+        over: The last epoch whose body has run to its end, after its batches.
     """
 
     def __init__(self) -> None:
         self.loaded: int | None = None
+        self.over: int | None = None
         self._epoch: int | None = None  # the one that `Account.epochs` has yielded
         self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases
 
