@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from accounts import alone, tallied
 from counting import Counting, Noisy
 

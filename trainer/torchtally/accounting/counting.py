@@ -172,8 +172,8 @@ class Counting:
             self._phases.open[phase].end()
             self._close(self._phases.open[phase])
 
-    def finish(self, discarded: int) -> None:
-        """Prove what is left, and print the last line of the run. Raises Unproven and Refused.
+    def finish(self, discarded: int) -> dict[str, Any] | None:
+        """Prove what is left; print and return the last line of the run. Raises Unproven and Refused.
 
         Args:
             discarded: Samples known to be lost with restarts.
@@ -189,6 +189,7 @@ class Counting:
         if self._reports and last:
             self._reports.complete(last)
         self._attempt.complete()
+        return last
 
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out."""

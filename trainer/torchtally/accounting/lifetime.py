@@ -38,6 +38,7 @@ class Lifetime:
         self._driven: list[Epochs] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
         self._reports: Reports | None = None  # on the process that prints for all
+        self.last_line: dict[str, Any] | None = None  # of the run, once it has ended
 
     @property
     def task(self) -> str:
@@ -114,4 +115,4 @@ class Lifetime:
         with self._counting.final():
             for each in self._driven:
                 each.end()
-            self._counting.finish(self.discarded)
+            self.last_line = self._counting.finish(self.discarded)
