@@ -45,6 +45,23 @@ def trains(folder: Path, how: str = "") -> list[int]:
     return training.times
 
 
+LEFT = (".shared-0123abcd", "..shared-0123abcd.u3k_9x2a", ".run.json.u3k_9x2a")
+
+
+def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHTALLY_OUTPUT", str(tmp_path))
+    for name in (*LEFT, ".my.json.u3k_9x2a", ".shared-with-others"):
+        (tmp_path / name).touch()
+    assert alone(trains, tmp_path)["code"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        ".in-use",
+        ".my.json.u3k_9x2a",
+        ".shared-with-others",
+        "reached",
+        "run.json",
+    ]
+
+
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from torchtally import events
@@ -37,7 +38,8 @@ def prepare(output: Path) -> None:
     """Make the output folder and check that it is writable. Raises Refused."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        replace(output / ".writable", b"").unlink()
+        with TemporaryFile(dir=output):  # without a name, so that a kill leaves nothing
+            pass
     except OSError as error:
         if error.errno not in _FULL:  # space may be free again when the model is written
             raise Refused(
