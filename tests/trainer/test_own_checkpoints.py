@@ -1,6 +1,9 @@
 """An account's checkpoints in programs that call them at odd moments, and go on after an error."""
 
 import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,8 @@ import pytest
 from accounts import alone, tallied
 from counting import Counting, Noisy
 
-from torchtally import Account
+from torchtally import Account, Batch
+from torchtally.checkpoints import checkpoints
 
 N, SIZE = 29, 4
 
@@ -43,6 +47,58 @@ def trains(folder: Path, how: str = "") -> list[int]:
             if batch.step == 3 and how == "saves":
                 kept.save(wait=True)
     return training.times
+
+
+def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
+    """Each epoch has a thread. In it, a second one may fetch the batches, or train half of the epoch."""
+    checkpoints._SYNCHRONIZE_SECONDS = 0
+    training = Counting(N)
+    with Account(task="t", plan={"train": 3}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, {"counts": training.counts, "model": training.model}, every="9h")
+        kept.resume()
+
+        def train(batches: Iterator[Batch]) -> None:
+            for batch in batches:
+                if batch.step == batch.steps:
+                    kept.finish()
+                    kept._saved = -1e9
+                training.backward(*batch.data)
+                training.step()
+                account.commit(batch)
+
+        def run(function: Callable[..., Any], *arguments: Any) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(function, *arguments).result()
+
+        for epoch in account.epochs():
+            batches = account.epoch("train", epoch, loader)
+            if how == "two for an epoch":
+                run(train, islice(batches, 4))
+            run(train, fetched_beside(batches) if how == "one beside the loop" else batches)
+    return training.times, sorted(path.name[9:27] for path in folder.glob("*-epoch-*"))
+
+
+def fetched_beside(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Each batch is fetched in another thread while the one before is in a step."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
+
+
+def test_each_epoch_may_have_a_thread_of_its_own(tmp_path: Path) -> None:
+    found = alone(trains_in_threads, tmp_path)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([3] * N, ["epoch-2-position-0", "epoch-3-position-0"])
+
+
+@pytest.mark.parametrize("how", ["two for an epoch", "one beside the loop"])
+def test_other_threads_than_that_of_the_epoch_are_refused(how: str, tmp_path: Path) -> None:
+    found = alone(trains_in_threads, tmp_path, how)
+    assert found["code"] == 2, found["err"]
+    assert "another thread than the one that commits has fetched a batch" in found["err"]
 
 
 LEFT = (".shared-0123abcd", "..shared-0123abcd.u3k_9x2a", ".run.json.u3k_9x2a")

@@ -47,6 +47,7 @@ class Counting:
         self._failure: Ending | None = None  # a loop that catches it must not go on
         self._stepped = False  # an optimizer, with a batch that is not committed
         self._committing: int | None = None  # the thread that has made the last commit
+        self._committed_in = 0  # the number of the body of an epoch in which that was
         self._hook = register_optimizer_step_post_hook(self._has_stepped)
 
     @contextmanager
@@ -150,7 +151,7 @@ class Counting:
                 self._reports.stepped(current)
             if current.complete:
                 self._close(current)
-        self._committing = threading.get_ident()
+        self._committing, self._committed_in = threading.get_ident(), self._progress.body.begun
         if self.checkpoints:
             self.checkpoints.after_commit()
 
@@ -205,10 +206,14 @@ class Counting:
         return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
 
     def _before_batch(self, current: EpochInProgress) -> None:
-        """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step."""
+        """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
+
+        Each epoch may have a thread of its own: where the body of the next one has begun, no step is in progress.
+        """
         if not self.checkpoints or not current.trains:
             return
-        if self._committing not in (None, threading.get_ident()):
+        next_body = self._committed_in < self._progress.body.begun and not self._pending
+        if self._committing not in (None, threading.get_ident()) and not next_body:
             raise Refused(
                 f"{current.name}: another thread than the one that commits has fetched a batch, so a checkpoint could "
                 "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "
