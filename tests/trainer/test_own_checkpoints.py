@@ -1,6 +1,7 @@
 """An account's checkpoints in programs that call them at odd moments, and go on after an error."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accounts import alone, tallied
+import torch
+import torch.distributed as dist
+from accounts import alone, run, tallied
 from counting import Counting, Noisy
 
 from torchtally import Account, Batch
-from torchtally.checkpoints import checkpoints
+from torchtally.checkpoints import checkpoints, writer
 
 N, SIZE = 29, 4
 
@@ -67,15 +70,15 @@ def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]
                 training.step()
                 account.commit(batch)
 
-        def run(function: Callable[..., Any], *arguments: Any) -> None:
+        def in_thread(function: Callable[..., Any], *arguments: Any) -> None:
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(function, *arguments).result()
 
         for epoch in account.epochs():
             batches = account.epoch("train", epoch, loader)
             if how == "two for an epoch":
-                run(train, islice(batches, 4))
-            run(train, fetched_beside(batches) if how == "one beside the loop" else batches)
+                in_thread(train, islice(batches, 4))
+            in_thread(train, fetched_beside(batches) if how == "one beside the loop" else batches)
     return training.times, sorted(path.name[9:27] for path in folder.glob("*-epoch-*"))
 
 
@@ -99,6 +102,40 @@ def test_other_threads_than_that_of_the_epoch_are_refused(how: str, tmp_path: Pa
     found = alone(trains_in_threads, tmp_path, how)
     assert found["code"] == 2, found["err"]
     assert "another thread than the one that commits has fetched a batch" in found["err"]
+
+
+def saves_many(folder: Path, parameters: int, unequal: bool) -> int:
+    """Returns the bytes of what a rank tells the others of its weights."""
+    model = torch.nn.ParameterDict({f"w{number}": torch.zeros(2) for number in range(parameters)})
+    model.register_buffer("of each rank", torch.full((2,), float(dist.get_rank())))
+    sent: list[int] = []
+    tell = writer.on_all
+
+    def counted(group: Any, function: Callable[[], Any]) -> Any:
+        sent.append(len(json.dumps(function())))
+        return tell(group, function)
+
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, {"model": model}, every="9h")
+        kept.resume()
+        if unequal and account.rank == 1:
+            model["w7"].data += 1
+        writer.on_all = counted
+        for batch in account.epoch("train", 1, loader):
+            account.commit()
+            if batch.step == 1:
+                kept.save(wait=True)
+    return sent[0]
+
+
+def test_what_ranks_tell_of_equal_weights_does_not_grow_with_their_parameters(tmp_path: Path) -> None:
+    few, many = (run(2, saves_many, tmp_path / str(count), count, False) for count in (10, 1000))
+    for one, other in zip(few, many, strict=True):
+        assert one["result"] == other["result"] < 200, other["err"]
+    for each in run(2, saves_many, tmp_path / "unequal", 1000, True):
+        assert each["code"] == 2
+        assert "ranks 0 and 1 have different values of model.w7" in each["err"]
 
 
 LEFT = (".shared-0123abcd", "..shared-0123abcd.u3k_9x2a", ".run.json.u3k_9x2a")

@@ -289,7 +289,7 @@ class Checkpoints:
             conditions=self._conditions,
             files={},
         )
-        self._writer.begin(state, manifest, source)
+        self._writer.begin(state, self._objects.compared(state), manifest, source)
 
     def _stop_together(self, number: int) -> None:
         self._writer.finish()

@@ -89,14 +89,14 @@ class Objects:
                 del state[name]["param_groups"]
             for name, each in self._objects.items():
                 if isinstance(each, nn.Module):
-                    buffers = {_unwrapped(buffer) for buffer, _ in each.named_buffers()}
-                    state[name] = {
-                        key: value
-                        for key, value in state[name].items()
-                        if _unwrapped(key) not in buffers or _sharded(value)
-                    }
+                    state[name] = _of_all_ranks(each, state[name])
             state = {name: each for name, each in state.items() if not isinstance(each, bytes)}
         return state
+
+    def compared(self, state: State) -> list[tuple[str, str]]:
+        """What in a state of the models must be equal on all ranks, by model and name, beside what is sharded."""
+        models = [name for name, each in self._objects.items() if isinstance(each, nn.Module)]
+        return [(name, key) for name in models for key in _of_all_ranks(self._objects[name], state[name])]
 
     def marks(self) -> Marks:
         """What tells later whether an object has changed. Not a call of all ranks."""
@@ -153,6 +153,12 @@ class Objects:
             return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
         whole = each.state_dict()
         return whole if _sharded(whole) else _packed(whole)
+
+
+def _of_all_ranks(model: nn.Module, state: State) -> State:
+    """The state of a model without its buffers, unless these are sharded."""
+    buffers = {_unwrapped(buffer) for buffer, _ in model.named_buffers()}
+    return {key: value for key, value in state.items() if _unwrapped(key) not in buffers or _sharded(value)}
 
 
 def _unwrapped(name: str) -> str:
