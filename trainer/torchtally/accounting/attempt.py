@@ -26,6 +26,9 @@ from torchtally.proof import line as tally_line
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 _accounts = count(1)  # of this process
 _completed: set[str] = set()  # ids of the runs that this process has completed
+_left: dict[
+    str, str
+] = {}  # by task, ids of runs that this process has left after a step: a model can have their samples
 
 
 class Attempt:
@@ -38,6 +41,10 @@ class Attempt:
         group: The ranks that share the samples.
         anew: Whether a restart that loads no state begins anew.
         problem: What is wrong with the environment of this process.
+
+    Attributes:
+        begins: Whether there is no checkpoint to load, so that the weights are those of a beginning.
+        trained: Whether weights can have samples of this start.
 
     Raises:
         Refused: The processes contradict each other.
@@ -55,7 +62,7 @@ class Attempt:
     ) -> None:
         if not dist.is_initialized():
             raise Refused("call torch.distributed.init_process_group before you make an Account")
-        self._process, self.anew = Process.from_env(os.environ), anew
+        self._process, self._anew, self.begins = Process.from_env(os.environ), anew, False
         process, number = self._process, next(_accounts)
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
@@ -72,7 +79,7 @@ class Attempt:
         agreed = self.agree(facts | of_rank_0, problem)
         self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
         self.members = Membership.of(group)
-        self.begun = self._stepped = self._reported = False
+        self.begun = self.trained = self._stepped = self._reported = False
         self._loaded: State | None = None
         self.run = Run(
             run=self._known[0] if self._known else agreed["_run"],
@@ -101,7 +108,15 @@ class Attempt:
 
     def problem(self, loaded: State | None) -> str | None:
         """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""
-        if self.begun or loaded or self.anew or not (self._known or self._process.attempt):
+        if self.begun or loaded or self._anew:
+            return None
+        if left := _left.get(self.run.task):
+            return (
+                f"run {left} of {self.run.task} has ended in this process before its plan, and this account has not "
+                "loaded its state: a model that it has trained has its samples; only if the weights begin anew, pass "
+                "anew=True"
+            )
+        if self.begins or not (self._known or self._process.attempt):
             return None
         file = f", or delete {self._path}" if self._known and self._path else ""
         return (
@@ -133,6 +148,7 @@ class Attempt:
         if self.begun:
             return
         self.begun = True
+        _left.pop(self.run.task, None)
         if self.prints:
             self._write(complete=False)
             if not self._reported:
@@ -145,7 +161,7 @@ class Attempt:
         """Report the first step."""
         if not self._stepped and self.prints:
             events.emit(events.Step(epoch=epoch), self.run.source)
-        self._stepped = True
+        self._stepped = self.trained = True
 
     def complete(self) -> None:
         """Record and report that the plan is fulfilled."""
@@ -157,6 +173,8 @@ class Attempt:
     def close(self) -> None:
         """End this start."""
         restart.release(self._path)
+        if self.trained and self.run.run not in _completed:
+            _left[self.run.task] = self.run.run
 
     def _beginning(self) -> events.Event:
         if not self._loaded:

@@ -46,6 +46,8 @@ class Counting:
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
         self._stepped = False  # an optimizer, with a batch that is not committed
+        self._left_over: str | None = None  # the epoch that was stopped with such a batch
+        self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: int | None = None  # the thread that has made the last commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
         self._hook = register_optimizer_step_post_hook(self._has_stepped)
@@ -122,6 +124,11 @@ class Counting:
                 "the weights hold an optimizer's step that is not committed, so a state saved with them would train "
                 "its batches twice: call commit() after optimizer.step(), and save or stop after commit()"
             )
+        if self._evaluated and self._evaluated in self._phases.open.values():
+            raise Refused(
+                f"an optimizer has stepped in {self._evaluated.name}, whose loader or sampler has trains=False, so a "
+                "resume would train its batches twice: it must have trains=True, and commit() after optimizer.step()"
+            )
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
@@ -134,7 +141,7 @@ class Counting:
             current = self._phases.open.get(batch.phase)
             if current is None or not current.trains:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
-            current.commit_upto(batch.step)
+            current.commit_upto(batch.step, batch.indices)
         if not batches:
             pending = [each for each in self._phases.open.values() if each.trains and each.handed > each.counted]
             if not pending:
@@ -161,6 +168,8 @@ class Counting:
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
         self._progress.stopped = reason
         for current in list(self._phases.open.values()):
+            if current.trains and current.handed > current.counted:
+                self._left_over = current.name
             current.stop()
             if current.trains and current.position.consumed:
                 self._close(current)
@@ -183,6 +192,11 @@ class Counting:
             self.settle(phase)
         if self.checkpoints:
             self.checkpoints.finish()
+        if self._left_over and self._stepped:
+            raise Unproven(
+                f"the run is not proved: after stop(), an optimizer has stepped with a batch of {self._left_over} that "
+                "was handed out and does not count: call stop() after commit(), and train no more"
+            )
         self._phases.measure()
         last = self._progress.last_line(self._attempt.run, discarded)
         if self._attempt.prints and last:
@@ -222,8 +236,13 @@ class Counting:
         self.checkpoints.before_batch()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._stepped and self._pending and any(_moves(group.get("lr")) for group in optimizer.param_groups):
-            self._stepped = True
+        if self._stepped or not any(_moves(group.get("lr")) for group in optimizer.param_groups):
+            return
+        if self._pending or self._left_over:
+            self._stepped = self._attempt.trained = True
+        else:
+            handed = (each for each in self._phases.open.values() if each.handed > each.counted)
+            self._evaluated = next(handed, self._evaluated)
 
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
