@@ -52,6 +52,31 @@ def trains(folder: Path, how: str = "") -> list[int]:
     return training.times
 
 
+def trains_two(folder: Path, how: str) -> None:
+    """Two models, as of a GAN. The second can have a copy, which a step of its own trains for a moment."""
+    one, other = Counting(N), torch.nn.Linear(3, 3)
+    copy = torch.nn.Linear(3, 3)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (other, copy)]
+    objects = {"counts": one.counts, "model": one.model} | ({} if how == "one is left out" else {"other": other})
+    with Account(task="t", plan={"train": 1}) as account:
+        account.checkpoints(folder, objects, every="9h").resume()
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            for model, optimizer in zip((other, copy), optimizers, strict=True):
+                if how == "a copy" or model is other:
+                    model(torch.ones(1, 3)).sum().backward()
+                    optimizer.step()
+            one.backward(*batch.data)
+            one.step()
+            account.commit()
+
+
+@pytest.mark.parametrize(("how", "code"), [("one is left out", 2), ("", 0), ("a copy", 0)])
+def test_a_model_that_the_loop_trains_is_among_the_objects(how: str, code: int, tmp_path: Path) -> None:
+    found = alone(trains_two, tmp_path, how)
+    assert found["code"] == code, found["err"]
+    assert code == 0 or "an optimizer steps parameters of which no object has a state" in found["err"]
+
+
 def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
     """Each epoch has a thread. In it, a second one may fetch the batches, or train half of the epoch."""
     checkpoints._SYNCHRONIZE_SECONDS = 0

@@ -236,10 +236,12 @@ class Counting:
         self.checkpoints.before_batch()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._stepped or not any(_moves(group.get("lr")) for group in optimizer.param_groups):
+        if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
             return
         if self._pending or self._left_over:
             self._stepped = self._attempt.trained = True
+            if self.checkpoints:
+                self.checkpoints.after_step(optimizer)
         else:
             handed = (each for each in self._phases.open.values() if each.handed > each.counted)
             self._evaluated = next(handed, self._evaluated)

@@ -97,6 +97,8 @@ class Checkpoints:
         self._resumed = self._slow = False
         self._failed: Exception | None = None  # of resume(), which may have loaded a part
         self._commits, self._marks = 0, Marks()
+        self._known: set[int] = set()  # optimizers that have stepped, by id
+        self._lacks = False
         self._committed = self._stepped = False  # since the last batch
         self._hooks = [
             each.register_step_post_hook(self._has_stepped)
@@ -124,11 +126,22 @@ class Checkpoints:
     def after_commit(self) -> None:
         """Take note of a commit. The account's `commit()` calls it."""
         self._check_resumed()
+        if self._lacks:
+            raise Refused(
+                "checkpoints: an optimizer steps parameters of which no object has a state: give their model as well, "
+                "or a resume would begin with new ones"
+            )
         self._commits += 1
         if self._commits <= _WATCHED:
             self._marks = self._objects.marks()
         self._left -= 1
         self._committed, self._stepped = True, False
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of any optimizer's step with a batch that is not committed. The account calls it."""
+        if self._commits < _WATCHED and id(optimizer) not in self._known:
+            self._known.add(id(optimizer))
+            self._lacks = self._lacks or self._objects.lacks(optimizer)
 
     def before_batch(self) -> None:
         """Save if a checkpoint is due, or if a rank has received a signal to stop.

@@ -5,7 +5,7 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -133,12 +133,16 @@ class Objects:
         own = {id(each) for group in optimizer.param_groups for each in group["params"]}
         return next((model for model in self._models if own <= {id(each) for each in model.parameters()}), None)
 
-    def _steps_others(self, optimizer: Optimizer) -> bool:
+    def lacks(self, optimizer: Optimizer) -> bool:
+        """Whether `optimizer` steps parameters that are not saved, as far as their shapes tell: they can be copies."""
+        return self._steps_others(optimizer, {each.shape for model in self._models for each in model.parameters()})
+
+    def _steps_others(self, optimizer: Optimizer, known: Set[torch.Size] = frozenset()) -> bool:
         """Whether `optimizer` has parameters that are not saved, as far as the shapes in the objects' states tell."""
         own = {id(each) for model in self._models for each in model.parameters()}
         left = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
         others = (each for each in self._objects.values() if left and not isinstance(each, nn.Module | Optimizer))
-        shapes = {tensor.shape for each in others for tensor in _tensors(each.state_dict())}
+        shapes = known | {tensor.shape for each in others for tensor in _tensors(each.state_dict())}
         return any(each.shape not in shapes for each in left)
 
     def _kind(self, each: Any) -> str:
