@@ -121,3 +121,37 @@ def test_a_state_that_does_not_tell_what_is_left_is_warned_of(
     found = alone(all_kills, tmp_path, evaluated, {AT_THE_END: (dies,)})
     assert (found["code"], found["result"]) == (0, [(AT_THE_END, dies)]), found["err"]
     assert f"what follows the batches of epoch {dies} was made again" in found["err"]
+
+
+def evaluates_within(saved: Any, dies: tuple[int, int]) -> Any:
+    """Evaluates after each fourth step, and so twice in an epoch of 8, and saves then."""
+    training = Scheduled()
+    account = Account(task="t", plan={"train": 3, "test": 6}).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=SIZE)
+    tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.take_up(saved)
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            for _ in account.epoch("test", account.completed("test") + 1, tests) if batch.step % 4 == 0 else ():
+                pass
+            if (epoch, batch.step) == dies:
+                return {"account": account.state_dict(), **training.states}
+        training.scheduler.step()
+    account.__exit__(None, None, None)
+    return training.outcome
+
+
+def test_several_evaluations_in_an_epoch_may_be_interrupted() -> None:
+    expected = alone(evaluates_within, None, (0, 0))
+    assert expected["code"] == 0, expected["err"]
+    for dies in ((1, 4), (1, 8), (2, 6), (3, 8)):
+        killed = alone(evaluates_within, None, dies)
+        resumed = alone(evaluates_within, killed["result"], (0, 0))
+        assert (resumed["code"], resumed["result"]) == (0, expected["result"]), (dies, resumed["err"])
+        verdict = verified([killed], [resumed])
+        assert verdict.holds, verdict.problems

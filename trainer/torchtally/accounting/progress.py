@@ -90,8 +90,12 @@ class Progress:
         begun = {done for phase in self.phases.values() if phase.position and phase.position.epoch == done}
         between = not any(self.phases[phase].position for phase in longest if phase in self.phases)
         due = [phase for phase in self.epochs if between and phase not in longest and self._is_due(phase, done)]
+        # More evaluations than epochs of training: several in each, or some after them.
+        trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)
+        trains = [phase for phase in self.epochs if phase not in evaluates and self._planned(phase) == trained]
         for epoch in range(1, self._last + 1):
             left = epoch in begun or any(self._made(phase) < epoch for phase in longest)
+            left = left or (epoch <= trained and any(self._made(phase) < epoch for phase in trains))
             guessed = epoch == done and not left and epoch != self.body.loaded and bool(due)
             if epoch == self.body.loaded or (self.stopped is None and (left or guessed)):
                 made = {phase: self._made(phase) for phase in due}
