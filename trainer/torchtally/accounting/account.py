@@ -266,7 +266,7 @@ class Account(Lifetime):
 
     def begin_anew(self) -> None:
         """State that this start's weights are those of a beginning, as there is no checkpoint to load."""
-        self._attempt.begins = True
+        self._attempt.anew = True
 
     def completed(self, phase: str) -> int:
         """Return the number of a phase's completed epochs, over all starts of the run."""

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.optim.optimizer import Optimizer
 
 from torchtally import compat, events
-from torchtally.accounting import restart
+from torchtally.accounting import restart, trained
 from torchtally.accounting.fingerprint import is_unknown
 from torchtally.accounting.membership import Membership
 from torchtally.accounting.restart import Record
 from torchtally.accounting.state import State
 from torchtally.accounting.tally import Run
+from torchtally.accounting.trained import Trained
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process
 from torchtally.errors import Refused
@@ -43,8 +45,7 @@ class Attempt:
         problem: What is wrong with the environment of this process.
 
     Attributes:
-        begins: Whether there is no checkpoint to load, so that the weights are those of a beginning.
-        trained: Whether weights can have samples of this start.
+        anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
 
     Raises:
         Refused: The processes contradict each other.
@@ -62,7 +63,7 @@ class Attempt:
     ) -> None:
         if not dist.is_initialized():
             raise Refused("call torch.distributed.init_process_group before you make an Account")
-        self._process, self._anew, self.begins = Process.from_env(os.environ), anew, False
+        self._process, self.anew, self._stated_anew = Process.from_env(os.environ), anew, anew
         process, number = self._process, next(_accounts)
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
@@ -79,8 +80,9 @@ class Attempt:
         agreed = self.agree(facts | of_rank_0, problem)
         self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
         self.members = Membership.of(group)
-        self.begun = self.trained = self._stepped = self._reported = False
+        self.begun = self._stepped = self._reported = False
         self._loaded: State | None = None
+        self._trained = Trained()
         self.run = Run(
             run=self._known[0] if self._known else agreed["_run"],
             attempt=max(process.attempt, self._known[1] + 1 if self._known else 0),
@@ -108,15 +110,7 @@ class Attempt:
 
     def problem(self, loaded: State | None) -> str | None:
         """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""
-        if self.begun or loaded or self._anew:
-            return None
-        if left := _left.get(self.run.task):
-            return (
-                f"run {left} of {self.run.task} has ended in this process before its plan, and this account has not "
-                "loaded its state: a model that it has trained has its samples; only if the weights begin anew, pass "
-                "anew=True"
-            )
-        if self.begins or not (self._known or self._process.attempt):
+        if self.begun or loaded or self.anew or not (self._known or self._process.attempt):
             return None
         file = f", or delete {self._path}" if self._known and self._path else ""
         return (
@@ -142,13 +136,13 @@ class Attempt:
         attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
         self.run = replace(self.run, run=loaded.run, attempt=attempt)
         self._loaded, self._reported = loaded, reported
+        trained.forget(loaded.run)
 
     def begin(self) -> None:
         """Record the run, and report the beginning."""
         if self.begun:
             return
         self.begun = True
-        _left.pop(self.run.task, None)
         if self.prints:
             self._write(complete=False)
             if not self._reported:
@@ -157,11 +151,21 @@ class Attempt:
                 if isinstance(beginning, events.Resumed):
                     retries.resumed(beginning, self.run.source)
 
+    def trains(self, optimizer: Optimizer) -> str | None:
+        """Take note of an optimizer's step with samples. Returns why its parameters are none of a beginning."""
+        left = self._trained.add(optimizer)
+        if left is None or self._loaded or self._stated_anew:
+            return None
+        return (
+            f"run {left} has ended in this process before its plan, and the model has its samples: load the state of "
+            "that run and its weights; only if the weights begin anew, pass anew=True"
+        )
+
     def stepped(self, epoch: int) -> None:
         """Report the first step."""
         if not self._stepped and self.prints:
             events.emit(events.Step(epoch=epoch), self.run.source)
-        self._stepped = self.trained = True
+        self._stepped = True
 
     def complete(self) -> None:
         """Record and report that the plan is fulfilled."""
@@ -173,8 +177,8 @@ class Attempt:
     def close(self) -> None:
         """End this start."""
         restart.release(self._path)
-        if self.trained and self.run.run not in _completed:
-            _left[self.run.task] = self.run.run
+        if self.run.run not in _completed:
+            self._trained.leave(self.run.run)
 
     def _beginning(self) -> events.Event:
         if not self._loaded:

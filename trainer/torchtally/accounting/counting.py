@@ -46,6 +46,7 @@ class Counting:
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
         self._stepped = False  # an optimizer, with a batch that is not committed
+        self._trained_before: str | None = None  # why the weights are none of a beginning
         self._left_over: str | None = None  # the epoch that was stopped with such a batch
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: int | None = None  # the thread that has made the last commit
@@ -137,6 +138,8 @@ class Counting:
                 "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
                 "call it only if accelerator.sync_gradients"
             )
+        if self._trained_before:
+            raise Refused(self._trained_before)
         for batch in batches:
             current = self._phases.open.get(batch.phase)
             if current is None or not current.trains:
@@ -239,7 +242,8 @@ class Counting:
         if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
             return
         if self._pending or self._left_over:
-            self._stepped = self._attempt.trained = True
+            self._stepped = True
+            self._trained_before = self._trained_before or self._attempt.trains(optimizer)
             if self.checkpoints:
                 self.checkpoints.after_step(optimizer)
         else:
