@@ -278,7 +278,8 @@ def leave(run: Callable[[], None]) -> NoReturn:
         run()
     except SystemExit as end:
         code = end.code
-    except BaseException:
+    except BaseException as error:
+        sys.last_value = error
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads

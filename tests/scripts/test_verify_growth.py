@@ -50,6 +50,20 @@ def test_what_the_longer_plan_lacks_is_missing() -> None:
     assert verdict(*FIRST, ended(0, 2)).holds
 
 
+def test_a_plan_may_grow_in_its_evaluation_alone() -> None:
+    def evaluated(number: int, tests: int, *epochs: int) -> list[Line]:
+        plan = {"train": 2, "test": tests}
+        lines = bruteforce.run(world=2, plan=plan, attempt=number, began=1767323045000 + number)
+        return [line for line in lines if line["phase"] == "test" and line["epoch"] in epochs]
+
+    first = [line | {"plan": {"train": 2, "test": 1}} for line in FIRST] + evaluated(0, 1, 1)
+    assert verdict(*first, *evaluated(1, 2, 2)).holds
+    assert verdict(*first, *evaluated(1, 3, 2, 3)).holds
+    for lacking in (evaluated(1, 3, 2), evaluated(1, 3, 3)):
+        [problem] = verdict(*first, *lacking).problems
+        assert str(problem).startswith("test: no tally line of epoch ")
+
+
 def test_a_plan_that_shrank_or_differs_within_an_attempt_is_not_proved() -> None:
     assert not verdict(*attempt(0, 4, 1, 2), *attempt(1, 3, 3, 3)).holds
     assert not verdict(*attempt(0, 2, 1, 2), *attempt(0, 4, 3, 4)).holds

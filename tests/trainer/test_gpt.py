@@ -100,6 +100,21 @@ def test_killed_in_an_epoch_it_goes_on_where_its_weights_stand(
         assert ended.loss < reported(printed, events.Epoch)[0].loss
 
 
+def test_a_complete_run_is_told_again_and_not_trained_again(data: Path, undisturbed: tuple[str, Path]) -> None:
+    printed, folder = undisturbed
+    names = ("model.safetensors", "gpt.json", "tokenizer.json", "proof.json")
+    before = [(folder / name).stat().st_mtime_ns for name in names]
+    again = whole(data, folder, 2, *TRAIN)
+    assert f"in {folder} is complete; another training needs another --output" in again
+    assert (tallied(again), reported(again, events.Epoch)) == ([tallied(printed)[-1]], [])
+    assert [(folder / name).stat().st_mtime_ns for name in names] == before
+    other = start(data, folder, 2, *TRAIN, "--lr", "0.5")
+    refused, _ = other.communicate(timeout=LIMIT)
+    assert other.returncode == 2, refused
+    assert "is of another training: its option lr is 0.003 and now it is 0.5" in refused
+    assert [(folder / name).stat().st_mtime_ns for name in names] == before
+
+
 def test_it_learns_and_its_files_are_enough_to_use_it(data: Path, undisturbed: tuple[str, Path]) -> None:
     printed, folder = undisturbed
     epochs = reported(printed, events.Epoch)

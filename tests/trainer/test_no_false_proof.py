@@ -633,24 +633,34 @@ def test_batches_of_a_thread_are_refused_as_a_checkpoint_would_have_half_of_a_st
     assert "fetch batches in the thread that commits" in found["err"]
 
 
-def folds_of_one_folder(folder: Path) -> list[bool]:
-    """Two folds of one name, whose data nothing tells apart, with one folder of checkpoints."""
-    resumed = []
-    for _ in range(2):
-        counts = torch.nn.Embedding(N, 1)
-        with Account(task="fold", plan={"train": 1}) as account:
-            loader = account.loader("train", range(N), batch_size=SIZE)
-            checkpoints = account.checkpoints(folder, {"counts": counts}, every="9h")
-            resumed.append(checkpoints.resume())
-            for batch in account.epoch("train", 1, loader):
-                account.commit()
-                if batch.step == 2:
-                    checkpoints.save(wait=True)
-    return resumed
+def folds_of_one_folder(folder: Path, plans: tuple[int, int]) -> list[float]:
+    """Two folds of one name with one folder of checkpoints; returns how often the second has seen its samples."""
+    times: list[float] = []
+    for fold, epochs in enumerate(plans):
+        counts = torch.nn.Embedding(2 * N, 1)
+        torch.nn.init.zeros_(counts.weight)
+        optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+        data = range(fold * N, fold * N + N)
+        with Account(task="fold", plan={"train": epochs}) as account:
+            loader = account.loader("train", data, batch_size=SIZE)
+            checkpoints = account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}, every="9h")
+            checkpoints.resume()
+            for epoch in account.epochs():
+                for batch in account.epoch("train", epoch, loader):
+                    optimizer.zero_grad()
+                    counts(batch.data).sum().neg().backward()
+                    optimizer.step()
+                    account.commit()
+                    if batch.step == 2:
+                        checkpoints.save(wait=True)
+        times = counts.weight.detach().flatten().tolist()[data[0] : data[0] + N]
+    return times
 
 
-def test_a_fold_does_not_go_on_with_the_checkpoint_of_the_one_before(tmp_path: Path) -> None:
-    found = alone(folds_of_one_folder, tmp_path)
+@pytest.mark.parametrize("plans", [(1, 1), (1, 2)])
+def test_a_fold_does_not_go_on_with_the_checkpoint_of_the_one_before(plans: tuple[int, int], tmp_path: Path) -> None:
+    """Nothing tells apart the data of the folds."""
+    found = alone(folds_of_one_folder, tmp_path, plans)
     assert found["code"] == 2, (found["result"], found["err"])
     assert "which this process has completed" in found["err"]
 

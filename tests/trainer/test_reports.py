@@ -76,6 +76,43 @@ def test_an_own_loop_is_watched_and_its_failure_is_the_pods_last_word(entry: str
     assert re.match(r"rank \d \(pod-a\): train epoch 3 is not proved: of 50 samples", message.read_text())
 
 
+FAILS_ON_BOTH = """
+import os, sys, time
+from pathlib import Path
+import torch
+from torchtally.pod import failure
+
+folder, rank, attempt = Path(sys.argv[1]), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+message = folder / "message"
+
+def wait(condition):
+    while not condition():
+        time.sleep(0.02)
+
+wait(lambda: rank == 1 or f"rank 1 in attempt {attempt}" in message.read_text())
+failure.record(RuntimeError(f"rank {rank} in attempt {attempt}"))  # as an Account does
+(folder / f"{attempt}-{rank}").touch()
+wait(lambda: len([*folder.glob(f"{attempt}-*")]) == 2)
+sys.exit(1)
+"""
+
+
+def test_the_first_failure_of_an_attempt_stays_the_last_word(tmp_path: Path) -> None:
+    """Rank 0 fails after rank 1 has said why, in each of two attempts."""
+    (script := tmp_path / "script.py").write_text(FAILS_ON_BOTH)
+    (message := tmp_path / "message").touch()
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={ranks.free_port()}"]
+    ended = subprocess.run(
+        [sys.executable, *torchrun, "--max-restarts=1", str(script), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HOSTNAME": "pod-a", "TORCHTALLY_TERMINATION_LOG": str(message)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert ended.returncode == 1
+    assert message.read_text() == "rank 1 (pod-a) failed: RuntimeError: rank 1 in attempt 1", ended.stderr
+
+
 def reports_often(numbers: dict[str, Any], plan: int) -> None:
     reports._LOG_SECONDS = reports._READ_SECONDS = 0.0
     with Account(task="t", plan={"train": plan, "fine-tune": 1}) as account:

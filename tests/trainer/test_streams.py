@@ -327,6 +327,21 @@ def test_a_file_that_is_listed_twice_is_refused(how: str, data: Path) -> None:
     assert ("also as" in str(refused.value)) == (path != other)
 
 
+def test_files_without_samples_may_be_one_file(tmp_path: Path) -> None:
+    """As a cache has them that keeps each content once: there is nothing to be trained twice."""
+    from pyarrow import parquet, table
+
+    write_tokens(tmp_path / "tokens", N)
+    write_parquet(tmp_path / "parquet", N)
+    (tmp_path / "blob.bin").touch()
+    parquet.write_table(table({"x": []}), tmp_path / "blob.parquet")
+    for place, blob in (("tokens", "blob.bin"), ("parquet", "blob.parquet")):
+        whole = len(of_kind(place, str(tmp_path / place)))
+        for name in ("a", "b"):
+            (tmp_path / place / f"{name}{Path(blob).suffix}").symlink_to(tmp_path / blob)
+        assert len(of_kind(place, str(tmp_path / place))) == whole
+
+
 def changes(kind: str, where: str) -> None:
     """A shard changes after the dataset was made, and a worker of the loader finds it."""
     with Account(task="t", plan={"train": 1}) as account:

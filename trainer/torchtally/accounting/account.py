@@ -150,7 +150,7 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._phases.measure()
-        yield from self._progress.left()
+        yield from self._progress.left({name for name, trains in self._phases.trains.items() if not trains})
 
     def stop(self, reason: str) -> None:
         """End the run here, on purpose: call it on all ranks after the same commit. A collective call.

@@ -9,13 +9,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.optim.optimizer import Optimizer
 
 from torchtally import compat, events
-from torchtally.accounting import restart
+from torchtally.accounting import restart, trained
+from torchtally.accounting.fingerprint import is_unknown
 from torchtally.accounting.membership import Membership
 from torchtally.accounting.restart import Record
 from torchtally.accounting.state import State
 from torchtally.accounting.tally import Run
+from torchtally.accounting.trained import Trained
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process
 from torchtally.errors import Refused
@@ -25,6 +28,9 @@ from torchtally.proof import line as tally_line
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 _accounts = count(1)  # of this process
 _completed: set[str] = set()  # ids of the runs that this process has completed
+_left: dict[
+    str, str
+] = {}  # by task, ids of runs that this process has left after a step: a model can have their samples
 
 
 class Attempt:
@@ -37,6 +43,9 @@ class Attempt:
         group: The ranks that share the samples.
         anew: Whether a restart that loads no state begins anew.
         problem: What is wrong with the environment of this process.
+
+    Attributes:
+        anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
 
     Raises:
         Refused: The processes contradict each other.
@@ -54,7 +63,7 @@ class Attempt:
     ) -> None:
         if not dist.is_initialized():
             raise Refused("call torch.distributed.init_process_group before you make an Account")
-        self._process, self.anew = Process.from_env(os.environ), anew
+        self._process, self.anew, self._stated_anew = Process.from_env(os.environ), anew, anew
         process, number = self._process, next(_accounts)
         if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
@@ -73,6 +82,7 @@ class Attempt:
         self.members = Membership.of(group)
         self.begun = self._stepped = self._reported = False
         self._loaded: State | None = None
+        self._trained = Trained()
         self.run = Run(
             run=self._known[0] if self._known else agreed["_run"],
             attempt=max(process.attempt, self._known[1] + 1 if self._known else 0),
@@ -114,15 +124,19 @@ class Attempt:
 
         Raises Refused.
         """
-        if loaded.run in _completed and not grown:
+        # The data of the next fold can have the same length.
+        unnamed = [name for name, phase in loaded.phases.items() if is_unknown(phase.data)]
+        if loaded.run in _completed and (unnamed or not grown):
+            more = f"; to make more epochs of one run, the data of {unnamed[0]} must have a fingerprint"
             raise Refused(
                 f"the state is of run {loaded.run}, which this process has completed: give another account, such as "
-                "that of the next fold, its own state or its own folder of checkpoints"
+                f"that of the next fold, its own state or its own folder of checkpoints{more if grown else ''}"
             )
         reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
         attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
         self.run = replace(self.run, run=loaded.run, attempt=attempt)
         self._loaded, self._reported = loaded, reported
+        trained.forget(loaded.run)
 
     def begin(self) -> None:
         """Record the run, and report the beginning."""
@@ -136,6 +150,16 @@ class Attempt:
                 events.emit(beginning, self.run.source)
                 if isinstance(beginning, events.Resumed):
                     retries.resumed(beginning, self.run.source)
+
+    def trains(self, optimizer: Optimizer) -> str | None:
+        """Take note of an optimizer's step with samples. Returns why its parameters are none of a beginning."""
+        left = self._trained.add(optimizer)
+        if left is None or self._loaded or self._stated_anew:
+            return None
+        return (
+            f"run {left} has ended in this process before its plan, and the model has its samples: load the state of "
+            "that run and its weights; only if the weights begin anew, pass anew=True"
+        )
 
     def stepped(self, epoch: int) -> None:
         """Report the first step."""
@@ -153,6 +177,8 @@ class Attempt:
     def close(self) -> None:
         """End this start."""
         restart.release(self._path)
+        if self.run.run not in _completed:
+            self._trained.leave(self.run.run)
 
     def _beginning(self) -> events.Event:
         if not self._loaded:

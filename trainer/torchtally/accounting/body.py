@@ -9,10 +9,14 @@ class Body:
 
     Attributes:
         loaded: Epoch of a loaded state, if the rest of its body still has to run.
+        over: The last epoch whose body has run to its end, after its batches.
+        begun: Number of bodies that have begun.
     """
 
     def __init__(self) -> None:
         self.loaded: int | None = None
+        self.over: int | None = None
+        self.begun = 0
         self._epoch: int | None = None  # the one that `Account.epochs` has yielded
         self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases
 
@@ -26,7 +30,7 @@ class Body:
     @contextmanager
     def epoch(self, number: int) -> Iterator[None]:
         """The context in which the program runs the body of this epoch."""
-        self._epoch = number
+        self._epoch, self.begun = number, self.begun + 1
         try:
             yield
             self.loaded = None  # the first epoch that a resume yields

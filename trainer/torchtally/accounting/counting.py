@@ -46,7 +46,11 @@ class Counting:
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
         self._stepped = False  # an optimizer, with a batch that is not committed
+        self._trained_before: str | None = None  # why the weights are none of a beginning
+        self._left_over: str | None = None  # the epoch that was stopped with such a batch
+        self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: int | None = None  # the thread that has made the last commit
+        self._committed_in = 0  # the number of the body of an epoch in which that was
         self._hook = register_optimizer_step_post_hook(self._has_stepped)
 
     @contextmanager
@@ -121,6 +125,11 @@ class Counting:
                 "the weights hold an optimizer's step that is not committed, so a state saved with them would train "
                 "its batches twice: call commit() after optimizer.step(), and save or stop after commit()"
             )
+        if self._evaluated and self._evaluated in self._phases.open.values():
+            raise Refused(
+                f"an optimizer has stepped in {self._evaluated.name}, whose loader or sampler has trains=False, so a "
+                "resume would train its batches twice: it must have trains=True, and commit() after optimizer.step()"
+            )
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
@@ -129,11 +138,13 @@ class Counting:
                 "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
                 "call it only if accelerator.sync_gradients"
             )
+        if self._trained_before:
+            raise Refused(self._trained_before)
         for batch in batches:
             current = self._phases.open.get(batch.phase)
             if current is None or not current.trains:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
-            current.commit_upto(batch.step)
+            current.commit_upto(batch.step, batch.indices)
         if not batches:
             pending = [each for each in self._phases.open.values() if each.trains and each.handed > each.counted]
             if not pending:
@@ -150,7 +161,7 @@ class Counting:
                 self._reports.stepped(current)
             if current.complete:
                 self._close(current)
-        self._committing = threading.get_ident()
+        self._committing, self._committed_in = threading.get_ident(), self._progress.body.begun
         if self.checkpoints:
             self.checkpoints.after_commit()
 
@@ -160,6 +171,8 @@ class Counting:
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
         self._progress.stopped = reason
         for current in list(self._phases.open.values()):
+            if current.trains and current.handed > current.counted:
+                self._left_over = current.name
             current.stop()
             if current.trains and current.position.consumed:
                 self._close(current)
@@ -172,8 +185,8 @@ class Counting:
             self._phases.open[phase].end()
             self._close(self._phases.open[phase])
 
-    def finish(self, discarded: int) -> None:
-        """Prove what is left, and print the last line of the run. Raises Unproven and Refused.
+    def finish(self, discarded: int) -> dict[str, Any] | None:
+        """Prove what is left; print and return the last line of the run. Raises Unproven and Refused.
 
         Args:
             discarded: Samples known to be lost with restarts.
@@ -182,6 +195,11 @@ class Counting:
             self.settle(phase)
         if self.checkpoints:
             self.checkpoints.finish()
+        if self._left_over and self._stepped:
+            raise Unproven(
+                f"the run is not proved: after stop(), an optimizer has stepped with a batch of {self._left_over} that "
+                "was handed out and does not count: call stop() after commit(), and train no more"
+            )
         self._phases.measure()
         last = self._progress.last_line(self._attempt.run, discarded)
         if self._attempt.prints and last:
@@ -189,6 +207,7 @@ class Counting:
         if self._reports and last:
             self._reports.complete(last)
         self._attempt.complete()
+        return last
 
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out."""
@@ -204,10 +223,14 @@ class Counting:
         return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
 
     def _before_batch(self, current: EpochInProgress) -> None:
-        """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step."""
+        """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
+
+        Each epoch may have a thread of its own: where the body of the next one has begun, no step is in progress.
+        """
         if not self.checkpoints or not current.trains:
             return
-        if self._committing not in (None, threading.get_ident()):
+        next_body = self._committed_in < self._progress.body.begun and not self._pending
+        if self._committing not in (None, threading.get_ident()) and not next_body:
             raise Refused(
                 f"{current.name}: another thread than the one that commits has fetched a batch, so a checkpoint could "
                 "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "
@@ -216,8 +239,16 @@ class Counting:
         self.checkpoints.before_batch()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._stepped and self._pending and any(_moves(group.get("lr")) for group in optimizer.param_groups):
+        if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
+            return
+        if self._pending or self._left_over:
             self._stepped = True
+            self._trained_before = self._trained_before or self._attempt.trains(optimizer)
+            if self.checkpoints:
+                self.checkpoints.after_step(optimizer)
+        else:
+            handed = (each for each in self._phases.open.values() if each.handed > each.counted)
+            self._evaluated = next(handed, self._evaluated)
 
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""

@@ -166,9 +166,11 @@ class EpochInProgress:
         self.commits += 1
         self.count(self.handed)
 
-    def commit_upto(self, step: int) -> None:
-        """Count the batches up to `step`. Raises Refused if there is none."""
-        if not self.counted < step <= self.handed:
+    def commit_upto(self, step: int, indices: Tensor) -> None:
+        """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
+        pending = self.counted < step <= self.handed
+        own = self._pending[step - self.counted - 1][0] if pending else indices
+        if not pending or not (own is indices or torch.equal(own, torch.as_tensor(indices, device=own.device))):
             raise Refused(
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"

@@ -10,6 +10,7 @@ from torchtally import events
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.counting import Counting
 from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.forgotten import Watch
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.plan import Planned
@@ -18,6 +19,8 @@ from torchtally.accounting.reports import Reports
 from torchtally.errors import Ending, Refused
 from torchtally.monitoring.requested import Requested
 from torchtally.pod import failure
+
+_unproved: dict[str, Watch] = {}  # by task: runs that an error has ended, which the program may have caught
 
 
 class Lifetime:
@@ -38,6 +41,7 @@ class Lifetime:
         self._driven: list[Epochs] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
         self._reports: Reports | None = None  # on the process that prints for all
+        self.last_line: dict[str, Any] | None = None  # of the run, once it has ended
 
     @property
     def task(self) -> str:
@@ -105,13 +109,20 @@ class Lifetime:
                 error = sentence
         if self._reports:
             self._reports.end(error)
+        if watch := _unproved.pop(self._task, None):
+            watch.over()
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
             failure.record(error)
+            _unproved[self._task] = Watch(
+                f"the program has ended as if without an error, and {type(error).__name__} had ended run "
+                f"{self._attempt.run.run} of {self._task} before its plan, so it is not proved; account.stop() ends a "
+                "run on purpose"
+            )
 
     def _finish(self) -> None:
         with self._counting.final():
             for each in self._driven:
                 each.end()
-            self._counting.finish(self.discarded)
+            self.last_line = self._counting.finish(self.discarded)

@@ -45,6 +45,8 @@ class Phases:
     @property
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
+        if not self.trains:
+            raise Refused("checkpoints: save() needs the loader or the sampler of a phase: make it before")
         known = self._progress.phases[self._first]
         reached = self._position(self._first)
         return known.completed + 1, reached, known.accounted + reached

@@ -1,8 +1,10 @@
 """How far the phases of a run are, over all its starts, and how far they have to go."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
+
+import torch.distributed as dist
 
 from torchtally.accounting.body import Body
 from torchtally.accounting.last_line import last_line
@@ -11,6 +13,7 @@ from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState, Position, State
 from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Unproven
+from torchtally.log import log
 from torchtally.proof.shards import Shard
 
 
@@ -79,36 +82,78 @@ class Progress:
             after = replace(after, end=(line["epoch"], end))
         self.phases[line["phase"]] = after
 
-    def left(self) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left: `Account.epochs`."""
-        last, longest = max(self.epochs.values()), self._longest
-        done = min(self.completed(phase) for phase in longest)
+    def left(self, evaluates: Set[str]) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left: `Account.epochs`. `evaluates` has phases that do not train."""
+        self._note_those_before(evaluates)
+        longest, done = self._longest, self._done
         # The state of another phase can be within the epoch that these have completed.
         begun = {done for phase in self.phases.values() if phase.position and phase.position.epoch == done}
         between = not any(self.phases[phase].position for phase in longest if phase in self.phases)
-        if between and any(self._is_due(phase, done, last) for phase in self.epochs if phase not in longest):
-            begun.add(done)
-        for epoch in range(1, last + 1):
-            left = epoch in begun or any(self.completed(phase) < epoch for phase in longest)
-            if epoch == self.body.loaded or (self.stopped is None and left):
+        due = [phase for phase in self.epochs if between and phase not in longest and self._is_due(phase, done)]
+        # More evaluations than epochs of training: several in each, or some after them.
+        trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)
+        trains = [phase for phase in self.epochs if phase not in evaluates and self._planned(phase) == trained]
+        for epoch in range(1, self._last + 1):
+            left = epoch in begun or any(self._made(phase) < epoch for phase in longest)
+            left = left or (epoch <= trained and any(self._made(phase) < epoch for phase in trains))
+            guessed = epoch == done and not left and epoch != self.body.loaded and bool(due)
+            if epoch == self.body.loaded or (self.stopped is None and (left or guessed)):
+                made = {phase: self._made(phase) for phase in due}
                 with self.body.epoch(epoch):
                     yield epoch
+                if self._done >= epoch:  # not of a program that lists the epochs first
+                    self.body.over = epoch
+                if guessed and all(self._made(phase) == made[phase] for phase in due) and dist.get_rank() == 0:
+                    log.warning(
+                        f"what follows the batches of epoch {epoch} was made again, as the state does not tell whether "
+                        f"{due[0]} was to follow: save it in the batch loop, after commit(), to have all made once"
+                    )
+
+    def _note_those_before(self, evaluates: Set[str]) -> None:
+        """Note which evaluations precede the first of these epochs, such as one of the first weights."""
+        trained = [self.phases.get(name) for name, epochs in self.epochs.items() if epochs and name not in evaluates]
+        first = bool(trained) and not any(phase and (phase.completed or phase.position) for phase in trained)
+        for name in evaluates & self.phases.keys():
+            if (phase := self.phases[name]).before is None:
+                self.phases[name] = replace(phase, before=phase.completed if first else 0)
+
+    @property
+    def _last(self) -> int:
+        """The number of the last epoch of `Account.epochs`."""
+        return max(map(self._planned, self.epochs))
 
     @property
     def _longest(self) -> list[str]:
-        """The phases with the most epochs. Other phases skip epochs."""
-        return [phase for phase, planned in self.epochs.items() if planned == max(self.epochs.values())]
+        """The phases with the most epochs in `Account.epochs`. Other phases skip epochs."""
+        return [phase for phase in self.epochs if self._planned(phase) == self._last]
 
-    def _is_due(self, phase: str, done: int, last: int) -> bool:
+    @property
+    def _done(self) -> int:
+        """The number of epochs that these have completed."""
+        return min(map(self._made, self._longest))
+
+    def _planned(self, phase: str) -> int:
+        """The epochs of a phase in those of `Account.epochs`."""
+        return self.epochs[phase] - self._before(phase)
+
+    def _made(self, phase: str) -> int:
+        """Those of them that are completed."""
+        return self.completed(phase) - self._before(phase)
+
+    def _before(self, phase: str) -> int:
+        return (self.phases[phase].before or 0) if phase in self.phases else 0
+
+    def _is_due(self, phase: str, done: int) -> bool:
         """Whether a phase that skips epochs has still to be made in epoch `done`, which the others have completed.
 
-        It is taken to be made in every k-th epoch, such as an evaluation, or else in the last one.
+        It is taken to be made in every k-th epoch, such as an evaluation, or else in the last one, unless the state
+        was made outside the body of `done`. After the batches of `done` nothing tells whether it follows.
         """
-        planned, made = self.epochs[phase], self.completed(phase)
-        if not done or made >= planned:
+        planned, made, last = self._planned(phase), self._made(phase), self._last
+        if not done or made >= planned or self.body.over == done:
             return False
         number, rest = divmod(done, last // planned)
-        return done == last or (not rest and made < number)
+        return (done == last and made == planned - 1) or (not rest and made == number - 1)
 
     def state(self, run: Run, positions: Mapping[str, Position]) -> State:
         """The state of the run, with the positions of epochs in progress."""
@@ -126,6 +171,7 @@ class Progress:
             extents=self.extents,
             stopped=self.stopped,
             unfinished=self._unfinished,
+            over=self.body.over if self.body.over == self._done else None,
             phases=phases,
         )
 
@@ -133,7 +179,7 @@ class Progress:
     def _unfinished(self) -> int | None:
         """The epoch whose body a resume must finish, if this does not follow from what its phases have consumed."""
         epoch = self.body.unfinished
-        if epoch is None or (self.stopped is None and any(self.completed(phase) < epoch for phase in self._longest)):
+        if epoch is None or (self.stopped is None and any(self._made(phase) < epoch for phase in self._longest)):
             return None
         return epoch
 
@@ -146,7 +192,7 @@ class Progress:
             self.declare(name, phase)
         self.loaded, self.stopped = loaded, loaded.stopped
         self.extents = {} if self.grown_from else dict(loaded.extents)
-        self.body.loaded = loaded.unfinished
+        self.body.loaded, self.body.over = loaded.unfinished, loaded.over
 
     @property
     def grown_from(self) -> Mapping[str, Any] | None:

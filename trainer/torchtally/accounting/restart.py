@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtally.atomic_file import replace
+from torchtally.atomic_file import clear, replace
 from torchtally.log import log
 
 
@@ -87,6 +87,7 @@ def write(path: Path | None, record: Record) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        clear(path.parent, [path.name])
         replace(path, (json.dumps(asdict(record)) + "\n").encode())
     except OSError as error:
         log.warning(f"the record of the run cannot be written to {path}: {error}; a restart will not be noticed")

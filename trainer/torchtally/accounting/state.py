@@ -124,6 +124,7 @@ class PhaseState:
     dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
     dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
     dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # the same by epoch; empty if not known
+    before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -213,6 +214,7 @@ class State:
     phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
     # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
     unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
+    over: Annotated[int | None, rules.integer(1, MANY)] = None  # the completed epoch whose body the program has left
 
     @property
     def reached(self) -> tuple[int, int]:
@@ -239,10 +241,13 @@ class State:
                 for field in fields:
                     if not where[field]:
                         del where[field]
+            if phase.before is None:
+                del phases[name]["before"]
         version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION
         values = {"v": version, **asdict(replace(self, phases={})), "phases": phases}
-        if not self.unfinished:
-            del values["unfinished"]
+        for field in ("unfinished", "over"):
+            if not values[field]:
+                del values[field]
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod

@@ -15,6 +15,7 @@ from torchtally.errors import Refused, Volume
 from torchtally.log import log
 
 _NAME = re.compile(r"(\d{8,})-epoch-\d+-position-\d+-[0-9a-f]{8}", re.ASCII)
+_TOKEN = re.compile(r"\.shared-[0-9a-f]{8}|\.\.shared-[0-9a-f]{8}\.[a-z0-9_]{8}")  # and its half, as of `atomic_file`
 
 
 class Catalog:
@@ -35,6 +36,9 @@ class Catalog:
 
         def write() -> str | None:
             try:
+                if self.storage.local:  # there, no other start uses the folder now
+                    for name in filter(_TOKEN.fullmatch, self.storage.names()):
+                        self.storage.remove(name)
                 self.storage.write(token, b"")
             except (PermissionError, FileNotFoundError) as error:  # such as a bucket that does not exist
                 raise Refused(f"checkpoints: the folder {self.storage} cannot be written: {error}") from None

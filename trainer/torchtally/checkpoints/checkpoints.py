@@ -27,7 +27,7 @@ from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.storage import Storage
 from torchtally.checkpoints.together import new_group, on_rank_0
 from torchtally.checkpoints.writer import Writer, cause_of
-from torchtally.errors import Refused, Stopped, Volume
+from torchtally.errors import Ending, Refused, Stopped, Volume
 from torchtally.log import log
 from torchtally.pod import retries
 
@@ -95,7 +95,10 @@ class Checkpoints:
         self._pace = self._left = 1  # commits between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
         self._resumed = self._slow = False
+        self._failed: Exception | None = None  # of resume(), which may have loaded a part
         self._commits, self._marks = 0, Marks()
+        self._known: set[int] = set()  # optimizers that have stepped, by id
+        self._lacks = False
         self._committed = self._stepped = False  # since the last batch
         self._hooks = [
             each.register_step_post_hook(self._has_stepped)
@@ -114,48 +117,31 @@ class Checkpoints:
             Volume: The folder cannot be read.
         """
         self._resumed = True
-        found = self._catalog.newest()
-        if not found:
-            self._account.begin_anew()
-            return False
-        name, manifest = found
-        url = self._storage.url(name)
-        if manifest.objects != self._objects.kinds:
-            raise Refused(f"the checkpoint {url} holds {manifest.objects} and the objects are {self._objects.kinds}")
-        self._account.load_state_dict(manifest.account)
         try:
-            self._objects.load(self._storage.reader(name), self._group)
-        except CheckpointException as error:
-            raise Volume(f"the checkpoint {url} cannot be read: {cause_of(error)}") from None
-        except Refused as error:
-            raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
-        lost = on_rank_0(self._group, lambda: self._lost_since(manifest))
-        self._account.discarded = manifest.discarded + lost
-        if dist.get_rank() == 0:
-            samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
-            log.info(f"resumes from {url}{samples}")
-            conditions.warn_of_differences(url, manifest.conditions, self._conditions)
-            resumed = events.Resumed(
-                task=self._account.task,
-                world=dist.get_world_size(),
-                checkpoint=url,
-                epoch=manifest.epoch,
-                position=manifest.position,
-                discarded=self._account.discarded,
-            )
-            events.emit(resumed, self._account.source)
-            retries.resumed(resumed, self._account.source)
-        return True
+            return self._load_newest()
+        except Exception as error:
+            self._failed = error
+            raise
 
     def after_commit(self) -> None:
         """Take note of a commit. The account's `commit()` calls it."""
-        if not self._resumed:
-            raise Refused("checkpoints: call resume() before the first commit: it continues from a checkpoint if any")
+        self._check_resumed()
+        if self._lacks:
+            raise Refused(
+                "checkpoints: an optimizer steps parameters of which no object has a state: give their model as well, "
+                "or a resume would begin with new ones"
+            )
         self._commits += 1
         if self._commits <= _WATCHED:
             self._marks = self._objects.marks()
         self._left -= 1
         self._committed, self._stepped = True, False
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of any optimizer's step with a batch that is not committed. The account calls it."""
+        if self._commits < _WATCHED and id(optimizer) not in self._known:
+            self._known.add(id(optimizer))
+            self._lacks = self._lacks or self._objects.lacks(optimizer)
 
     def before_batch(self) -> None:
         """Save if a checkpoint is due, or if a rank has received a signal to stop.
@@ -194,7 +180,12 @@ class Checkpoints:
             )
 
     def save(self, wait: bool) -> None:
-        """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks."""
+        """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks.
+
+        Raises:
+            Refused: It is called before `resume()`, or before a phase has a loader or a sampler.
+        """
+        self._check_resumed()
         self._writer.finish()
         self._begin()
         if wait:
@@ -206,6 +197,8 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being written. Raises Refused if the ranks have different weights."""
+        if self._failed:
+            self._check_resumed()
         self._writer.finish()
 
     def close(self, wait: bool = True) -> None:
@@ -217,6 +210,52 @@ class Checkpoints:
         self._writer.close(wait)
         if self._held:
             in_use.release(self._held)
+
+    def _check_resumed(self) -> None:
+        """Refuse what follows no resume(), or one that has failed, also in a program that has caught its error."""
+        if not self._resumed:
+            raise Refused("checkpoints: call resume() before the first commit: it continues from a checkpoint if any")
+        if isinstance(self._failed, Ending):
+            raise self._failed
+        if self._failed:
+            raise Refused(
+                f"checkpoints: resume() has failed, so the objects can have a part of a checkpoint: "
+                f"{type(self._failed).__name__}: {self._failed}"
+            )
+
+    def _load_newest(self) -> bool:
+        found = self._catalog.newest()
+        if not found:
+            self._account.begin_anew()
+            return False
+        name, manifest = found
+        url = self._storage.url(name)
+        if manifest.objects != self._objects.kinds:
+            raise Refused(f"the checkpoint {url} holds {manifest.objects} and the objects are {self._objects.kinds}")
+        self._account.load_state_dict(manifest.account)
+        try:
+            self._objects.load(self._storage.reader(name), self._group)
+        except CheckpointException as error:
+            raise Volume(f"the checkpoint {url} cannot be read: {cause_of(error)}") from None
+        except Refused as error:
+            raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
+        lost = on_rank_0(self._group, lambda: self._lost_since(manifest))
+        self._account.discarded = manifest.discarded + lost
+        if dist.get_rank() == 0:
+            samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
+            log.info(f"resumes from {url}{samples}")
+            conditions.warn_of_differences(url, manifest.conditions, self._conditions)
+            resumed = events.Resumed(
+                task=self._account.task,
+                world=dist.get_world_size(),
+                checkpoint=url,
+                epoch=manifest.epoch,
+                position=manifest.position,
+                discarded=self._account.discarded,
+            )
+            events.emit(resumed, self._account.source)
+            retries.resumed(resumed, self._account.source)
+        return True
 
     def _synchronize(self) -> None:
         now, rank = time.monotonic(), dist.get_rank()
@@ -263,7 +302,7 @@ class Checkpoints:
             conditions=self._conditions,
             files={},
         )
-        self._writer.begin(state, manifest, source)
+        self._writer.begin(state, self._objects.compared(state), manifest, source)
 
     def _stop_together(self, number: int) -> None:
         self._writer.finish()

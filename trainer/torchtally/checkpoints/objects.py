@@ -5,7 +5,7 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -89,14 +89,14 @@ class Objects:
                 del state[name]["param_groups"]
             for name, each in self._objects.items():
                 if isinstance(each, nn.Module):
-                    buffers = {_unwrapped(buffer) for buffer, _ in each.named_buffers()}
-                    state[name] = {
-                        key: value
-                        for key, value in state[name].items()
-                        if _unwrapped(key) not in buffers or _sharded(value)
-                    }
+                    state[name] = _of_all_ranks(each, state[name])
             state = {name: each for name, each in state.items() if not isinstance(each, bytes)}
         return state
+
+    def compared(self, state: State) -> list[tuple[str, str]]:
+        """What in a state of the models must be equal on all ranks, by model and name, beside what is sharded."""
+        models = [name for name, each in self._objects.items() if isinstance(each, nn.Module)]
+        return [(name, key) for name in models for key in _of_all_ranks(self._objects[name], state[name])]
 
     def marks(self) -> Marks:
         """What tells later whether an object has changed. Not a call of all ranks."""
@@ -133,12 +133,16 @@ class Objects:
         own = {id(each) for group in optimizer.param_groups for each in group["params"]}
         return next((model for model in self._models if own <= {id(each) for each in model.parameters()}), None)
 
-    def _steps_others(self, optimizer: Optimizer) -> bool:
+    def lacks(self, optimizer: Optimizer) -> bool:
+        """Whether `optimizer` steps parameters that are not saved, as far as their shapes tell: they can be copies."""
+        return self._steps_others(optimizer, {each.shape for model in self._models for each in model.parameters()})
+
+    def _steps_others(self, optimizer: Optimizer, known: Set[torch.Size] = frozenset()) -> bool:
         """Whether `optimizer` has parameters that are not saved, as far as the shapes in the objects' states tell."""
         own = {id(each) for model in self._models for each in model.parameters()}
         left = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
         others = (each for each in self._objects.values() if left and not isinstance(each, nn.Module | Optimizer))
-        shapes = {tensor.shape for each in others for tensor in _tensors(each.state_dict())}
+        shapes = known | {tensor.shape for each in others for tensor in _tensors(each.state_dict())}
         return any(each.shape not in shapes for each in left)
 
     def _kind(self, each: Any) -> str:
@@ -153,6 +157,12 @@ class Objects:
             return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
         whole = each.state_dict()
         return whole if _sharded(whole) else _packed(whole)
+
+
+def _of_all_ranks(model: nn.Module, state: State) -> State:
+    """The state of a model without its buffers, unless these are sharded."""
+    buffers = {_unwrapped(buffer) for buffer, _ in model.named_buffers()}
+    return {key: value for key, value in state.items() if _unwrapped(key) not in buffers or _sharded(value)}
 
 
 def _unwrapped(name: str) -> str:

@@ -4,9 +4,10 @@ A thread of each rank writes the copy, in a process group of its own: collective
 mix up.
 """
 
+import hashlib
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
@@ -22,7 +23,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchtally import events
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import MANIFEST, File, Manifest
-from torchtally.checkpoints.objects import MODEL
 from torchtally.checkpoints.storage import Storage
 from torchtally.checkpoints.together import new_group, on_all, on_rank_0
 from torchtally.errors import Refused
@@ -62,11 +62,18 @@ class Writer:
             self._writing.result()  # others may still wait for that peer
         return self._writing is not None and not self._writing.done()
 
-    def begin(self, state: Any, manifest: Manifest, source: events.Source) -> None:
-        """Copy the state, and let the thread write the copy. `source` is this process, as its events name it."""
+    def begin(self, state: Any, compared: Sequence[tuple[str, str]], manifest: Manifest, source: events.Source) -> None:
+        """Copy the state, and let the thread write the copy.
+
+        Args:
+            state: The state of the objects.
+            compared: What in it must be equal on all ranks, by object and name.
+            manifest: The manifest, without files.
+            source: This process, as its events name it.
+        """
         self._began, self._source = time.monotonic(), source
         name = self._catalog.next_name(manifest.epoch, manifest.position)
-        self._writing = self._thread.submit(self._write, name, self._stager.stage(state), manifest)
+        self._writing = self._thread.submit(self._write, name, self._stager.stage(state), compared, manifest)
 
     def finish(self) -> None:
         """Wait for the thread, and report its result. Raises Refused if the ranks have different weights."""
@@ -90,9 +97,12 @@ class Writer:
             self.finish()
         self._thread.shutdown(wait)
 
-    def _write(self, name: str, state: Any, manifest: Manifest) -> events.Saved | events.SaveFailed | Refused:
+    def _write(
+        self, name: str, state: Any, compared: Sequence[tuple[str, str]], manifest: Manifest
+    ) -> events.Saved | events.SaveFailed | Refused:
         """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
-        if problem := self._unequal(state, manifest):
+        sums = {f"{model}.{key}": _sum(state[model][key]) for model, key in compared}
+        if problem := self._unequal(sums, manifest.conditions):
             return Refused(problem)
         writer, files = self._storage.writer(name)
         cause = None
@@ -116,20 +126,21 @@ class Writer:
             seconds=round(time.monotonic() - self._began, 3),
         )
 
-    def _unequal(self, state: Mapping[str, Any], manifest: Manifest) -> str | None:
+    def _unequal(self, own: Mapping[str, int | None], conditions: list[dict[str, Any]]) -> str | None:
         """Name a parameter of which ranks have different values, though it is saved once for all of them.
 
-        Ranks under different conditions are not compared, because their last bits can differ.
+        Ranks under different conditions, which rank 0 knows, are not compared: their last bits can differ. The
+        checksums of all parameters travel only if something differs.
         """
-        models = [name for name, kind in manifest.objects.items() if kind == MODEL]
-        own = {f"{name}.{key}": _sum(value) for name in models for key, value in state[name].items()}
-        found = on_all(self._group, lambda: [manifest.conditions, own])
-        conditions, first = found[0]
-        if any(each != conditions[0] for each in conditions):
+        alike = all(each == conditions[0] for each in conditions)
+        digest = hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()
+        (compares, first), *others = on_all(self._group, lambda: [alike, digest])
+        if not compares or all(each == first for _, each in others):
             return None
-        for rank, (_, sums) in enumerate(found):
-            for parameter in sorted(first.keys() & sums.keys()):
-                if first[parameter] != sums[parameter]:
+        whole, *rest = on_all(self._group, lambda: own)
+        for rank, sums in enumerate(rest, 1):
+            for parameter in sorted(whole.keys() & sums.keys()):
+                if whole[parameter] != sums[parameter]:
                     return (
                         f"checkpoints: ranks 0 and {rank} have different values of {parameter}, and a checkpoint holds "
                         "those of only one: average the gradients over all ranks in each step, as "

@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
@@ -73,15 +74,30 @@ def of(rank: int, failure: ProcessFailure, pod: str) -> Failure:
 def record(error: BaseException) -> None:
     """Record `error` of a rank for the entry point, which derives termination message and exit code from it.
 
-    Under plain torchrun, the rank itself writes the message, unless it is the consequence of a lost peer.
+    Under plain torchrun, the rank itself writes the message, unless it is the consequence of a lost peer, or another
+    rank of the pod has written one.
     """
     with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
         get_error_handler().record_exception(error)
     kind = type(error).__name__
-    if not has_entry_point() and not isinstance(error, Lost) and not lost_a_peer(f"{kind}: {error}"):
+    consequence = isinstance(error, Lost) or lost_a_peer(f"{kind}: {error}")
+    if not has_entry_point() and not consequence and _is_first():
         who = f"rank {os.environ.get('RANK', 0)} ({pod_name()})"
         known = isinstance(error, Ending)
         termination_message.write(_attributed(who, str(error)) if known else f"{who} failed: {kind}: {error}")
+
+
+def _is_first() -> bool:
+    """Whether this rank is the first of the pod's that fails in this attempt, as far as torchrun lets it know."""
+    if not (own := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        return True
+    try:  # in the folder of the attempt, which has one for each rank
+        os.close(os.open(Path(own).parents[1] / "failed", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    except OSError:  # a full disk
+        return True
+    return True
 
 
 def end(ending: Ending) -> int:

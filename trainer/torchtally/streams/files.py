@@ -53,24 +53,32 @@ def expanded(urls: str | Sequence[str]) -> list[str]:
         found = [urls]
     if not found:
         raise Refused(f"there is no file {urls!r}")
-    check_distinct(found)
+    _check_distinct(found, lambda fs, path: fs.unstrip_protocol(path))
     return found
 
 
-def check_distinct(urls: Sequence[str]) -> None:
-    """Raise Refused if two URLs name one file: each of its samples would have two numbers."""
+def check_distinct(urls: Sequence[str], samples: Sequence[int] | None = None) -> None:
+    """Raise Refused if two URLs name one file of this machine, unless it has no `samples`: each would have two numbers.
+
+    A cache that keeps each content once links all empty files to one.
+    """
+    _check_distinct([url for url, count in zip(urls, samples or [1] * len(urls), strict=True) if count], _identity)
+
+
+def _check_distinct(urls: Sequence[str], identity: Callable[[Any, str], Any]) -> None:
     known: dict[Any, str] = {}
     for url in urls:
-        fs, path = system(url)
-        file = _identity(path) if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(path)
+        file = identity(*system(url))
         if file in known:
             also = "" if known[file] == url else f", also as {known[file]}"
             raise Refused(f"{url} is listed twice{also}: each of its samples would be trained twice in an epoch")
         known[file] = url
 
 
-def _identity(path: str) -> Any:
+def _identity(fs: Any, path: str) -> Any:
     """What all paths to a file of this machine have in common."""
+    if not isinstance(fs, LocalFileSystem):
+        return fs.unstrip_protocol(path)
     try:
         found = Path(path).stat()
     except OSError:  # reading the file reports it

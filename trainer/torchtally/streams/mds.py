@@ -117,7 +117,7 @@ class MDS(Shards):
 
     def _check_distinct(self, names: list[str]) -> None:
         if self._remote is None:
-            check_distinct([self._url(name) for name in names])
+            check_distinct([self._url(name) for name in names], [reader.samples for reader in self._readers])
         if twice := [name for name, times in Counter(map(posixpath.normpath, names)).items() if times > 1]:
             raise Refused(
                 f"{self._url(_INDEX)} lists {twice[0]} twice: each of its samples would be trained twice in an epoch"

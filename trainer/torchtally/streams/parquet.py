@@ -10,7 +10,7 @@ import pyarrow
 from pyarrow import parquet
 
 from torchtally.errors import Refused
-from torchtally.streams.files import expanded, of_each, part, reading, system, without_place
+from torchtally.streams.files import check_distinct, expanded, of_each, part, reading, system, without_place
 from torchtally.streams.shards import Shards
 
 _MAGIC = b"PAR1"
@@ -52,6 +52,7 @@ class ParquetFiles(Shards):
     def __init__(self, files: str | Sequence[str], *, columns: Sequence[str] | None = None, open_shards: int = 8):
         self._urls = expanded(files)
         self._footers: list[_Footer] = of_each(lambda url: _footer(url)[0], self._urls)
+        check_distinct(self._urls, [sum(footer.row_groups) for footer in self._footers])
         self._columns = None if columns is None else list(columns)
         for url, footer in zip(self._urls, self._footers, strict=True):
             if missing := [name for name in self._columns or () if name not in footer.columns]:

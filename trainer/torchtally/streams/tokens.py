@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchtally.errors import Refused
-from torchtally.streams.files import Opener, expanded, without_place
+from torchtally.streams.files import Opener, check_distinct, expanded, without_place
 from torchtally.streams.shards import Shards
 
 _DTYPES = ("uint16", "uint32")
@@ -61,6 +61,7 @@ class TokenFiles(Shards):
                 raise Refused(f"{url} has {size} bytes, which are not whole tokens of {dtype}")
         tokens = [size // self._dtype.itemsize for size in self._files.sizes]
         rows = [max(0, each - 1) // block for each in tokens]
+        check_distinct(urls, rows)
         super().__init__("tokens", rows, [dtype, block, tokens, without_place(urls)], open_shards)
 
     def _open(self, shard: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from webdataset.tariterators import base_plus_ext
 from torchtally.atomic_file import replace
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.streams.files import Opener, basename, expanded, of_each, part, without_place
+from torchtally.streams.files import Opener, basename, check_distinct, expanded, of_each, part, without_place
 from torchtally.streams.shards import Shards
 
 _VERSION = "v1.2"
@@ -70,6 +70,7 @@ class TarFiles(Shards):
         cache_limit: int | None = None,
     ):
         self._urls = expanded(urls if not isinstance(urls, str) or "*" in urls else expand_urls(urls))
+        check_distinct(self._urls)
         self._decode = None if decode is None else filters.decode(*decode)
         sizes = of_each(_samples_in, self._urls)
         self._files = Opener(self._urls, local, cache_limit)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from torchtally import events
@@ -37,7 +38,8 @@ def prepare(output: Path) -> None:
     """Make the output folder and check that it is writable. Raises Refused."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        replace(output / ".writable", b"").unlink()
+        with TemporaryFile(dir=output):  # without a name, so that a kill leaves nothing
+            pass
     except OSError as error:
         if error.errno not in _FULL:  # space may be free again when the model is written
             raise Refused(
@@ -64,11 +66,30 @@ def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str,
     clear(output, [MODEL, *files, PROOF])
     for name, contents in {MODEL: model, **files}.items():
         replace(output / name, contents)
-    replace(output / PROOF, (json.dumps(proof, indent=1) + "\n").encode())
+    write_proof(proof, output)
     others = "".join(f", {output / name}" for name in files)
     log.info(f"wrote {output / MODEL} ({hashed}){others} and {output / PROOF}")
     emit(last)
     events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
+
+
+def write_proof(proof: Mapping[str, Any], output: Path) -> None:
+    """Write the proof of files that are there: it marks the training as complete. Raises OSError."""
+    replace(output / PROOF, (json.dumps(proof, indent=1) + "\n").encode())
+
+
+def refuse_another(facts: Mapping[str, Any], output: Path) -> None:
+    """Raise Refused if `output` has the proof of a training with other facts, whose model would be replaced."""
+    try:
+        before = json.loads((output / PROOF).read_bytes())["training"]
+        other = next((name for name, value in facts.items() if before[name] != value), None)
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if other:
+        raise Refused(
+            f"the model in {output} is of another training: its {other} is {json.dumps(before[other])} and now it is "
+            f"{json.dumps(facts[other])}; go on as before, or choose another --output"
+        )
 
 
 def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> bool:
@@ -79,7 +100,7 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
     facts = training(task, chosen, fingerprint)
     try:
         proof = json.loads((output / PROOF).read_bytes())
-        written = {MODEL: proof["model"], **proof["files"]}
+        written = ({MODEL: proof["model"]} if proof["model"] else {}) | proof["files"]
         whole = all(sha256((output / name).read_bytes()) == hashed for name, hashed in written.items())
         last = proof["lines"][-1]
     except (OSError, ValueError, LookupError, TypeError):

@@ -32,13 +32,17 @@ class Text:
     tokenizer: Any
     sha256: str
 
+    @property
+    def fingerprint(self) -> str:
+        return f"sha256:{self.sha256[:16]}"
+
 
 class Windows(Dataset[Tensor]):
     """Successive windows of a text: `length` tokens and the next one, as int64 (length + 1,)."""
 
     def __init__(self, text: Text, length: int, first: int, count: int):
         self._tokens, self._length, self._first, self._count = text.tokens, length, first, count
-        self.fingerprint = f"sha256:{text.sha256[:16]}"
+        self.fingerprint = text.fingerprint
 
     def __len__(self) -> int:
         return self._count

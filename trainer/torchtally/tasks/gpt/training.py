@@ -174,7 +174,7 @@ def rate(done: float) -> float:
 def fit(name: str, options: Options, output: Path) -> None:
     """Train, and write the model. Ends the process with an exit code of torchtally if the account ends the run."""
     process, places = Process.from_env(os.environ), Places.from_env(os.environ)
-    problem = found = where = None
+    problem = found = where = identity = None
     try:
         where = device.choose(places.device, process.local_rank)
         if options.width % (2 * options.heads):
@@ -183,6 +183,9 @@ def fit(name: str, options: Options, output: Path) -> None:
             artifacts.prepare(output)
         found = text.load(options.data or places.data, places.cache, options.vocabulary)
         text.split(found, options.length)
+        identity = artifacts.training(name, options, found.fingerprint)
+        if process.rank == 0:
+            artifacts.refuse_another(identity, output)
     except Refused as refused:
         problem = str(refused)
     compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
@@ -199,13 +202,19 @@ def fit(name: str, options: Options, output: Path) -> None:
                     f"--epochs {options.epochs} must be {before['train']}, as in the checkpoint: the learning rate of "
                     "this task depends on it from the first step on"
                 )
-            _train(account, trainer, options, found, output)
+            files = _train(account, trainer, options, found, output)
+        if process.rank == 0:
+            proof = {"holds": True, "model": None, "files": files, "training": identity, "lines": [account.last_line]}
+            artifacts.write_proof(proof, output)
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         failure.exit_rank(ended.code)
 
 
-def _train(account: Account, trainer: Trainer, options: Options, found: text.Text, output: Path) -> None:
+def _train(
+    account: Account, trainer: Trainer, options: Options, found: text.Text, output: Path
+) -> dict[str, str] | None:
+    """Train, and write the model; returns the hashes of its files on rank 0."""
     if account.rank == 0 and not trainer.resumed:
         size = sum(each.numel() for each in trainer.model.parameters())
         log.info(f"{size:,} parameters, {len(found.tokens):,} tokens, {account.world} ranks")
@@ -228,21 +237,28 @@ def _train(account: Account, trainer: Trainer, options: Options, found: text.Tex
             events.emit(done, account.source)
     made = trainer.sample(found)
     weights = get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    files = None
     if account.rank == 0:
         log.info(f"sample: {made!r}")
-        _write(weights, options, found, output)
+        files = _write(weights, options, found, output)
     dist.barrier()
+    return files
 
 
-def _write(weights: dict[str, Any], options: Options, found: text.Text, output: Path) -> None:
-    model = save(weights)
+def _write(weights: dict[str, Any], options: Options, found: text.Text, output: Path) -> dict[str, str]:
     configuration = {name: getattr(options, name) for name in ("width", "layers", "heads", "length")}
     configuration["vocabulary"] = found.tokenizer.get_vocab_size()
-    clear(output, [TOKENIZER, CONFIGURATION, MODEL])
-    replace(output / TOKENIZER, found.tokenizer.to_str().encode())
-    replace(output / CONFIGURATION, (json.dumps(configuration, indent=1) + "\n").encode())
-    replace(output / MODEL, model)
-    log.info(f"wrote {output / MODEL} ({artifacts.sha256(model)})")
+    files = {
+        TOKENIZER: found.tokenizer.to_str().encode(),
+        CONFIGURATION: (json.dumps(configuration, indent=1) + "\n").encode(),
+        MODEL: save(weights),
+    }
+    clear(output, files)
+    for name, contents in files.items():
+        replace(output / name, contents)
+    hashes = {name: artifacts.sha256(contents) for name, contents in files.items()}
+    log.info(f"wrote {output / MODEL} ({hashes[MODEL]})")
+    return hashes
 
 
 def _sharded(options: Options, vocabulary: int, where: torch.device) -> Any:

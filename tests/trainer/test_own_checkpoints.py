@@ -1,0 +1,202 @@
+"""An account's checkpoints in programs that call them at odd moments, and go on after an error."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import alone, run, tallied
+from counting import Counting, Noisy
+
+from torchtally import Account, Batch
+from torchtally.checkpoints import checkpoints, writer
+
+N, SIZE = 29, 4
+
+
+class Odd:
+    """An object that cannot take up a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise KeyError("version")
+
+
+def trains(folder: Path, how: str = "") -> list[int]:
+    training = Counting(N)
+    objects: dict[str, Any] = {"odd": Odd(), "counts": training.counts, "model": training.model}
+    if how == "other objects":
+        del objects["model"]
+    with Account(task="t", plan={"train": 1}, anew=True) as account:
+        kept = account.checkpoints(folder, objects, every="9h")
+        if how == "saves before it resumes":
+            kept.save(wait=True)
+        with contextlib.suppress(Exception):  # as a program that begins anew if there is no checkpoint to load
+            kept.resume()
+        if how == "saves before it has a loader":
+            kept.save(wait=True)
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            if batch.step == 3 and how == "saves":
+                kept.save(wait=True)
+    return training.times
+
+
+def trains_two(folder: Path, how: str) -> None:
+    """Two models, as of a GAN. The second can have a copy, which a step of its own trains for a moment."""
+    one, other = Counting(N), torch.nn.Linear(3, 3)
+    copy = torch.nn.Linear(3, 3)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (other, copy)]
+    objects = {"counts": one.counts, "model": one.model} | ({} if how == "one is left out" else {"other": other})
+    with Account(task="t", plan={"train": 1}) as account:
+        account.checkpoints(folder, objects, every="9h").resume()
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            for model, optimizer in zip((other, copy), optimizers, strict=True):
+                if how == "a copy" or model is other:
+                    model(torch.ones(1, 3)).sum().backward()
+                    optimizer.step()
+            one.backward(*batch.data)
+            one.step()
+            account.commit()
+
+
+@pytest.mark.parametrize(("how", "code"), [("one is left out", 2), ("", 0), ("a copy", 0)])
+def test_a_model_that_the_loop_trains_is_among_the_objects(how: str, code: int, tmp_path: Path) -> None:
+    found = alone(trains_two, tmp_path, how)
+    assert found["code"] == code, found["err"]
+    assert code == 0 or "an optimizer steps parameters of which no object has a state" in found["err"]
+
+
+def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
+    """Each epoch has a thread. In it, a second one may fetch the batches, or train half of the epoch."""
+    checkpoints._SYNCHRONIZE_SECONDS = 0
+    training = Counting(N)
+    with Account(task="t", plan={"train": 3}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, {"counts": training.counts, "model": training.model}, every="9h")
+        kept.resume()
+
+        def train(batches: Iterator[Batch]) -> None:
+            for batch in batches:
+                if batch.step == batch.steps:
+                    kept.finish()
+                    kept._saved = -1e9
+                training.backward(*batch.data)
+                training.step()
+                account.commit(batch)
+
+        def in_thread(function: Callable[..., Any], *arguments: Any) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(function, *arguments).result()
+
+        for epoch in account.epochs():
+            batches = account.epoch("train", epoch, loader)
+            if how == "two for an epoch":
+                in_thread(train, islice(batches, 4))
+            in_thread(train, fetched_beside(batches) if how == "one beside the loop" else batches)
+    return training.times, sorted(path.name[9:27] for path in folder.glob("*-epoch-*"))
+
+
+def fetched_beside(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Each batch is fetched in another thread while the one before is in a step."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
+
+
+def test_each_epoch_may_have_a_thread_of_its_own(tmp_path: Path) -> None:
+    found = alone(trains_in_threads, tmp_path)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([3] * N, ["epoch-2-position-0", "epoch-3-position-0"])
+
+
+@pytest.mark.parametrize("how", ["two for an epoch", "one beside the loop"])
+def test_other_threads_than_that_of_the_epoch_are_refused(how: str, tmp_path: Path) -> None:
+    found = alone(trains_in_threads, tmp_path, how)
+    assert found["code"] == 2, found["err"]
+    assert "another thread than the one that commits has fetched a batch" in found["err"]
+
+
+def saves_many(folder: Path, parameters: int, unequal: bool) -> int:
+    """Returns the bytes of what a rank tells the others of its weights."""
+    model = torch.nn.ParameterDict({f"w{number}": torch.zeros(2) for number in range(parameters)})
+    model.register_buffer("of each rank", torch.full((2,), float(dist.get_rank())))
+    sent: list[int] = []
+    tell = writer.on_all
+
+    def counted(group: Any, function: Callable[[], Any]) -> Any:
+        sent.append(len(json.dumps(function())))
+        return tell(group, function)
+
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, {"model": model}, every="9h")
+        kept.resume()
+        if unequal and account.rank == 1:
+            model["w7"].data += 1
+        writer.on_all = counted
+        for batch in account.epoch("train", 1, loader):
+            account.commit()
+            if batch.step == 1:
+                kept.save(wait=True)
+    return sent[0]
+
+
+def test_what_ranks_tell_of_equal_weights_does_not_grow_with_their_parameters(tmp_path: Path) -> None:
+    few, many = (run(2, saves_many, tmp_path / str(count), count, False) for count in (10, 1000))
+    for one, other in zip(few, many, strict=True):
+        assert one["result"] == other["result"] < 200, other["err"]
+    for each in run(2, saves_many, tmp_path / "unequal", 1000, True):
+        assert each["code"] == 2
+        assert "ranks 0 and 1 have different values of model.w7" in each["err"]
+
+
+LEFT = (".shared-0123abcd", "..shared-0123abcd.u3k_9x2a", ".run.json.u3k_9x2a")
+
+
+def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHTALLY_OUTPUT", str(tmp_path))
+    for name in (*LEFT, ".my.json.u3k_9x2a", ".shared-with-others"):
+        (tmp_path / name).touch()
+    assert alone(trains, tmp_path)["code"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        ".in-use",
+        ".my.json.u3k_9x2a",
+        ".shared-with-others",
+        "reached",
+        "run.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("saves before it resumes", "checkpoints: call resume() before"),
+        ("saves before it has a loader", "checkpoints: save() needs the loader or the sampler of a phase"),
+    ],
+)
+def test_a_save_too_early_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
+    found = alone(trains, tmp_path, how)
+    assert found["code"] == 2, found["err"]
+    assert sentence in found["err"]
+
+
+@pytest.mark.parametrize(("how", "sentence"), [("", "KeyError: 'version'"), ("other objects", "and the objects are")])
+def test_a_loop_does_not_go_on_with_half_of_a_checkpoint(how: str, sentence: str, tmp_path: Path) -> None:
+    assert alone(trains, tmp_path, "saves")["code"] == 0
+    found = alone(trains, tmp_path, how)
+    assert found["code"] == 2, (found["result"], found["out"])
+    assert sentence in found["err"]
+    assert not tallied(found["out"])
