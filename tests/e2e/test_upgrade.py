@@ -42,8 +42,8 @@ def test_a_running_job_is_changed_or_it_is_said_why_not(policies: None, namespac
     job = namespace.list("pytorchjob")["demo"]
     assert job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["args"][2:] == LONG
 
-    upgrade(namespace, *values(*LONG), "--set", "backoffLimit=77")
-    assert namespace.list("pytorchjob")["demo"]["spec"]["runPolicy"]["backoffLimit"] == 77
+    upgrade(namespace, *values(*LONG), "--set", "activeDeadlineSeconds=77777")
+    assert namespace.list("pytorchjob")["demo"]["spec"]["runPolicy"]["activeDeadlineSeconds"] == 77777
     assert namespace.uids() == before
 
     # Suspended, it has no pods, and those that it gets afterwards are of the new values.
