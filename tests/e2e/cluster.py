@@ -87,8 +87,8 @@ class Namespace:
     def kubectl(self, *arguments: str, check: bool = True, text: str | None = None) -> str:
         return run("kubectl", "--namespace", self.name, *arguments, check=check, text=text).stdout
 
-    def helm(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return run("helm", "--namespace", self.name, *arguments, check=check)
+    def helm(self, *arguments: str, check: bool = True, program: str = "helm") -> subprocess.CompletedProcess[str]:
+        return run(program, "--namespace", self.name, *arguments, check=check)
 
     def restrict(self) -> None:
         """Admit only pods that keep to the restricted Pod Security Standard."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import controllers
 import nodes
+import policy
 import pytest
 from cluster import CHART, LABEL, LIMIT, ROOT, Namespace, run, wait_for
 
@@ -110,6 +111,14 @@ def namespace(namespaces: None, request: pytest.FixtureRequest) -> Iterator[Name
     namespace.create()
     yield namespace
     namespace.delete()
+
+
+@pytest.fixture
+def policies(operator: None, namespace: Namespace) -> Iterator[None]:
+    """The chart's admission policies, for this namespace alone."""
+    names = policy.apply(namespace)
+    yield
+    run("kubectl", "delete", *names)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,6 +13,7 @@ from torchtally import events
 GROUP = "kueue.x-k8s.io/v1beta2"
 VALUES = ["--values", str(CHART / "ci/kueue-values.yaml")]
 OF_ONE_JOB = 2  # its pods, by which the quota is counted
+LINUX = {"kubernetes.io/os": "linux"}  # where Kueue puts them
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def queue(kueue: None, namespace: Namespace) -> Iterator[None]:
         "preemption": {"withinClusterQueue": "LowerPriority"},
     }
     for kind, of, more in (
-        ("ResourceFlavor", name, {"spec": {}}),
+        ("ResourceFlavor", name, {"spec": {"nodeLabels": LINUX}}),
         ("ClusterQueue", name, {"spec": cluster_queue}),
         ("LocalQueue", "training", {"spec": {"clusterQueue": name}}),
         ("WorkloadPriorityClass", "low", {"value": 1}),
@@ -77,7 +78,7 @@ def test_the_second_job_waits_for_the_first_under_the_restricted_standard(
             assert sorted(verify(namespace, job=job)["train", 1].values()) == [[n, 30000, 30000, 0, 0] for n in (0, 1)]
 
 
-def test_a_preempted_job_goes_on_with_its_proof_intact(queue: None, namespace: Namespace) -> None:
+def test_a_preempted_job_goes_on_with_its_proof_intact(queue: None, policies: None, namespace: Namespace) -> None:
     priority = "labels.kueue\\.x-k8s\\.io/priority-class"
     submit(namespace, "demo", f"--set={priority}=low", *data_values(), epochs=3)
     with held(namespace, MASTER, MID_EPOCH):
@@ -89,3 +90,5 @@ def test_a_preempted_job_goes_on_with_its_proof_intact(queue: None, namespace: N
     # Its first pods took their logs with them: of what these proved the run's last line tells.
     assert sorted(verify(namespace)["train", 3].values()) == [[n, 30000, 30000, 0, 0] for n in (0, 1)]
     assert namespace.reported(MASTER, events.Resumed)
+    job = namespace.list("pytorchjob")["demo"]["spec"]["pytorchReplicaSpecs"]
+    assert job["Worker"]["template"]["spec"]["nodeSelector"] == LINUX  # a change that the policies leave to Kueue

@@ -4,7 +4,7 @@ import json
 
 import nodes
 import pytest
-from cluster import CHART, Namespace, data_values, verify, wait_for
+from cluster import CHART, Namespace, data_values, run, verify, wait_for
 from faults import MID_EPOCH, act
 
 from torchtally import events
@@ -26,7 +26,7 @@ def pod_of(namespace: Namespace, node: int) -> str:
     return wait_for(f"node {node} to run", running)
 
 
-def test_quick_start_under_the_restricted_standard(trainer: None, namespace: Namespace) -> None:
+def test_quick_start_under_the_restricted_standard(trainer: None, policies: None, namespace: Namespace) -> None:
     namespace.restrict()
     with nodes.claimed_data(namespace) as data:
         train(namespace, data)
@@ -36,6 +36,15 @@ def train(namespace: Namespace, data: list[str]) -> None:
     before = namespace.everything()
     notes = namespace.install(*VALUES, *data).stdout
     assert "TrainJob demo trains on 4 pods" in notes
+
+    # Trainer would give a changed runtime to the pods that it makes when the job resumes.
+    spec = namespace.list("trainingruntime")["demo"]["spec"]
+    other = namespace.helm("template", "--skip-tests", "demo", str(CHART), *VALUES, *data, "--set=shmSize=1Gi").stdout
+    command = ("kubectl", "--namespace", namespace.name, "apply", "--filename=-", "--server-side", "--force-conflicts")
+    refused = run(*command, check=False, text=other)
+    assert "TrainingRuntime demo belongs to a TrainJob, whose pods cannot change" in refused.stderr
+    assert namespace.list("trainingruntime")["demo"]["spec"] == spec
+
     namespace.wait_for_job("demo", "Complete", kind=KIND)
     shards = verify(namespace, "--expect-per-pod", "15000")
     assert sorted(shards["train", 1].values()) == [[rank, 15000, 15000, 0, 0] for rank in range(4)]

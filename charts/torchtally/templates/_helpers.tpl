@@ -191,7 +191,7 @@ pytorchReplicaSpecs:
   {{- end }}
   {{- if gt (int .Values.workers) 0 }}
   Worker:
-    {{- include "torchtally.replica" (dict "root" . "type" "Worker" "replicas" (int .Values.workers)) | nindent 4 }}
+    {{- include "torchtally.replica" (dict "root" . "type" "Worker" "replicas" (include "torchtally.workers" .)) | nindent 4 }}
   {{- end }}
 {{- end }}
 

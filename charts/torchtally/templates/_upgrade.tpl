@@ -6,28 +6,64 @@
 {{- toYaml $pods | sha256sum }}
 {{- end }}
 
+{{- /* The job in the cluster, as JSON. Empty if there is none, and without a cluster. */}}
+{{- define "torchtally.existing" -}}
+{{- $api := include "torchtally.api" . | fromYaml }}
+{{- $existing := dict }}
+{{- /* In Helm 4, looking up a kind that the cluster does not serve is an error. */}}
+{{- if .Capabilities.APIVersions.Has (printf "%s/%s" $api.version $api.kind) }}
+{{- $existing = lookup $api.version $api.kind .Release.Namespace (include "torchtally.job" .) }}
+{{- end }}
+{{- toJson $existing }}
+{{- end }}
+
+{{- /* The number of workers that `kubectl scale` or an autoscaler has set, from the existing job. The API server then refuses
+another number from Helm 4, even if this one is that of the release. */}}
+{{- define "torchtally.scaled" -}}
+{{- $replicas := dig "spec" "pytorchReplicaSpecs" "Worker" "replicas" "" . | toString }}
+{{- $scaled := ne $replicas (dig "metadata" "annotations" "torchtally/workers" $replicas .) }}
+{{- range dig "metadata" "managedFields" list . }}{{ if eq (default "" .subresource) "scale" }}{{ $scaled = true }}{{ end }}{{ end }}
+{{- if $scaled }}{{ $replicas }}{{ end }}
+{{- end }}
+
+{{- /* The number of workers to apply. An elastic job keeps the number that it was scaled to, until the value changes. */}}
+{{- define "torchtally.workers" -}}
+{{- $workers := int .Values.workers | toString }}
+{{- $scaled := "" }}
+{{- if .Values.elasticPolicy }}
+{{- $existing := include "torchtally.existing" . | fromJson }}
+{{- if eq $workers (dig "metadata" "annotations" "torchtally/workers" "" $existing) }}{{ $scaled = include "torchtally.scaled" $existing }}{{ end }}
+{{- end }}
+{{- $scaled | default $workers }}
+{{- end }}
+
 {{- /* The error of an upgrade that would not reach the job, because no controller changes the pods of an existing job.
 Empty if the upgrade would reach it, and without a cluster. */}}
 {{- define "torchtally.upgradeError" -}}
 {{- $api := include "torchtally.api" . | fromYaml }}
 {{- $job := include "torchtally.job" . }}
-{{- $existing := dict }}
-{{- /* In Helm 4, looking up a kind that the cluster does not serve is an error. */}}
-{{- if .Capabilities.APIVersions.Has (printf "%s/%s" $api.version $api.kind) }}
-{{- $existing = lookup $api.version $api.kind .Release.Namespace $job }}
-{{- end }}
+{{- $existing := include "torchtally.existing" . | fromJson }}
 {{- /* The ConfigMap comes before the annotation, which even a failed rollback changes. */}}
 {{- $configMap := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-pods" $job) }}
 {{- $pods := and $existing (dig "data" "pods" (dig "metadata" "annotations" "torchtally/pods" "" $existing) $configMap) }}
 {{- $suspended := dig "spec" "runPolicy" "suspend" false $existing }}
 {{- $finished := false }}
+{{- /* The operator has started pods and not deleted them. In a manager cluster of MultiKueue, it makes none. */}}
+{{- $hasPods := and (dig "status" "startTime" "" $existing) (not (hasPrefix "kueue.x-k8s.io/" .Values.managedBy)) }}
 {{- range dig "status" "conditions" list $existing }}
+{{- if and (eq .type "Suspended") (eq .status "True") }}{{ $hasPods = false }}{{ end }}
 {{- if and (has .type (list "Succeeded" "Complete" "Failed")) (eq .status "True") }}{{ $finished = true }}{{ end }}
 {{- end }}
 {{- $ignored := "" }}
 {{- if and $pods $finished }}{{ $ignored = include "torchtally.ignoredChanges" (list . $existing.spec) }}{{ end }}
-{{- $podsDiffer := and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished (not $suspended)) }}
-{{- if or $ignored $podsDiffer }}
+{{- $podsDiffer := and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished $hasPods (not $suspended)) }}
+{{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" .Release.Name $existing }}
+{{- $scaled := include "torchtally.scaled" $existing }}
+{{- if ne $owner .Release.Name }}
+{{- printf "%s %s belongs to the release %s: set jobName to a name that no other release has" $api.kind $job $owner }}
+{{- else if and $podsDiffer $suspended (not $finished) }}
+{{- printf "%s %s is suspended but still has pods: change it when they are deleted" $api.kind $job }}
+{{- else if or $ignored $podsDiffer }}
 {{- $reason := "exists, and the pods of a TrainJob cannot change" }}
 {{- if $finished }}
 {{- $reason = "has finished and cannot restart" }}
@@ -37,6 +73,8 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- with $ignored }}{{ $reason = printf "%s, and its controller ignores changes to %s" $reason . }}{{ end }}
 {{- $suspend := ternary ", or suspend the job first (suspend=true) and then change it" "" (and (eq $api.kind "PyTorchJob") (not $finished)) }}
 {{- printf "%s %s %s: uninstall and reinstall the release, or set jobNameRevision to true to replace the job with a new one%s" $api.kind $job $reason $suspend }}
+{{- else if and $scaled (not (has $scaled (list (toString .Values.workers) (include "torchtally.workers" .)))) }}
+{{- printf "workers is %d, but PyTorchJob %s was scaled to %s workers: run kubectl scale pytorchjob %s --replicas=%d first" (int .Values.workers) $job $scaled $job (int .Values.workers) }}
 {{- end }}
 {{- end }}
 
@@ -51,7 +89,7 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- $existing = omit $spec.runPolicy "cleanPodPolicy" "ttlSecondsAfterFinished" }}
 {{- end }}
 {{- if $root.Values.elasticPolicy }}
-{{- $_ := set $wanted "workers" $root.Values.workers }}
+{{- $_ := set $wanted "workers" (include "torchtally.workers" $root | int) }}
 {{- $_ := set $existing "workers" (dig "pytorchReplicaSpecs" "Worker" "replicas" 1 $spec) }}
 {{- end }}
 {{- $names := list }}

@@ -180,6 +180,11 @@
 {{- $errors = append $errors (printf "%sinitContainers or sidecars contains %s, which is %s: choose another name" $prefix .name (get $own .name)) }}
 {{- end }}
 {{- end }}
+{{- range $values.sidecars }}
+{{- if ne (.restartPolicy | default "Always") "Always" }}
+{{- $errors = append $errors (printf "%ssidecars: %s has restartPolicy %s, but a sidecar always restarts: remove restartPolicy, or move the container to initContainers" $prefix .name .restartPolicy) }}
+{{- end }}
+{{- end }}
 {{- toYaml $errors }}
 {{- end }}
 
