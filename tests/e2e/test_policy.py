@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from cluster import Namespace, Object
+from cluster import Namespace, Object, wait_for
 from policy import job, refusal
 
 OPERATOR = "kubeflow.org/training-operator"
@@ -120,9 +120,14 @@ def release(namespace: Namespace) -> None:
 
 @pytest.fixture
 def released(namespace: Namespace) -> Iterator[None]:
-    """Nothing holds the namespace, whatever fails."""
+    """Nothing holds the namespace, whatever fails and however long a policy that is deleted still denies."""
     yield
-    release(namespace)
+
+    def is_released() -> bool:
+        release(namespace)
+        return not any("finalizers" in each["metadata"] for each in namespace.list("pytorchjob").values())
+
+    wait_for("the job to be released", is_released)
 
 
 def make(namespace: Namespace, manifest: Object, status: Object) -> None:
