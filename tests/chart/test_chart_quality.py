@@ -107,7 +107,7 @@ def test_the_verifiers_job_has_another_name_where_its_pod_or_those_of_the_traini
 
 
 def test_the_verifiers_job_has_the_pod_of_helm_test_and_waits(render: Render) -> None:
-    options = ["--set=verifier.job=true,nodeSelector.pool=cpu", "--set-json=image.pullSecrets=[{\"name\":\"key\"}]"]
+    options = ["--set=verifier.job=true,nodeSelector.pool=cpu", '--set-json=image.pullSecrets=[{"name":"key"}]']
     found = {each["kind"]: each["spec"] for each in render(*options) if each["kind"] in ("Job", "Pod")}
     (of_test,) = found["Pod"]["containers"]
     (of_job,) = found["Job"]["template"]["spec"]["containers"]
