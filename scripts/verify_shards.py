@@ -10,6 +10,7 @@ from pathlib import Path
 try:
     from verify import console, report
     from verify.log import Log
+    from verify.outcome import worst
     from verify.verdict import UnknownRun, judge
 except ModuleNotFoundError as error:
     print(
@@ -19,9 +20,10 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 EPILOG = f"""\
-exit status: 0 the proof holds: of each run in the logs the last line, or else every phase and epoch of every rank, is
-there, and all lines agree; 1 it does not hold, or lines are missing; 2 bad input (options, files, no such job, no
-access to the cluster).
+exit status: 0 proved: of each run in the logs the last line, or else every phase and epoch of every rank, is there, and
+all lines agree; 1 disproved: lines contradict the contract or each other; 2 bad input (options, files, no such job, no
+access to the cluster); 3 incomplete: nothing contradicts, but lines are missing; with --job, in place of 3: 4 pending:
+the job has not ended; 5 failed: the job has failed. Of several runs, the first of 1, 5, 4, 3 that one of them has.
 
 {report.JSON_HELP}
 """
@@ -33,10 +35,8 @@ class BadInput(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
-    log = Log()
     try:
-        if options.job:
-            _read_job(log, options)
+        log = _read_job(options) if options.job else Log()
         for path in options.paths:
             _read(log, path)
         for path in options.sizes:
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         console.show(report.as_json(verdicts))
     else:
         console.show(report.as_text(verdicts, encoding=sys.stdout.encoding, colour=sys.stdout.isatty()))
-    return 0 if all(verdict.holds for verdict in verdicts) else 1
+    return worst(verdict.outcome for verdict in verdicts).status
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -60,6 +60,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--job", metavar="NAME", help="read the logs of this job's pods in the cluster")
     parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
     parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
+    parser.add_argument("--wait", action="store_true", help="wait until the job has ended")
     parser.add_argument("--run", metavar="ID", help="judge this run alone, where the logs hold several")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument(
@@ -75,8 +76,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if bool(options.job) == bool(options.paths):
         parser.error("give either --job NAME or logs to read (files, folders, or - for standard input)")
-    if not options.job and (options.namespace or options.context):
-        parser.error("-n and --context go with --job")
+    if not options.job and (options.namespace or options.context or options.wait):
+        parser.error("-n, --context, and --wait go with --job")
     if options.expect_per_pod is not None and options.expect_per_pod < 0:
         parser.error(f"--expect-per-pod is {options.expect_per_pod}, must be 0 or more")
     return options
@@ -92,7 +93,7 @@ def _read_sizes(log: Log, path: str) -> None:
         raise BadInput(f"{path} must have sizes of shard files as a list in JSON: {error}") from error
 
 
-def _read_job(log: Log, options: argparse.Namespace) -> None:
+def _read_job(options: argparse.Namespace) -> Log:
     try:
         # Here, because files need no Kubernetes client, which takes a second to load.
         from verify import cluster, job_kinds
@@ -101,7 +102,7 @@ def _read_job(log: Log, options: argparse.Namespace) -> None:
             f"--job needs the Python package {error.name}: run `make scripts`, then `. .venv/bin/activate`"
         ) from error
     try:
-        cluster.read_job(log, options.job, options.namespace, options.context)
+        return cluster.read_job(options.job, options.namespace, options.context, until_end=options.wait)
     except job_kinds.ClusterError as error:
         raise BadInput(error) from error
 

@@ -56,8 +56,7 @@ def read(name: str, namespace: str | None, context: str | None) -> Job:
             raise ClusterError(f"cannot reach the cluster at {settings.host}: {error}") from error
         except ApiException as error:
             what = f"the pods of {name}, their events or their logs"
-            refused = job_kinds.refused(error, what, namespace, "pods, pods/log and events", "get, list")
-            raise ClusterError(refused) from error
+            raise job_kinds.refused(error, what, namespace, "pods, pods/log and events", "get, list") from error
     return Job(
         name=job.name,
         namespace=job.namespace,

@@ -1,6 +1,7 @@
 """The logs of the pods of a PyTorchJob or a TrainJob, as the cluster has them."""
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,37 +9,55 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from . import job_kinds
-from .job_kinds import TIMEOUT, ClusterError, ClusterJob
+from . import job_kinds, wait
+from .job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 from .log import Complaint, Log
+from .outcome import Outcome, Unsuccessful
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def read_job(log: Log, name: str, namespace: str | None, context: str | None) -> None:
-    """Add the log of every pod of the job; pods without one become complaints. Raises ClusterError."""
+def read_job(name: str, namespace: str | None, context: str | None, *, until_end: bool = False) -> Log:
+    """The logs of all pods of the job, once it has ended; pods without one become complaints. Raises ClusterError."""
     settings, own_namespace = connect(context)
-    namespace = namespace or own_namespace
     with client.ApiClient(settings) as api:
-        core = client.CoreV1Api(api)
+        find = partial(_find, client.CustomObjectsApi(api), name, namespace or own_namespace)
+        read = partial(_read, client.CoreV1Api(api))
+        if not until_end:
+            return read(find())
+        job = wait.until_end(find)
+        return wait.until_read(partial(read, job))
+
+
+def _find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
+    try:
+        return job_kinds.find(api, name, namespace)
+    except urllib3.exceptions.HTTPError as error:
+        raise _no_answer(api.api_client, error) from error
+
+
+def _no_answer(api: client.ApiClient, error: Exception) -> Unreachable:
+    return Unreachable(f"cannot reach the cluster at {api.configuration.host}: {error}")
+
+
+def _read(core: client.CoreV1Api, job: ClusterJob) -> Log:
+    log = Log()
+    try:
+        pods = job.pods(core)
+    except urllib3.exceptions.HTTPError as error:
+        raise _no_answer(core.api_client, error) from error
+    if not job.ended:
+        log.notes.append(f"job {job.name} has not ended ({job.state}): later lines are missing")
+        log.job = Unsuccessful(Outcome.PENDING, job.sentence)
+    elif job.state == "Failed":
+        log.notes.append(f"job {job.name} has failed{job.why_failed}")
+        log.job = Unsuccessful(Outcome.FAILED, job.sentence)
+    for pod in pods:
         try:
-            job = job_kinds.find(client.CustomObjectsApi(api), name, namespace)
-            pods = job.pods(core)
-        except urllib3.exceptions.HTTPError as error:
-            raise ClusterError(f"cannot reach the cluster at {settings.host}: {error}") from error
-        if not job.ended:
-            log.notes.append(f"job {job.name} has not ended ({job.state}): later lines are missing")
-        elif job.state == "Failed":
-            log.notes.append(f"job {job.name} has failed{job.why_failed}")
-        for pod in pods:
-            try:
-                _read_pod(log, core, pod, job)
-            except ApiException as error:
-                raise ClusterError(
-                    job_kinds.refused(error, f"pod {pod} or its log", namespace, "pods and pods/log")
-                ) from error
-            except (urllib3.exceptions.HTTPError, OSError) as error:
-                raise ClusterError(f"the log of pod {pod} was interrupted: {error}") from error
+            _read_pod(log, core, pod, job)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"the log of pod {pod} was interrupted: {error}") from error
+    return log
 
 
 def connect(context: str | None) -> tuple[client.Configuration, str]:
@@ -65,6 +84,7 @@ def connect(context: str | None) -> tuple[client.Configuration, str]:
 
 
 def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> None:
+    what, resource = f"pod {pod}", "pods"
     try:
         status = core.read_namespaced_pod(pod, job.namespace, _request_timeout=TIMEOUT).status
         if status and status.phase == "Pending":
@@ -72,13 +92,14 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
             return
         if status and status.phase == "Running" and job.ended:  # a PyTorchJob ends with its master
             log.notes.append(f"pod {pod} is still running: later lines are missing")
+        what, resource = f"the log of pod {pod}", "pods/log"
         # Not preloaded, this is urllib3's response, unlike in the signature: the log is read as it arrives.
         response: Any = core.read_namespaced_pod_log(
             pod, job.namespace, container=job.container, _preload_content=False, _request_timeout=TIMEOUT
         )
     except ApiException as error:
         if error.status not in (400, 404):
-            raise
+            raise job_kinds.refused(error, what, job.namespace, resource) from error
         if error.status == 400:
             why = f"has no log yet: {job_kinds.message(error)}"
         elif job.ended:

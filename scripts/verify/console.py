@@ -1,8 +1,9 @@
-"""The start and the end of a command-line program: encodings, Ctrl-C, and an output that cannot be written."""
+"""The start and the end of a command-line program: encodings, signals, and an output that cannot be written."""
 
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ class _Unwritten(Exception):
 
 
 def run(main: Callable[[], int]) -> int:
-    """Run `main`. Returns its exit status, 130 after Ctrl-C, or 1 if the output could not be written."""
+    """Run `main`. Returns its exit status, 128 + n after signal n, or 1 if the output could not be written."""
     if sys.stdout is None:  # closed when Python started: a stream in its place, which fails at each write
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    # Without a handler, PID 1 of a container ignores it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name, or a ±, that the encoding cannot show
     try:

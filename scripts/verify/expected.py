@@ -91,6 +91,13 @@ def difference(line: TallyLine) -> Digest:
     return line.accounted_digest - _of_all_ranks(line.run, shard)
 
 
+def has_other_positions(line: TallyLine) -> bool:
+    """Whether a line accounts for other positions than its shard's, whichever samples are there."""
+    shard = line.shard
+    parts = shard.everything if line.rank == "all" else shard.progressions
+    return any((line.accounted_digest - _of_positions(line.run, *parts)).of_positions)
+
+
 def carried(line: TallyLine) -> Digest:
     """The samples that earlier worlds consumed before `start`: positions alone, as indices have no closed form."""
     return _of_positions(line.run, Progression(0, 1, line.start))

@@ -8,10 +8,19 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 TIMEOUT = (10, 60)  # seconds to connect, and between two reads
+_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue suspends the jobs with this label until it admits them
 
 
 class ClusterError(Exception):
     """The cluster, or the job in it, cannot be read."""
+
+
+class NoJob(ClusterError):
+    """No job has this name."""
+
+
+class Unreachable(ClusterError):
+    """The API server does not answer, or not now: trying again can help."""
 
 
 class ClusterJob(ABC):
@@ -27,18 +36,41 @@ class ClusterJob(ABC):
     def __init__(self, found: dict[str, Any]) -> None:
         self.name = str(found["metadata"]["name"])
         self.namespace = str(found["metadata"]["namespace"])
+        self.uid = str(found["metadata"].get("uid", ""))
         self.created = str(found["metadata"].get("creationTimestamp", ""))
         self.spec: dict[str, Any] = found["spec"]
         self._status: dict[str, Any] = found.get("status", {})
+        self._in_queue = _QUEUE in (found["metadata"].get("labels") or {})
 
     @abstractmethod
     def pods(self, core: client.CoreV1Api) -> list[str]:
         """Names of the pods that it has or should have. Raises ClusterError and urllib3's HTTPError."""
 
     @property
+    @abstractmethod
+    def suspended(self) -> bool: ...
+
+    @property
     def why_gone(self) -> str:
         """Why a pod is gone after the job's end, in parentheses."""
         return ""
+
+    @property
+    def progress(self) -> str:
+        """What a job that has not ended does, in a word."""
+        if self.suspended:
+            return "queued" if self._in_queue else "suspended"
+        return self.state.lower() if self.state in ("Running", "Restarting") else "starting"
+
+    @property
+    def sentence(self) -> str:
+        if self.state == "Failed":
+            return f"{self.kind} {self.name} has failed{self.why_failed.removesuffix('.')}"
+        return f"{self.kind} {self.name} is {self.progress}"
+
+    @property
+    def deletion(self) -> str:
+        return f"{self.kind} {self.name} in namespace {self.namespace} was deleted while it was {self.progress}"
 
     @property
     def state(self) -> str:
@@ -70,6 +102,10 @@ class PyTorchJob(ClusterJob):
         ]
 
     @property
+    def suspended(self) -> bool:
+        return bool(self.spec.get("runPolicy", {}).get("suspend"))
+
+    @property
     def why_gone(self) -> str:
         policy = self.spec.get("runPolicy", {}).get("cleanPodPolicy", "None")
         return f" (the job's cleanPodPolicy is {policy}; None keeps pods)"
@@ -86,15 +122,17 @@ class TrainJob(ClusterJob):
             selector = f"jobset.sigs.k8s.io/jobset-name={self.name},jobset.sigs.k8s.io/replicatedjob-name=node"
             found: Any = core.list_namespaced_pod(self.namespace, label_selector=selector, _request_timeout=TIMEOUT)
         except ApiException as error:
-            raise ClusterError(
-                refused(error, f"the pods of {self.kind} {self.name}", self.namespace, "pods", "list")
-            ) from error
+            raise refused(error, f"the pods of {self.kind} {self.name}", self.namespace, "pods", "list") from error
         nodes = {
             index: f"{self.name}-node-0-{index}" for index in range(self.spec.get("trainer", {}).get("numNodes", 1))
         }
         for pod in sorted(found.items, key=lambda each: each.metadata.creation_timestamp):
             nodes[int(pod.metadata.labels["batch.kubernetes.io/job-completion-index"])] = pod.metadata.name
         return [nodes[index] for index in sorted(nodes)]
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self.spec.get("suspend"))
 
     @property
     def state(self) -> str:
@@ -115,17 +153,26 @@ def find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
             return kind(cast(dict[str, Any], found))
         except ApiException as error:
             reasons.append((kind, error))
-    raise ClusterError(_why_none(reasons, name, namespace))
+    raise _why_none(reasons, name, namespace)
 
 
-def _why_none(reasons: list[tuple[type[ClusterJob], ApiException]], name: str, namespace: str) -> str:
-    if known := [kind.kind for kind, error in reasons if error.status == 404 and _is_known(error, name)]:
-        return f"no {' or '.join(known)} {name} in namespace {namespace} (ttlSecondsAfterFinished deletes old ones)"
+def _why_none(reasons: list[tuple[type[ClusterJob], ApiException]], name: str, namespace: str) -> ClusterError:
     for kind, error in reasons:
-        if error.status != 404:
-            return refused(error, f"{kind.kind} {name}", namespace, kind.plural)
+        if _is_passing(error):  # the job can be of this kind
+            return refused(error, f"{kind.kind} {name}", namespace, _resource(kind))
+    if known := [kind.kind for kind, error in reasons if error.status == 404 and _is_known(error, name)]:
+        which = f"no {' or '.join(known)} {name} in namespace {namespace}"
+        return NoJob(f"{which} (ttlSecondsAfterFinished deletes old ones)")
+    if others := [(kind, error) for kind, error in reasons if error.status != 404]:
+        kinds = " or ".join(kind.kind for kind, _ in others)
+        return refused(others[0][1], f"{kinds} {name}", namespace, " or ".join(_resource(kind) for kind, _ in others))
     kinds = " or ".join(f"{kind.kind}s" for kind, _ in reasons)
-    return f"this cluster does not know {kinds}: is {' or '.join(kind.controller for kind, _ in reasons)} installed?"
+    controllers = " or ".join(kind.controller for kind, _ in reasons)
+    return ClusterError(f"this cluster does not know {kinds}: is {controllers} installed?")
+
+
+def _resource(kind: type[ClusterJob]) -> str:
+    return f"{kind.plural}.{kind.group}"
 
 
 def _is_known(error: ApiException, name: str) -> bool:
@@ -136,11 +183,17 @@ def _is_known(error: ApiException, name: str) -> bool:
         return False
 
 
-def refused(error: ApiException, what: str, namespace: str, resources: str, verb: str = "get") -> str:
+def _is_passing(error: ApiException) -> bool:
+    return error.status == 429 or (error.status or 0) >= 500
+
+
+def refused(error: ApiException, what: str, namespace: str, resource: str, verb: str = "get") -> ClusterError:
+    """What to tell of a request that the API server refused."""
     if error.status == 403:
-        must = f"a role must allow {verb} on {resources}"
-        return f"forbidden to read {what} in namespace {namespace}: {must} ({message(error)})"
-    return f"cannot read {what} in namespace {namespace}: {error.status} {message(error)}"
+        must = f"a role must allow {verb} on {resource}"
+        return ClusterError(f"forbidden to read {what} in namespace {namespace}: {must} ({message(error)})")
+    kind = Unreachable if _is_passing(error) else ClusterError
+    return kind(f"cannot read {what} in namespace {namespace}: {error.status} {message(error)}")
 
 
 def message(error: ApiException) -> str:

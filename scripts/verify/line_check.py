@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby, islice
 from operator import attrgetter
 
@@ -33,7 +34,8 @@ def compare(
     for attempt in {line.attempt_began for line in lines}:  # the next attempt may have another number of ranks
         unsettled += _disagreements([line for line in lines if line.attempt_began == attempt], "", ("world",))
     problems += unsettled
-    missing = [] if problems else list(_missing(blocks, last.plan if last else lines[0].plan, last))
+    absent = [] if problems else _missing(blocks, last.plan if last else lines[0].plan, last)
+    missing = [replace(problem, missing=True) for problem in absent]
     settled = not unsettled
     comparable: set[str] = set()
     for phase in dict.fromkeys(phase for phase, _ in blocks):
@@ -48,21 +50,28 @@ def compare(
         together = ranks.get("all")
         alone = [line for rank, line in ranks.items() if rank != "all"]
         texts: list[str] = []
+        unknown: list[str] = []  # what nothing contradicts, and nothing proves
         for line in [together, *alone] if together else alone:
             if block[0] in comparable and expected.is_right(line):
                 continue
             texts += _faults(line)
             if block[0] in comparable:
-                texts += _digest_faults(expected.with_sizes(line, sizes))
+                sized = expected.with_sizes(line, sizes)
+                try:
+                    texts += [*digest_check.faults(sized)]
+                except UnknownSizes as error:
+                    sentence = f"{who([line.rank])}: {not_checked(error)}"
+                    (texts if expected.has_other_positions(sized) else unknown).append(sentence)
         every = list(ranks.values())
         differ = list(_disagreements(every, where, ("start", "end", "batch", "commits")))  # in which epochs may differ
         problems += differ
         texts += _commit_faults(every)
         if not last:
-            texts += _early_ends(every)
+            (texts if _goes_on(lines, every) else unknown).extend(_early_ends(every))
         if together and block[0] in comparable and not differ and len(alone) == together.world:
             texts += _sum_faults(together, alone)
         problems += [Problem(text, where, frozenset([block])) for text in texts]
+        problems += [Problem(text, where, frozenset([block]), missing=True) for text in unknown]
     return problems, missing
 
 
@@ -134,13 +143,6 @@ def _faults(line: TallyLine) -> Iterator[str]:
         yield f"{name}: {lost} lost, {doubled} doubled{outside}"
 
 
-def _digest_faults(line: TallyLine) -> list[str]:
-    try:
-        return [*digest_check.faults(line)]
-    except UnknownSizes as unknown:
-        return [f"{who([line.rank])}: {not_checked(unknown)}"]
-
-
 def _commit_faults(lines: list[TallyLine]) -> Iterator[str]:
     """Numbers of commits that no epoch of so many steps can have: each step is committed, several may be at once."""
     camps: dict[tuple[int, int, int], list[TallyLine]] = defaultdict(list)
@@ -162,6 +164,13 @@ def _early_ends(lines: list[TallyLine]) -> Iterator[str]:
                 f"the epoch ends before position {end} of N {lines[0].n}, though {planned} epochs are planned: only "
                 "the run's last line, which is missing, can say that the run was stopped there"
             )
+
+
+def _goes_on(lines: list[TallyLine], block: list[TallyLine]) -> bool:
+    """Whether an attempt that ended an epoch early has lines of later ones."""
+    phase, epoch = block[0].block
+    attempts = {line.attempt_began for line in block}
+    return any(line.phase == phase and line.epoch > epoch and line.attempt_began in attempts for line in lines)
 
 
 def _sum_faults(together: TallyLine, alone: list[TallyLine]) -> Iterator[str]:

@@ -64,9 +64,8 @@ def doubts(lines: list[TallyLine], last: RunSummary | None) -> Iterator[Problem]
     if last:
         for late in sorted(attempt for attempt in attempts if after(attempt, last)):
             named, of_last = attempt_names([late, last.attempt_began])
-            yield Problem(
-                f"{named} has lines, and came after the last line, which is of {of_last}", "", _blocks(lines, late)
-            )
+            text = f"{named} has lines, and came after the last line, which is of {of_last}"
+            yield Problem(text, "", _blocks(lines, late), missing=True)
         return
     # A clock was wrong, or the run went back to an older checkpoint: without a last line there is no telling.
     known = sorted(attempt for attempt in _chain(attempts, None) if attempt[1])
@@ -74,7 +73,7 @@ def doubts(lines: list[TallyLine], last: RunSummary | None) -> Iterator[Problem]
         if one[1] > other[1]:
             named, of_other = attempt_names([one, other])
             text = f"{named} began after {of_other}, and without the run's last line it is not known which came last"
-            yield Problem(text, "", _blocks(lines, one))
+            yield Problem(text, "", _blocks(lines, one), missing=True)
 
 
 def _blocks(lines: list[TallyLine], attempt: Attempt) -> frozenset[Block]:

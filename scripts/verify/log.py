@@ -18,6 +18,7 @@ from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 
 from . import growth
+from .outcome import Unsuccessful
 from .phrasing import differing
 from .wrapped import Unwrapping
 
@@ -39,6 +40,7 @@ class Complaint:
     began: int | None = None
     block: tuple[str, int] | None = None
     no_log: bool = False  # a pod has none, so nothing was read
+    unread: bool = False  # a line that cannot be read contradicts nothing
 
     def is_of(self, run: str, newest: Attempt) -> bool:
         """Whether it may be about a run, and not about an attempt before the newest."""
@@ -65,6 +67,7 @@ class Log:
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     told: list[ShardSizes] = field(default_factory=list)  # with --sizes
+    job: Unsuccessful | None = None  # whose logs these are
 
     def read(self, source: str, stream: TextIO) -> None:
         """Add the lines of a stream, whose name is for complaints."""
@@ -158,10 +161,12 @@ def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
     """Each line that starts in `text`, or a complaint about it."""
     at = 0
     while start := _START.search(text, at):
-        at = start.end()
+        at, other_version = start.end(), False
         try:
             values, at = _DECODER.raw_decode(text, at)
+            other_version = True
             tally_line.check_version(values)
+            other_version = False
             yield (RunSummary if run_summary.is_summary(values) else TallyLine).parse(values)
         except json.JSONDecodeError as error:
             cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
@@ -169,9 +174,11 @@ def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
             if text.startswith('{\\"', start.end()):
                 how = "in a JSON string that has no end, so that it cannot be read"
             shown = re.sub(r"[^ -~]", "?", text[start.start() :].rstrip())  # it goes to a terminal
-            yield Complaint(f"a tally line is {how}: {short(shown, 100)}", *_lineage(text, start.end()))
+            sentence = f"a tally line is {how}: {short(shown, 100)}"
+            yield Complaint(sentence, *_lineage(text, start.end()), unread=True)
         except (ValueError, RecursionError) as error:  # numbers or nesting beyond what Python's parser takes, too
-            yield Complaint(f"bad tally line: {error}", *_lineage(text, start.end()))
+            lineage = _lineage(text, start.end())
+            yield Complaint(f"bad tally line: {error}", *lineage, unread=other_version)
 
 
 def _lineage(text: str, at: int) -> tuple[str | None, int | None, int | None]:

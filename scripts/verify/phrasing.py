@@ -9,6 +9,8 @@ from torchtally.proof.digest import NAMES, Digest
 from torchtally.proof.line import Attempt, Rank
 from torchtally.proof.locality import UnknownSizes
 
+from .outcome import Outcome
+
 if TYPE_CHECKING:
     from .verdict import Verdict
 
@@ -66,6 +68,31 @@ def not_checked(unknown: UnknownSizes) -> str:
         "its samples cannot be checked, because no log has the sizes of the shard files whose fingerprint is "
         f"{unknown}: pass them with --sizes"
     )
+
+
+def conclusion(verdict: "Verdict") -> str:
+    """Return the final sentence on a run, which names its outcome."""
+    match verdict.outcome:
+        case Outcome.PROVED:
+            return summary(verdict)
+        case Outcome.DISPROVED:
+            return "disproved: lines contradict the contract or each other"
+        case Outcome.INCOMPLETE:
+            return "incomplete: lines are missing or cannot be checked, so nothing is proved"
+        case outcome:
+            assert verdict.job
+            return f"{outcome}: {verdict.job.sentence}{_proved_so_far(verdict)}"
+
+
+def _proved_so_far(verdict: "Verdict") -> str:
+    """Phases and epochs of which every line is there, where none contradicts."""
+    ranks = Counter(line.block for line in verdict.lines)
+    whole: dict[str, list[int]] = {}
+    for line in verdict.lines:
+        if line.rank == "all" and ranks[line.block] == line.world + 1 and not verdict.of(line.block):
+            whole.setdefault(line.phase, []).append(line.epoch)
+    parts = [f"{phase} {numbers('epoch', epochs)}" for phase, epochs in whole.items()]
+    return f"; proved up to there: {', '.join(parts) or 'nothing'}"
 
 
 def summary(verdict: "Verdict") -> str:

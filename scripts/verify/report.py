@@ -7,23 +7,27 @@ from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 
 from . import phrasing
+from .outcome import Outcome, worst
 from .verdict import Verdict, fulfilled
 
 _CELLS = (*table.HEADER, "world")
 _MANY = 64  # ranks; beyond, only those whose lines report a fault are shown, as in rank 0's table
 JSON_HELP = """\
---json prints one object: "holds" (the exit status as a boolean), "run" and "attempt" (null when there is none to
+--json prints one object: "outcome" ("proved", "disproved", "failed", "pending", or "incomplete": the exit status as a
+word), "holds" (whether it is "proved"), "run" and "attempt" (null when there is none to
 judge), "last_line" (whether the run's last line is there), "model" (the hash of the final weights, "sha256:...") and
 "discarded" (samples consumed by steps that no checkpoint kept) and "stopped" (why phases end before their plan, or
 null), which are from the last line and null without it,
 "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and, on
 "rank": "all", "ok", which is true if its phase and epoch has no problem). Of a log that holds several runs it prints
-"holds", which is true if all of them are proved, and "runs", a list of such objects."""
+"outcome", the worst of theirs, "holds", which is true if all of them are proved, and "runs", a list of such
+objects."""
 
 
 def as_json(verdicts: list[Verdict]) -> str:
     reports = [_report(verdict) for verdict in verdicts]
-    runs = {"holds": all(verdict.holds for verdict in verdicts), "runs": reports}
+    outcome = worst(verdict.outcome for verdict in verdicts)
+    runs = {"outcome": outcome, "holds": outcome is Outcome.PROVED, "runs": reports}
     return json.dumps(reports[0] if len(reports) == 1 else runs, indent=2)
 
 
@@ -35,6 +39,7 @@ def _report(verdict: Verdict) -> dict[str, Any]:
             values["ok"] = not verdict.of(line.block)
         lines.append(values)
     return {
+        "outcome": verdict.outcome,
         "holds": verdict.holds,
         "run": verdict.run,
         "attempt": verdict.attempt,
@@ -54,7 +59,8 @@ def as_text(verdicts: list[Verdict], *, encoding: str, colour: bool) -> str:
     if len(verdicts) == 1:
         return texts[0]
     texts = [f"run {verdict.run}\n{text}" for verdict, text in zip(verdicts, texts, strict=True)]
-    mark = good if all(verdict.holds for verdict in verdicts) else bad
+    outcome = worst(verdict.outcome for verdict in verdicts)
+    mark = good if outcome is Outcome.PROVED else f"{bad} {outcome}:"
     return "\n\n".join([*texts, f"{mark} {phrasing.summary_of_runs(verdicts)}"])
 
 
@@ -71,7 +77,7 @@ def _text(verdict: Verdict, good: str, bad: str) -> str:
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]
-    text.append(f"{good} {phrasing.summary(verdict)}" if verdict.holds else f"{bad} the proof does not hold")
+    text.append(f"{good if verdict.holds else bad} {phrasing.conclusion(verdict)}")
     return "\n".join(text)
 
 

@@ -38,7 +38,7 @@ def faults(last: RunSummary) -> Iterator[Problem]:
         try:
             expected = last.expected(phase)[1]
         except UnknownSizes as unknown:
-            yield Problem(f"the last line: {not_checked(unknown)}", phase)
+            yield Problem(f"the last line: {not_checked(unknown)}", phase, missing=True)
             continue
         if names := differing(stated.accounted_digest, expected):
             yield Problem(f"the last line's digest is not that of {what}: it differs in {names}", phase)

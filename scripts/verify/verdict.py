@@ -11,7 +11,8 @@ from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 
 from . import expected, growth, line_check, lineage, summary_check
-from .log import Log
+from .log import Complaint, Log
+from .outcome import Outcome, Unsuccessful
 from .phrasing import attempt_names, numbers
 from .problem import Block, Problem
 
@@ -30,10 +31,19 @@ class Verdict:
     lines: list[TallyLine] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    job: Unsuccessful | None = None  # that the run is of
 
     @property
     def holds(self) -> bool:
         return not self.problems
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.holds:
+            return Outcome.PROVED
+        if not all(problem.missing for problem in self.problems):
+            return Outcome.DISPROVED
+        return self.job.outcome if self.job else Outcome.INCOMPLETE
 
     def of(self, block: Block) -> list[Problem]:
         return [problem for problem in self.problems if block in problem.blocks]
@@ -43,9 +53,9 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     """The verdicts about all runs in the log, or about the one that is asked for. Raises UnknownRun."""
     counts = Counter([*(line.run for line in log.lines.values()), *(each.run for each in chain(*log.lasts.values()))])
     if not counts:
-        problems = [Problem(complaint.text) for complaint in log.complaints]
-        problems = problems or [Problem(f"no tally line in {_sources(log.sources)}")]
-        return [Verdict(problems=problems, notes=list(log.notes))]
+        problems = [_problem(complaint) for complaint in log.complaints]
+        problems = problems or [Problem(f"no tally line in {_sources(log.sources)}", missing=True)]
+        return [Verdict(problems=problems, notes=list(log.notes), job=log.job)]
     if run is None:
         return [_judge(log, each, expect_per_pod) for each in log.runs]
     if run not in log.runs:
@@ -73,15 +83,14 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     if last:
         faults += _faults_before(log.lasts[run], last, lines, sizes)
     lines, grown = growth.as_planned_at_last(lines, last)
-    verdict = Verdict(run, last=last, lines=lines, notes=[*log.notes, *superseded, *grown])
+    verdict = Verdict(run, last=last, lines=lines, notes=[*log.notes, *superseded, *grown], job=log.job)
     newest = max((each.attempt_began for each in (*lines, *([last] if last else ()))), default=(0, 0))
     verdict.attempt = newest[0] if lines or last else None
 
     missing: list[Problem] = []
     for complaint in log.complaints:
         if complaint.is_of(run, newest) or complaint.is_about(lines):
-            blocks = frozenset([complaint.block] if complaint.block else [])
-            (missing if complaint.no_log else verdict.problems).append(Problem(complaint.text, "", blocks))
+            (missing if complaint.no_log else verdict.problems).append(_problem(complaint))
     if not lines and not last:  # all that is known of the run is what is wrong with its lines
         verdict.problems += missing
         return verdict
@@ -103,6 +112,11 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         verdict.notes.append("the run's last line is missing, so the weights that came of it are unknown")
         verdict.notes += _ends(lines)
     return verdict
+
+
+def _problem(complaint: Complaint) -> Problem:
+    blocks = frozenset([complaint.block] if complaint.block else [])
+    return Problem(complaint.text, "", blocks, missing=complaint.no_log or complaint.unread)
 
 
 def _faults_before(
@@ -155,12 +169,15 @@ def _expect_per_pod(lines: list[TallyLine], count: int) -> Iterator[Problem]:
         if line.phase == "train" and line.rank != "all":
             pods[line.block, line.pod] += line.consumed
     if not pods:
-        yield Problem("no tally line of phase train, so --expect-per-pod has nothing to check")
+        yield Problem("no tally line of phase train, so --expect-per-pod has nothing to check", missing=True)
+    ranks = Counter(line.block for line in lines if line.rank != "all")
+    whole = {line.block for line in lines if ranks[line.block] == line.world}
     for (block, pod), consumed in pods.items():
         if consumed != count:
             where = starts.get(block, "") + ends.get(block, "")
             text = f"pod {pod} consumed {consumed}{where}, but --expect-per-pod is {count}"
-            yield Problem(text, f"{block[0]} epoch {block[1]}", frozenset([block]))
+            more = consumed < count and block not in whole  # can be in lines that are missing
+            yield Problem(text, f"{block[0]} epoch {block[1]}", frozenset([block]), missing=more)
 
 
 def fulfilled(line: TallyLine) -> str:

@@ -92,6 +92,30 @@ def test_another_number_of_workers_is_an_upgrade_of_an_elastic_job_alone(render:
     assert pods_hash(render, "--set=workers=2") != pods_hash(render, "--set=workers=3")
 
 
+def verifier_job(render: Render, *options: str) -> str:
+    (job,) = (each for each in render("--set=verifier.job=true", *options) if each["kind"] == "Job")
+    found: str = job["metadata"]["name"]
+    return found
+
+
+def test_the_verifiers_job_has_another_name_where_its_pod_or_those_of_the_training_are_others(render: Render) -> None:
+    """A Job's pod is immutable, and one that has verified other pods proves nothing of these."""
+    name = verifier_job(render)
+    assert verifier_job(render, "--set=cleanPodPolicy=Running,suspend=true,labels.team=a") == name
+    for change in ("image.tag=v2", "nodeSelector.pool=cpu", "args={--epochs,7}", "workers=2"):
+        assert verifier_job(render, f"--set={change}") != name, change
+
+
+def test_the_verifiers_job_has_the_pod_of_helm_test_and_waits(render: Render) -> None:
+    options = ["--set=verifier.job=true,nodeSelector.pool=cpu", '--set-json=image.pullSecrets=[{"name":"key"}]']
+    found = {each["kind"]: each["spec"] for each in render(*options) if each["kind"] in ("Job", "Pod")}
+    (of_test,) = found["Pod"]["containers"]
+    (of_job,) = found["Job"]["template"]["spec"]["containers"]
+    of_test["args"].append("--wait")
+    assert of_test == of_job
+    assert found["Pod"] == found["Job"]["template"]["spec"]
+
+
 def names(value: Any, prefix: str = "") -> Iterator[str]:
     """Of a map's keys and all that are in it, as Helm's --set has them."""
     if isinstance(value, dict):

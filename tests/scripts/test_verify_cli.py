@@ -69,7 +69,7 @@ def test_a_proof_that_does_not_hold(log: Path, capsys: pytest.CaptureFixture[str
     assert verify_shards.main([str(log)]) == 1
     assert "✗ train epoch 1: rank 0 consumed 16, but expected" in capsys.readouterr().out
     log.write_text("hello\n")
-    assert verify_shards.main([str(log)]) == 1
+    assert verify_shards.main([str(log)]) == 3
     assert f"no tally line in {log}\n" in capsys.readouterr().out
 
 
@@ -77,7 +77,7 @@ def test_options_reach_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]
     assert verify_shards.main([str(log), "--expect-per-pod", "15"]) == 0
     assert verify_shards.main([str(log), "--expect-per-pod", "16"]) == 1
     log.write_text(TEXT + bruteforce.text(bruteforce.run(run="another")[:-1]))
-    assert verify_shards.main([str(log)]) == 1
+    assert verify_shards.main([str(log)]) == 3
     log.write_text(TEXT + bruteforce.text(bruteforce.run(run="another")))
     assert verify_shards.main([str(log)]) == 0
     assert verify_shards.main([str(log), "--run", "another"]) == 0
@@ -90,7 +90,7 @@ def test_bad_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     either = "verify_shards: error: give either --job NAME or logs to read (files, folders, or - for standard input)"
     assert refused(capsys) == either
     assert refused(capsys, log, "--job", "demo") == either
-    assert refused(capsys, log, "-n", "default") == "verify_shards: error: -n and --context go with --job"
+    assert refused(capsys, log, "-n", "default") == "verify_shards: error: -n, --context, and --wait go with --job"
     missing = tmp_path / "none.log"
     assert refused(capsys, missing) == f"verify_shards: cannot read {missing}: No such file or directory"
     (tmp_path / "empty").mkdir()

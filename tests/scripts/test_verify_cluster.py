@@ -1,9 +1,6 @@
 """The real Kubernetes client against an API server that answers as told; the real cluster's turn is in tests/e2e."""
 
 import copy
-import json
-import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -11,103 +8,8 @@ from typing import Any
 import bruteforce
 import pytest
 import verify_shards
-import yaml
+from answering import JOB, LAST, LINES, NODES, PODS, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 from kubernetes.config import kube_config
-
-LINES = bruteforce.run(ranks_per_pod=1)
-LAST = bruteforce.last(LINES)
-JOB = "/apis/kubeflow.org/v1/namespaces/trial/pytorchjobs/demo"
-TRAIN_JOB = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/trial/trainjobs/demo"
-SELECTOR = "jobset.sigs.k8s.io/jobset-name%3Ddemo%2Cjobset.sigs.k8s.io/replicatedjob-name%3Dnode"
-NODES = f"/api/v1/namespaces/trial/pods?labelSelector={SELECTOR}"
-UNKNOWN = 404, "404 page not found\n"  # what a cluster says of kinds that it does not have
-PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
-
-
-def pod(name: str) -> str:
-    return f"/api/v1/namespaces/trial/pods/{name}"
-
-
-def refusal(status: int, message: str, name: str = "") -> tuple[int, Any]:
-    return status, {"kind": "Status", "apiVersion": "v1", "message": message, "code": status, "details": {"name": name}}
-
-
-class Server:
-    """Answers by path; anything else is forbidden, as the least RBAC has it."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
-        self.asked: list[str] = []
-        self.job: dict[str, Any] = {
-            "metadata": {"name": "demo", "namespace": "trial"},
-            "spec": {
-                "pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 3}},
-                "runPolicy": {"cleanPodPolicy": "None"},
-            },
-            "status": {"conditions": [{"type": "Succeeded", "status": "True"}, {"type": "Running", "status": "False"}]},
-        }
-        self.answers[JOB] = 200, self.job
-        self.answers[TRAIN_JOB] = UNKNOWN
-        for index, name in enumerate(PODS):
-            self.phase(name, "Succeeded")
-            mine = [line for line in LINES if line["pod"] == name]
-            assert mine[0]["rank"] == index
-            self.log(name, bruteforce.text(mine))
-
-    def phase(self, name: str, phase: str, **status: Any) -> None:
-        self.answers[pod(name)] = 200, {"kind": "Pod", "status": {"phase": phase, **status}}
-
-    def log(self, name: str, text: str) -> None:
-        self.answers[pod(name) + "/log?container=pytorch"] = 200, text
-
-    def state(self, *kinds: str, message: str = "") -> None:
-        self.job["status"]["conditions"] = [{"type": kind, "status": "True", "message": message} for kind in kinds]
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        self.asked.append(handler.path)
-        status, body = self.answers.get(handler.path, refusal(403, f'cannot get "{handler.path}"'))
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        handler.send_response(status)
-        handler.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data)
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    answering = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answering.answer(self)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        kubeconfig(tmp_path, monkeypatch, listening.server_port)
-        yield answering
-        listening.shutdown()
-        thread.join()
-
-
-def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    context = {"cluster": "here", "user": "me"}
-    values = {
-        "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [
-            {"name": "first", "context": {**context, "namespace": "trial"}},
-            {"name": "second", "context": context},
-        ],
-        "current-context": "first",
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(values))
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
 
 
 def verify(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
@@ -129,7 +31,7 @@ def test_pods_are_asked_for_by_name(server: Server, capsys: pytest.CaptureFixtur
 def test_the_namespace_is_that_of_the_context(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(capsys)[0] == 0
     status, said = verify(capsys, "--context", "second")
-    assert status == 2 and "PyTorchJob demo in namespace default" in said
+    assert status == 2 and "PyTorchJob or TrainJob demo in namespace default" in said
     assert verify(capsys, "--context", "second", "-n", "trial")[0] == 0
 
 
@@ -144,7 +46,7 @@ def test_a_pod_that_is_gone(server: Server, capsys: pytest.CaptureFixture[str]) 
     server.job["spec"]["runPolicy"]["cleanPodPolicy"] = "All"
     server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
     status, said = verify(capsys)
-    assert status == 1
+    assert status == 3
     gone = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is All; None keeps pods)"
     assert f"✗ {gone}\n" in said and "✗ no tally line of rank 2 at all\n" in said
 
@@ -158,14 +60,14 @@ def test_a_pod_that_is_gone_where_the_last_line_is_there(server: Server, capsys:
     gone = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is None; None keeps pods)"
     for what in gone, "pod demo-worker-2 has not started", "no tally line of ranks 2-3 at all":
         assert f"note: {what}; the run's last line is proof enough\n" in said
-    assert verify(capsys, "--expect-per-pod", "15")[0] == 1
+    assert verify(capsys, "--expect-per-pod", "15")[0] == 3
 
 
 def test_a_pod_that_is_not_there_yet(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.state("Created")
     server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
     status, said = verify(capsys)
-    assert status == 1
+    assert status == 4
     assert "✗ pod demo-worker-1 does not exist (the job is Created)\n" in said
     assert "note: job demo has not ended (Created): later lines are missing\n" in said
 
@@ -182,7 +84,7 @@ def test_a_pod_that_has_not_started(server: Server, capsys: pytest.CaptureFixtur
     server.phase("demo-worker-2", "Pending", initContainerStatuses=[begun], containerStatuses=waiting)
     server.phase("demo-master-0", "Pending")
     status, said = verify(capsys)
-    assert status == 1
+    assert status == 4
     assert "✗ pod demo-worker-0 has not started (ImagePullBackOff)\n" in said
     assert "✗ pod demo-worker-1 has not started (Unschedulable)\n" in said
     assert "✗ pod demo-worker-2 has not started (init-pytorch runs)\n" in said
@@ -202,22 +104,20 @@ def test_a_pod_without_a_log(server: Server, capsys: pytest.CaptureFixture[str])
     message = 'container "pytorch" in pod "demo-worker-1" is waiting to start: ContainerCreating'
     server.answers[pod("demo-worker-1") + "/log?container=pytorch"] = refusal(400, message)
     status, said = verify(capsys)
-    assert status == 1 and f"✗ pod demo-worker-1 has no log yet: {message}\n" in said
+    assert status == 3 and f"✗ pod demo-worker-1 has no log yet: {message}\n" in said
 
 
 def test_a_log_that_is_forbidden(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.answers.pop(pod("demo-worker-1") + "/log?container=pytorch")
     status, said = verify(capsys)
-    said_so = (
-        "forbidden to read pod demo-worker-1 or its log in namespace trial: a role must allow get on pods and pods/log"
-    )
+    said_so = "forbidden to read the log of pod demo-worker-1 in namespace trial: a role must allow get on pods/log"
     assert status == 2 and said.startswith(f"verify_shards: {said_so} (")
 
 
 def test_a_job_that_is_forbidden(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.answers.pop(JOB)
     status, said = verify(capsys)
-    said_so = "forbidden to read PyTorchJob demo in namespace trial: a role must allow get on pytorchjobs"
+    said_so = "forbidden to read PyTorchJob demo in namespace trial: a role must allow get on pytorchjobs.kubeflow.org"
     assert status == 2 and said.startswith(f"verify_shards: {said_so} (")
 
 
@@ -332,7 +232,7 @@ def test_a_node_without_a_pod(server: Server, capsys: pytest.CaptureFixture[str]
     train_job(server, (0, "a"), (1, "b"), (3, "d"), state="")
     server.answers[pod("demo-node-0-2")] = refusal(404, 'pods "demo-node-0-2" not found', "demo-node-0-2")
     status, said = verify(capsys)
-    assert status == 1
+    assert status == 4
     assert "✗ pod demo-node-0-2 does not exist (the job is Running)\n" in said
     assert "note: job demo has not ended (Running): " in said
 

@@ -174,7 +174,7 @@ def test_the_sizes_are_told_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = bruteforce.run(contract="padded", local=LOCAL)
     log.write_text(bruteforce.text(bare([*lines, bruteforce.last(lines)])))
     sizes.write_text(json.dumps(LOCAL.sizes))
-    assert verify_shards.main([str(log)]) == 1
+    assert verify_shards.main([str(log)]) == 3
     assert verify_shards.main([str(log), "--sizes", str(sizes)]) == 0
     for wrong in ("[1, 2.5]", "{}", "[", "[-1]", "[]", "[[1]]", '["1"]'):
         sizes.write_text(wrong)

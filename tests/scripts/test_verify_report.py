@@ -97,7 +97,7 @@ def test_a_bad_block_is_marked_and_told_below() -> None:
     assert text[5].endswith("  ✓ every sample exactly once")
     assert "  ✗ all ranks together: 4 (" in text[10] and text[10].endswith(") lost, 0 doubled, and 4 more below")
     assert [each[:20] for each in text[12:-1]] == ["✗ train epoch 2: all", *["✗ train epoch 2: ran"] * 4]
-    assert text[-1] == "✗ the proof does not hold"
+    assert text[-1] == "✗ disproved: lines contradict the contract or each other"
 
 
 def test_a_missing_rank_marks_every_block() -> None:
@@ -109,15 +109,17 @@ def test_without_the_characters_and_with_colour() -> None:
     lines = bruteforce.run(plan={"train": 1})
     plain = "\n".join(shown(lines, encoding="ascii"))
     assert plain.isascii() and "ok: every sample exactly once" in plain
-    assert "not ok: the proof does not hold" in shown(lines[1:], encoding="latin-1")
+    said = "incomplete: lines are missing or cannot be checked, so nothing is proved"
+    assert f"not ok: {said}" in shown(lines[1:], encoding="latin-1")
     assert "\033[32m✓\033[0m every sample exactly once" in shown(lines, colour=True)[5]
-    assert "\033[31m✗\033[0m the proof does not hold" in shown(lines[1:], colour=True)
+    assert f"\033[31m✗\033[0m {said}" in shown(lines[1:], colour=True)
 
 
 def test_json() -> None:
     lines = bruteforce.run(plan={"train": 1}, consume=lambda phase, epoch, rank, shard: shard[rank:])
     told = json.loads(report.as_json(verdicts(lines)))
-    assert (told["holds"], told["run"], told["attempt"]) == (False, "3f9c2a7b10de", 0)
+    assert (told["outcome"], told["holds"]) == ("disproved", False)
+    assert (told["run"], told["attempt"]) == ("3f9c2a7b10de", 0)
     assert told["problems"] == sentences(lines) and told["notes"] == []
     assert len(told["tallies"]) == 5
     for given, read in zip(lines, told["tallies"], strict=True):
@@ -130,6 +132,7 @@ def test_json() -> None:
     assert json.loads(report.as_json(verdicts(bruteforce.run())))["tallies"][-1]["ok"] is True
     nothing = json.loads(report.as_json(verdicts([])))
     assert [nothing[name] for name in ("run", "last_line", "model", "discarded")] == [None, False, None, None]
+    assert (nothing["outcome"], nothing["holds"]) == ("incomplete", False)
 
 
 def test_json_has_what_the_last_line_says() -> None:

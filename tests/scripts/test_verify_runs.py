@@ -57,20 +57,22 @@ def test_a_run_that_is_not_complete_is_not_proved_and_its_end_is_told() -> None:
     began_late = bruteforce.run(run="later", began=BEGAN + 9000, plan={"train": 9})[:12]
     text = shown([*FOLDS[0], *began_late])
     assert "✗ train: no tally line of epochs 4-9, 9 planned" in text
-    end = "✗ 1 of 2 runs is proved: 3f9c2a7b10de; not proved: later (its lines end in train epoch 3, 9 planned)"
-    assert text[-1] == end
+    end = "later (its lines end in train epoch 3, 9 planned)"
+    assert text[-1] == f"✗ incomplete: 1 of 2 runs is proved: 3f9c2a7b10de; not proved: {end}"
     text = shown([*FOLDS[0], *FOLDS[1][:-1], *began_late])
     assert f"note: {UNKNOWN}" in text  # every line of its plan is there
-    assert text[-1].startswith("✗ 2 of 3 runs are proved: 3f9c2a7b10de, 3f9c2a7b10de.2; not proved: later (")
+    assert text[-1].startswith(
+        "✗ incomplete: 2 of 3 runs are proved: 3f9c2a7b10de, 3f9c2a7b10de.2; not proved: later ("
+    )
 
 
 def test_a_run_that_is_complete_and_wrong_has_no_end_to_tell() -> None:
     wrong = bruteforce.run(run="wrong", plan=SMALL, consume=lambda phase, epoch, rank, shard: shard[rank == 1 :])
     text = shown([*wrong, *FOLDS[0]])
-    assert text[-1] == "✗ 1 of 2 runs is proved: 3f9c2a7b10de; not proved: wrong"
+    assert text[-1] == "✗ disproved: 1 of 2 runs is proved: 3f9c2a7b10de; not proved: wrong"
     assert shown([*wrong, bruteforce.last(wrong), *FOLDS[0]])[-1] == text[-1]
     assert shown([*wrong, *bruteforce.run(run="half")[:3]])[-1] == (
-        "✗ 0 of 2 runs are proved; not proved: wrong, half (its lines end in train epoch 1, 2 planned)"
+        "✗ disproved: 0 of 2 runs are proved; not proved: wrong, half (its lines end in train epoch 1, 2 planned)"
     )
 
 
@@ -89,7 +91,9 @@ def test_a_run_of_which_no_line_is_whole_is_not_proved() -> None:
         ("3f9c2a7b10de.2", False, None),
     ]
     said = report.as_text(found, encoding="utf-8", colour=False).splitlines()[-1]
-    assert said == "✗ 1 of 2 runs is proved: 3f9c2a7b10de; not proved: 3f9c2a7b10de.2 (it has no whole line)"
+    assert (
+        said == "✗ incomplete: 1 of 2 runs is proved: 3f9c2a7b10de; not proved: 3f9c2a7b10de.2 (it has no whole line)"
+    )
     assert [each.holds for each in judge(read(text), run="3f9c2a7b10de")] == [True]
 
 
@@ -100,11 +104,12 @@ def test_a_line_of_which_the_run_is_not_known_counts_against_each() -> None:
 
 def test_json_of_several_runs() -> None:
     told = json.loads(report.as_json(verdicts(ALL)))
-    assert told.keys() == {"holds", "runs"}
-    assert told["holds"] is True and all(each["holds"] is True for each in told["runs"])
+    assert told.keys() == {"outcome", "holds", "runs"}
+    assert (told["outcome"], told["holds"]) == ("proved", True) and all(each["holds"] is True for each in told["runs"])
     assert told["runs"] == [json.loads(report.as_json(verdicts(lines))) for lines in FOLDS]
     told = json.loads(report.as_json(verdicts(FOLDS[0] + FOLDS[1][:3])))
     assert (told["holds"], [each["holds"] for each in told["runs"]]) == (False, [True, False])
+    assert (told["outcome"], [each["outcome"] for each in told["runs"]]) == ("incomplete", ["proved", "incomplete"])
 
 
 def test_expect_per_pod_is_of_each_run() -> None:
@@ -143,6 +148,6 @@ def test_the_exit_status_is_that_of_all_runs(tmp_path: Path, capsys: pytest.Capt
     assert verify_shards.main([str(folder)]) == 0
     assert capsys.readouterr().out.endswith(".3\n")
     (folder / "2.log").write_text(bruteforce.text(FOLDS[2][:4]))
-    assert verify_shards.main([str(folder)]) == 1
-    assert verify_shards.main([str(folder), "--json"]) == 1
+    assert verify_shards.main([str(folder)]) == 3
+    assert verify_shards.main([str(folder), "--json"]) == 3
     assert verify_shards.main([str(folder), "--run", "3f9c2a7b10de.2"]) == 0

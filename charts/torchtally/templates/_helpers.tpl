@@ -71,7 +71,7 @@ the names of a TrainJob's pods end in a random suffix. */}}
 {{- end }}
 {{- end }}
 
-{{- /* The name of the service account, Role and RoleBinding of `helm test`. Because no job's name can have a dot, it is never
+{{- /* The name of the verifier's service account, Role and RoleBinding. Because no job's name can have a dot, it is never
 that of the service account of another job. */}}
 {{- define "torchtally.verifier" -}}
 {{ include "torchtally.job" . }}.verify
@@ -212,6 +212,7 @@ template:
   "name" (printf "%s-fetch" (include "torchtally.job" .))
   "image" (include "torchtally.image" .)
   "command" (list "sleep" "3600")
+  "resources" (include "torchtally.ownResources" . | fromYaml)
   "securityContext" .Values.securityContext
   "volumeMounts" (list $mount) }}
 {{- $spec := dict

@@ -23,6 +23,20 @@
 {{- $errors = append $errors (printf "jobName (or the release name) %q is not a valid Service name: it must start with a letter, end with a letter or digit, and contain only a-z, 0-9 and -" $job) }}
 {{- end }}
 
+{{- if .Values.verifier.job }}
+{{- if not .Values.verifier.enabled }}
+{{- $errors = append $errors "verifier.job is true but verifier.enabled is false: the Job needs the verifier's Role" }}
+{{- end }}
+{{- if eq .Values.cleanPodPolicy "All" }}
+{{- $errors = append $errors "verifier.job is true but cleanPodPolicy is All, which deletes the logs before the Job can read them: set cleanPodPolicy to None or Running" }}
+{{- end }}
+{{- $suffix := "-verify-xxxxxxxx" }}
+{{- $most := int (sub 63 (len $suffix)) }}
+{{- if gt (len $job) $most }}
+{{- $errors = append $errors (printf "jobName (or the release name) %q has %d characters, but with verifier.job the maximum is %d: the name of the Job appends %s and is limited to 63" $job (len $job) $most $suffix) }}
+{{- end }}
+{{- end }}
+
 {{- if and .Values.task .Values.command }}
 {{- $errors = append $errors (printf "task is %q but command is also set: to run your own command, set task to \"\"" .Values.task) }}
 {{- else if not (or .Values.task .Values.command .Values.args) }}

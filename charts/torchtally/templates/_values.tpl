@@ -37,7 +37,7 @@ podSecurityContext: {}
 hostNetwork: false
 networkPolicy: {enabled: true, from: []}
 podDisruptionBudget: {enabled: false}
-verifier: {enabled: true}
+verifier: {enabled: true, job: false}
 metrics:
   enabled: false
   port: 9090
