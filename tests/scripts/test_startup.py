@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import recorded
 import startup
+from answering import JOB, Server, pod
 from recorded import at, event, job, master, pending, reported, started, status, worker
-from test_verify_cluster import JOB, Server, pod, server  # noqa: F401  # a fixture
 
 from phases import report
 from phases.split import split
@@ -181,7 +181,7 @@ def events_of(name: str) -> str:
 
 
 @pytest.fixture
-def cluster(server: Server) -> Server:  # noqa: F811
+def cluster(server: Server) -> Server:
     """The job of a master and a worker, as an API server has it."""
     server.job["metadata"]["creationTimestamp"] = at(0)
     server.job["spec"]["pytorchReplicaSpecs"] = {"Master": {}, "Worker": {}}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import bruteforce
 import pytest
+from answering import Server
 from test_startup import cluster  # noqa: F401  # a fixture
-from test_verify_cluster import Server, server  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/fashion-mnist.yaml"
@@ -50,7 +50,7 @@ def test_verify_shards_proves_a_run_and_names_what_is_wrong(tmp_path: Path) -> N
     assert "rank 1: 1 (" in blocked("verify_shards.py", log).stdout
 
 
-def test_verify_shards_reads_a_cluster(server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_verify_shards_reads_a_cluster(server: Server, tmp_path: Path) -> None:
     proved = blocked("verify_shards.py", "--job", "demo", KUBECONFIG=str(tmp_path / "kubeconfig"))
     assert (proved.returncode, proved.stderr) == (0, "")
 
