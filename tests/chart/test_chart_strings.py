@@ -179,7 +179,7 @@ def rendered(helm: Helm, values: dict[str, Any]) -> subprocess.CompletedProcess[
 
 def parsed(text: str) -> list[Any]:
     """The manifests, without the hashes of what they contain."""
-    text = re.sub("[0-9a-f]{64}|(?<=-files-)[0-9a-f]{8}", "", text)
+    text = re.sub("[0-9a-f]{64}|(?<=-files-)[0-9a-f]{8}|(?<=-verify-)[0-9a-f]{8}", "", text)
     return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
 

@@ -1,8 +1,11 @@
-{{- /* Labels, annotations, and spec of the verifier's pod, for `helm test` and for the Job, from (dict "root" $ "annotations"
-ANNOTATIONS "options" OPTIONS). */}}
+{{- /* Metadata and spec of the verifier's pod, for `helm test` and for the Job, from (dict "root" $ "name" NAME "annotations"
+ANNOTATIONS "options" OPTIONS). A Job's pod has no name. */}}
 {{- define "torchtally.verifierPod" -}}
 {{- $ := .root -}}
 metadata:
+  {{- with .name }}
+  name: {{ . | quote }}
+  {{- end }}
   labels:
     {{- include "torchtally.podLabels" $ | nindent 4 }}
   {{- with mergeOverwrite (deepCopy $.Values.podAnnotations) .annotations }}
@@ -41,7 +44,7 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  restartPolicy: Never
+  restartPolicy: Never {{- /* last, because Helm changes the newlines at the end of a document */}}
 {{- end }}
 
 {{- /* Of pods that don't train. A ResourceQuota admits none without. */}}
