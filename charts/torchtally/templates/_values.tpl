@@ -99,7 +99,8 @@ and null. A null in place of a map changes nothing. */}}
 {{- $_ := set $merged $name $own }}
 {{- end }}
 {{- end }}
-{{- toYaml $merged }}
+{{- /* A string at the end needs its last newline, which toYaml cuts off. */}}
+{{- toYaml $merged }}{{ "\n" }}
 {{- end }}
 
 {{- /* A value as a string. A number in a values file is a float, and Go prints the float 1000000 as 1e+06. */}}
