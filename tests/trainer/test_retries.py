@@ -48,7 +48,7 @@ def test_a_failed_program_is_retried_and_no_more_often_than_allowed(alone: launc
     last = alone.start(0, shell("echo not run"))
     assert last.wait() == 1
     assert last.message.startswith(
-        "demo-master-0 has started 2 times without progress, and TORCHTALLY_RETRIES allows 1 retries; the last start "
+        "demo-master-0 has started 2 times without progress, and TORCHTALLY_RETRIES is 1; the last start "
         "ended with: rank 0 (demo-master-0) failed with exit code 7"
     )
     assert last.line() == ""
