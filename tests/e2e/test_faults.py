@@ -284,7 +284,7 @@ def undisturbed_own(own_cluster: None, operator: None, namespaces: None) -> Call
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=f"{case.name}-{case.policy}", marks=case.marks) for case in CASES]
 )
-def test_fault(namespace: Namespace, request: pytest.FixtureRequest, case: Case) -> None:
+def test_fault(operator: None, namespace: Namespace, request: pytest.FixtureRequest, case: Case) -> None:
     request.getfixturevalue(case.needs)
     start, outcome = train, weights
     if case.own:
