@@ -1,4 +1,4 @@
-"""Waits until a job in the cluster has ended, whatever befalls it or the API server meanwhile."""
+"""Waits until a job in the cluster has ended, and retries while the API server does not answer."""
 
 import sys
 import time

@@ -6,6 +6,7 @@ OK = 0
 FAILED = 1  # any other cause: a bug, or a failure of the user's program
 REFUSED = 2  # bad input, or pods that contradict each other
 UNPROVEN = 3  # the samples were not consumed as the contract requires
+FINAL = (REFUSED, UNPROVEN)  # no retry cures them
 SIGNALLED = 128  # plus the signal's number; PyTorchJob's ExitCode policy retries codes from here on
 RETRIED = SIGNALLED + 73  # a program failed, and the job has retries
 VOLUME = SIGNALLED + 74  # 74 is EX_IOERR; a retry can succeed

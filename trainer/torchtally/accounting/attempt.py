@@ -28,9 +28,6 @@ from torchtally.proof import line as tally_line
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 _accounts = count(1)  # of this process
 _completed: set[str] = set()  # ids of the runs that this process has completed
-_left: dict[
-    str, str
-] = {}  # by task, ids of runs that this process has left after a step: a model can have their samples
 
 
 class Attempt:

@@ -14,13 +14,13 @@ class Trained:
 
     def __init__(self) -> None:
         self._parameters: _Parameters = {}
-        self._known: set[int] = set()  # optimizers, by id
+        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # an id could come again
 
     def add(self, optimizer: Optimizer) -> str | None:
         """Take note of an optimizer. Returns the run that was left with samples in its parameters, if there is one."""
-        if id(optimizer) in self._known:
+        if optimizer in self._known:
             return None
-        self._known.add(id(optimizer))
+        self._known.add(optimizer)
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._parameters |= {id(each): weakref.ref(each) for each in parameters}
         for run, trained in _left.items():

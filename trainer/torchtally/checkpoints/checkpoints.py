@@ -7,6 +7,7 @@ stop, so all save and stop after the same commit. `writer` writes a copy of the 
 import os
 import signal
 import time
+import weakref
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -97,7 +98,7 @@ class Checkpoints:
         self._resumed = self._slow = False
         self._failed: Exception | None = None  # of resume(), which may have loaded a part
         self._commits, self._marks = 0, Marks()
-        self._known: set[int] = set()  # optimizers that have stepped, by id
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have stepped
         self._lacks = False
         self._committed = self._stepped = False  # since the last batch
         self._hooks = [
@@ -139,8 +140,8 @@ class Checkpoints:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of any optimizer's step with a batch that is not committed. The account calls it."""
-        if self._commits < _WATCHED and id(optimizer) not in self._known:
-            self._known.add(id(optimizer))
+        if self._commits < _WATCHED and optimizer not in self._known:
+            self._known.add(optimizer)
             self._lacks = self._lacks or self._objects.lacks(optimizer)
 
     def before_batch(self) -> None:

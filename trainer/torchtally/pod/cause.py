@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.distributed import DistError
 
-from torchtally.errors import LOST, REFUSED, UNPROVEN
+from torchtally.errors import FINAL, LOST
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.heartbeat import Heartbeat, Silence, wait_until_departed
 from torchtally.pod.job_store import JobStore
@@ -39,7 +39,7 @@ def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: 
     if cause is not None:
         # A cause with a stack frame has several lines, so its consequence begins a new one.
         between = "\n" if "\n" in cause.text else "; "
-        code = cause.code if cause.code in (REFUSED, UNPROVEN) else LOST
+        code = cause.code if cause.code in FINAL else LOST
         return Failure(Kind.CONSEQUENCE, code, f"{cause.text}{between}{own.text}")
     # The failure that was posted first cannot come of the store's loss.
     if own.kind == Kind.KNOWN or (own.kind == Kind.UNEXPLAINED and (search.number == 1 or search.finished)):

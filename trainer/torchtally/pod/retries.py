@@ -16,7 +16,7 @@ from pathlib import Path
 from torchtally import atomic_file, events
 from torchtally.environment import Places, pod_name
 from torchtally.environment import retries as allowed
-from torchtally.errors import OK, REFUSED, RETRIED, SIGNALLED, UNPROVEN, Exhausted
+from torchtally.errors import FINAL, RETRIED, SIGNALLED, Exhausted
 from torchtally.pod.failure import Failure
 
 _Progress = dict[str, list[int]]  # epoch and position of the furthest resume of each run
@@ -65,13 +65,13 @@ class Retries:
         if self._counts:
             if failure is None:
                 self._forget(_PROGRESS)
-            if failure is None or failure.code in (REFUSED, UNPROVEN):
+            if failure is None or failure.code in FINAL:
                 self._forget(self._name)
             elif failure.code == SIGNALLED + signal.SIGTERM:
                 self._write(self._record)
             else:
                 self._write(replace(self._record, failures=self._record.failures + 1, last=failure.text))
-        if failure and failure.code < SIGNALLED and failure.code not in (OK, REFUSED, UNPROVEN):
+        if failure and failure.code < SIGNALLED and failure.code not in FINAL:
             return replace(failure, code=RETRIED)
         return failure
 
