@@ -1,6 +1,7 @@
 """The pods of a job on this machine: the real entry point, with the environment that PyTorchJob gives each."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,14 @@ import ranks
 ENTRY = "import sys; from torchtally import cli; sys.exit(cli.main(sys.argv[1:]))"
 LIMIT = 300  # seconds
 _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of this process, without what belongs to a job or a rank."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NVIDIA_VISIBLE_DEVICES"):
+        kept.pop(name, None)
+    return {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", **more}
 
 
 def until(what: str, condition: Callable[[], object]) -> None:

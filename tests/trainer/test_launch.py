@@ -1,6 +1,5 @@
 """What a pod's end says: exit codes, last words, signals; real agents, real ranks, real deaths."""
 
-import os
 import re
 import signal
 import sys
@@ -20,10 +19,7 @@ CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection 
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NVIDIA_VISIBLE_DEVICES"):
-        kept.pop(name, None)
-    return {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu"}
+    return launched.environment()
 
 
 @pytest.fixture

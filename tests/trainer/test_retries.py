@@ -1,7 +1,6 @@
 """A job whose controller replaces failed pods for ever: the pods end it when it makes no progress."""
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,7 @@ from torchtally.pod import retries
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NVIDIA_VISIBLE_DEVICES"):
-        kept.pop(name, None)
-    mine = {"OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", "TORCHTALLY_OUTPUT": str(tmp_path / "output")}
-    return {**kept, **mine, "TORCHTALLY_RETRIES": "1"}
+    return launched.environment(TORCHTALLY_OUTPUT=str(tmp_path / "output"), TORCHTALLY_RETRIES="1")
 
 
 @pytest.fixture
