@@ -78,7 +78,10 @@ def test_a_model_that_the_loop_trains_is_among_the_objects(how: str, code: int, 
 
 
 def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
-    """Each epoch has a thread. In it, a second one may fetch the batches, or train half of the epoch."""
+    """Each epoch has a thread. A second one may fetch its batches, or train the rest of it, after the first or beside.
+
+    The operating system gives the identifier of a thread that has ended to a later one.
+    """
     checkpoints._SYNCHRONIZE_SECONDS = 0
     training = Counting(N)
     with Account(task="t", plan={"train": 3}) as account:
@@ -95,15 +98,15 @@ def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]
                 training.step()
                 account.commit(batch)
 
-        def in_thread(function: Callable[..., Any], *arguments: Any) -> None:
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(function, *arguments).result()
-
         for epoch in account.epochs():
             batches = account.epoch("train", epoch, loader)
-            if how == "two for an epoch":
-                in_thread(train, islice(batches, 4))
-            in_thread(train, fetched_beside(batches) if how == "one beside the loop" else batches)
+            with ThreadPoolExecutor(1) as first:
+                if how:
+                    first.submit(train, islice(batches, 6)).result()
+                if how != "two that both live":
+                    first.shutdown()
+                with ThreadPoolExecutor(1) as second:
+                    second.submit(train, fetched_beside(batches) if how == "one beside the loop" else batches).result()
     return training.times, sorted(path.name[9:27] for path in folder.glob("*-epoch-*"))
 
 
@@ -116,13 +119,14 @@ def fetched_beside(batches: Iterator[Batch]) -> Iterator[Batch]:
             yield batch
 
 
-def test_each_epoch_may_have_a_thread_of_its_own(tmp_path: Path) -> None:
-    found = alone(trains_in_threads, tmp_path)
+@pytest.mark.parametrize("how", ["", "two after each other"])
+def test_each_epoch_may_have_threads_of_its_own(how: str, tmp_path: Path) -> None:
+    found = alone(trains_in_threads, tmp_path, how)
     assert found["code"] == 0, found["err"]
     assert found["result"] == ([3] * N, ["epoch-2-position-0", "epoch-3-position-0"])
 
 
-@pytest.mark.parametrize("how", ["two for an epoch", "one beside the loop"])
+@pytest.mark.parametrize("how", ["two that both live", "one beside the loop"])
 def test_other_threads_than_that_of_the_epoch_are_refused(how: str, tmp_path: Path) -> None:
     found = alone(trains_in_threads, tmp_path, how)
     assert found["code"] == 2, found["err"]

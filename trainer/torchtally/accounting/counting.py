@@ -49,7 +49,7 @@ class Counting:
         self._trained_before: str | None = None  # why the weights are none of a beginning
         self._left_over: str | None = None  # the epoch that was stopped with such a batch
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
-        self._committing: int | None = None  # the thread that has made the last commit
+        self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
         self._hook = register_optimizer_step_post_hook(self._has_stepped)
 
@@ -161,7 +161,7 @@ class Counting:
                 self._reports.stepped(current)
             if current.complete:
                 self._close(current)
-        self._committing, self._committed_in = threading.get_ident(), self._progress.body.begun
+        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
         if self.checkpoints:
             self.checkpoints.after_commit()
 
@@ -225,12 +225,13 @@ class Counting:
     def _before_batch(self, current: EpochInProgress) -> None:
         """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
 
-        Each epoch may have a thread of its own: where the body of the next one has begun, no step is in progress.
+        No step is in progress where the body of the next epoch has begun, or where the thread that commits has ended:
+        each epoch may have a thread of its own.
         """
         if not self.checkpoints or not current.trains:
             return
-        next_body = self._committed_in < self._progress.body.begun and not self._pending
-        if self._committing not in (None, threading.get_ident()) and not next_body:
+        over = self._committed_in < self._progress.body.begun or not (self._committing and self._committing.is_alive())
+        if self._committing not in (None, threading.current_thread()) and (self._pending or not over):
             raise Refused(
                 f"{current.name}: another thread than the one that commits has fetched a batch, so a checkpoint could "
                 "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "
