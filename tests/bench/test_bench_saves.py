@@ -12,4 +12,4 @@ def test_each_save_is_held_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == saves._SAVES - 1
     for each in found:
         assert 0 < each["held, CPU"] <= each["held"]
-        assert 0 < each["writing, CPU"]
+        assert each["writing, CPU"] > 0

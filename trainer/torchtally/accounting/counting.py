@@ -19,6 +19,7 @@ from torchtally.accounting.printing import emit
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
+from torchtally.accounting.used import SEEN, Used
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof import line as tally_line
@@ -51,6 +52,7 @@ class Counting:
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
+        self._used: dict[str, Used] = {}  # by phase
         self._hook = register_optimizer_step_post_hook(self._has_stepped)
 
     @contextmanager
@@ -85,6 +87,7 @@ class Counting:
         if self._progress.stopped is not None and self._phases.trains.get(phase):
             return
         current = self._phases.begin(phase, epoch, batches)
+        self._used.setdefault(phase, Used())
         if self._reports:
             self._reports.begin(current)
         seed = randomness.mixed(self._attempt.run.seed, randomness.number_of(phase), epoch, self._attempt.members.rank)
@@ -140,6 +143,7 @@ class Counting:
             )
         if self._trained_before:
             raise Refused(self._trained_before)
+        self._check_used(batches)
         for batch in batches:
             current = self._phases.open.get(batch.phase)
             if current is None or not current.trains:
@@ -164,6 +168,32 @@ class Counting:
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
         if self.checkpoints:
             self.checkpoints.after_commit()
+
+    def _check_used(self, batches: tuple[Batch, ...]) -> None:
+        """Refuse to count batches that the weights cannot have."""
+        for current in self._phases.open.values():
+            named = {batch.step for batch in batches if batch.phase == current.phase}
+            if current.trains and (named or not batches):
+                covered = current.covered(max(named, default=None))
+                if problem := self._used[current.phase].problem(covered, len(named)):
+                    raise Refused(f"{current.where(current.handed)}: {problem}")
+
+    def skip(self, reason: str, batch: Batch | None) -> None:
+        """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
+        current = self._phases.open.get(batch.phase if batch else self.phase)
+        wrong = tally_line.text_problem("reason", reason)
+        if current is None or not current.trains:
+            step, wrong = 0, "skip() must have a batch of an epoch in progress that trains"
+        else:
+            step = batch.step if batch else current.handed
+            wrong = wrong or current.unskippable(step, batch)
+        if self._stepped:
+            wrong = "skip() must come before optimizer.step(): an optimizer has stepped since the last commit"
+        self._attempt.agree({"step to skip": [current and current.name, step]}, wrong)
+        assert current
+        current.skip(step, reason)
+        if current.complete:
+            self._close(current)
 
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
@@ -240,6 +270,7 @@ class Counting:
         self.checkpoints.before_batch()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        SEEN.add(steps=1)
         if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
             return
         if self._pending or self._left_over:
