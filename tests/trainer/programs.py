@@ -3,10 +3,8 @@
 Every attempt has processes of its own, which end without a cleanup where they are killed.
 """
 
-import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,67 +67,42 @@ class Program:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the ranks of an attempt ended: the last one's weights and last line, if it ended with 0."""
+    """How the ranks of an attempt ended, and rank 0's weights and last line where they are complete."""
 
     codes: list[int]
     times: list[int]
-    sha256: str
     last: dict[str, Any] | None
     err: str
 
 
-def run(program: Program, folder: Path) -> list[Ended]:
-    """All attempts until one is not killed. `folder` gets a log of each rank, and the checkpoints."""
-    [found] = ranks.run(1, _attempts, program, folder)
-    if isinstance(found, BaseException):
-        raise found
-    return found
-
-
-def _attempts(_rank: int, _world: int, _store: Store, program: Program, folder: Path) -> list[Ended]:
-    found = []
+def run(program: Program, folder: Path) -> Ended:
+    """All attempts until one is not killed; the last one. `folder` gets a log of each rank, and the checkpoints."""
     for number, attempt in enumerate(program.attempts):
-        found.append(_attempt(program, number, attempt, folder))
-        if KILLED not in found[-1].codes:
+        found = ranks.run(attempt.world, _as_rank, program, number, attempt, folder, killed=True)
+        codes = [KILLED if each is None else each[0] if isinstance(each, tuple) else 1 for each in found]
+        if KILLED not in codes:
             break
-    return found
-
-
-def _attempt(program: Program, number: int, attempt: Attempt, folder: Path) -> Ended:
-    port = ranks.free_port()
-    children = []
-    for rank in range(attempt.world):
-        if not (child := os.fork()):
-            _as_rank(program, number, attempt, folder, rank, port)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    result = folder / f"result-{number}.json"
-    times, sha256, last = json.loads(result.read_text()) if result.exists() else ([], "", None)
     err = "".join((folder / f"pod-{rank}-{number}.err").read_text() for rank in range(attempt.world))
-    return Ended(codes, times, sha256, last, err)
+    times, last = found[0][1] if codes[0] == 0 else ([], None)
+    return Ended(codes, times, last, err + "".join(str(each) for each in found if isinstance(each, Exception)))
 
 
-def _as_rank(program: Program, number: int, attempt: Attempt, folder: Path, rank: int, port: int) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(attempt.world), HOSTNAME=f"pod-{rank}")
-    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _as_rank(
+    rank: int, world: int, store: Store, program: Program, number: int, attempt: Attempt, folder: Path
+) -> tuple[int, Any]:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), HOSTNAME=f"pod-{rank}")
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     os.environ.update(TORCHTALLY_RUN=f"drawn in attempt {number}", TORCHELASTIC_RESTART_COUNT=str(number))
     os.dup2(os.open(folder / f"pod-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(os.open(folder / f"pod-{rank}-{number}.err", os.O_WRONLY | os.O_CREAT), 2)
-    code = 0
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=attempt.world)
-        result = _trains(program, number, attempt, folder, rank)
-        if rank == 0:
-            (folder / f"result-{number}.json").write_text(json.dumps(result))
-        dist.destroy_process_group()
+        return 0, _trains(program, number, attempt, folder, rank)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        return end.code if isinstance(end.code, int) else 1, None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _trains(program: Program, number: int, attempt: Attempt, folder: Path, rank: int) -> tuple[Any, ...]:
@@ -167,7 +140,7 @@ def _trains(program: Program, number: int, attempt: Attempt, folder: Path, rank:
                 save()
         if tests and program.evaluated == "last":
             loop.evaluate(1, tests)
-    return training.times, training.sha256, account.last_line
+    return training.times, account.last_line
 
 
 def _saver(program: Program, account: Account, training: Counting, folder: Path, rank: int) -> Callable[[], None]:

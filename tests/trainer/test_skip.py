@@ -1,4 +1,4 @@
-"""A loop that leaves a batch out of the weights says so: its samples count as dropped. Resumes: test_random_programs."""
+"""A batch that the loop leaves out of the weights, and says so, counts as dropped. Resumes: test_random_programs.py."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

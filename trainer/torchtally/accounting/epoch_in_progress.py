@@ -50,6 +50,7 @@ class EpochInProgress:
             deque()
         )  # indices, and those dropped, of the batches that are handed out and do not count yet
         self._skipped: set[int] = set()  # steps of these, by the program
+        self._skips = 0  # since the last commit
         self._usual: int | None = None  # batches of a commit without an argument
         # Whether the first such commit may have fewer: a loop that counts batches from the epoch's beginning steps
         # earlier once, after the number of ranks or the batch size has changed.
@@ -175,6 +176,7 @@ class EpochInProgress:
             self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
             self.drops.post(step, self.tally.digest_of(torch.from_numpy(left)))
         self._skipped.add(step)
+        self._skips += 1
         self.commits += not place
         self.count(self.counted)
 
@@ -185,13 +187,14 @@ class EpochInProgress:
         if self._cut and self._usual:
             usual, self._cut = max(usual, batches), False
         last = self.handed == self.total
-        if batches > usual or (batches + len(self._skipped) < usual and not last):
+        if batches > usual or (batches + self._skips < usual and not last):
             raise Refused(
                 f"{self.where(self.handed)}: commit() covers {batches} batches, and the first of this epoch covered "
                 f"{usual}; a loop that fetches ahead, or whose steps vary, must pass the batch: commit(batch)"
             )
-        if not self._skipped:
+        if not self._skips:
             self._usual = usual
+        self._skips = 0
         self.commits += 1
         self.count(self.handed)
 
@@ -204,7 +207,7 @@ class EpochInProgress:
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
             )
-        self.explicit = True
+        self.explicit, self._skips = True, 0
         self.commits += 1
         self.count(step)
 
