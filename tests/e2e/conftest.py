@@ -58,17 +58,11 @@ def operator(cluster: None) -> None:
 def restricted_operator(own_cluster: None, operator: None, tmp_path: Path) -> Iterator[None]:
     """The training operator with the init container that the chart's README gives to it."""
     commands = (CHART / "README.md").read_text().partition("## Restricted namespaces")[2].split("```")[1]
-    revision = r"--output=jsonpath={.metadata.annotations.deployment\.kubernetes\.io/revision}"
-    before = run("kubectl", "--namespace=kubeflow", "get", "deployment/training-operator", revision).stdout
     try:
-        run("bash", "-euc", f"cd {tmp_path}\n{commands}")
-        controllers.wait_for_operator()
-        yield
-    finally:  # which changes nothing where the commands did not
-        undo = ("rollout", "undo", "deployment/training-operator", f"--to-revision={before}")
-        run("kubectl", "--namespace=kubeflow", *undo)
+        with controllers.changed_operator(commands, tmp_path):
+            yield
+    finally:
         run("kubectl", "--namespace=kubeflow", "delete", "configmap", "pytorch-init-container", "--ignore-not-found")
-        controllers.wait_for_operator()
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,12 @@ Where GitHub cannot be reached, the training operator comes through the Go modul
 from the folder E2E_MANIFESTS. An image that this machine has is loaded into the nodes, which then need not pull it.
 """
 
+import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +51,11 @@ KUEUE = Release(
     url="https://github.com/kubernetes-sigs/kueue/releases/download/v0.15.1/manifests.yaml",
     namespace="kueue-system",
 )
+VOLCANO = Release(
+    name="volcano",
+    url="https://raw.githubusercontent.com/volcano-sh/volcano/v1.14.1/installer/volcano-development.yaml",
+    namespace="volcano-system",
+)
 
 
 def apply_operator() -> None:
@@ -63,6 +71,21 @@ def wait_for_operator() -> None:
     # Its webhook answers some time after it is ready.
     job = ("kubectl", "apply", "--dry-run=server", "--filename", str(ROOT / "examples/fashion-mnist.yaml"))
     wait_for("the operator's webhook", lambda: run(*job, check=False).returncode == 0)
+
+
+@contextmanager
+def changed_operator(commands: str, folder: Path) -> Iterator[None]:
+    """The training operator as after these commands of the documentation, and then as it was."""
+    revision = r"--output=jsonpath={.metadata.annotations.deployment\.kubernetes\.io/revision}"
+    before = run("kubectl", "--namespace=kubeflow", "get", "deployment/training-operator", revision).stdout
+    try:
+        run("bash", "-euc", f"cd {folder}\n{commands}")
+        wait_for_operator()
+        yield
+    finally:  # which changes nothing where the commands did not
+        undo = ("rollout", "undo", "deployment/training-operator", f"--to-revision={before}")
+        run("kubectl", "--namespace=kubeflow", *undo)
+        wait_for_operator()
 
 
 def _operator_manifests() -> str:
@@ -85,6 +108,22 @@ def apply(*releases: Release) -> None:
     for each in releases:
         if each.namespace:
             run("kubectl", "--namespace", each.namespace, "rollout", "status", "deployment", PATIENCE)
+
+
+def at_hand(release: Release) -> bool:
+    """Whether its manifests can be had: a folder need not have them all."""
+    folder = os.environ.get("E2E_MANIFESTS")
+    return not folder or Path(folder, f"{release.name}.yaml").exists()
+
+
+def delete(release: Release) -> None:
+    """With the webhooks that it has registered itself, which nothing answers any more."""
+    run("kubectl", "delete", "--ignore-not-found", "--filename=-", text=_manifests(release))
+    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+        for each in json.loads(run("kubectl", "get", kind, "--output=json").stdout)["items"]:
+            services = [webhook["clientConfig"].get("service", {}) for webhook in each.get("webhooks", [])]
+            if release.namespace in {service.get("namespace") for service in services}:
+                run("kubectl", "delete", kind, each["metadata"]["name"])
 
 
 def apply_trainer() -> None:

@@ -25,6 +25,12 @@ def workers() -> list[str]:
     )
 
 
+def control_plane() -> str:
+    """The node that takes none."""
+    named = run("kubectl", "get", "nodes", f"--selector={CONTROL_PLANE}", "--output=name").stdout.split()
+    return named[0].removeprefix("node/")
+
+
 def on(node: str, script: str) -> None:
     run("docker", "exec", node, "sh", "-euc", script)
 
