@@ -36,9 +36,9 @@ _MINUTE = 60
 def worker(options: list[str]) -> None:
     """Train with timers around each save, and print what they took."""
     from torchtally.checkpoints.checkpoints import Checkpoints
+    from torchtally.checkpoints.writer import Writer
 
-    kind: Any = Checkpoints
-    begin, write = kind._begin, kind._write
+    begin, write = Checkpoints._begin, Writer._write
     saves: list[dict[str, float]] = []
 
     @functools.wraps(begin)
@@ -55,7 +55,7 @@ def worker(options: list[str]) -> None:
         saves[-1] |= {"writing": time.perf_counter() - wall, "writing, CPU": time.thread_time() - cpu}
         return written
 
-    kind._begin, kind._write = began, wrote
+    Checkpoints._begin, Writer._write = began, wrote  # type: ignore[assignment,method-assign]
     script = Path("examples/gpt.py")
     sys.argv = [str(script), *options]
     try:

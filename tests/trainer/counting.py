@@ -53,6 +53,10 @@ class Counting:
             dist.all_reduce(parameter.grad, group=group)
         for optimizer in self._optimizers:
             optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        for optimizer in self._optimizers:
             optimizer.zero_grad()
 
     def save(self) -> bytes:

@@ -94,6 +94,27 @@ def skips(account: Account, batches: Iterator[Batch], training: Counting) -> Non
         account.commit()
 
 
+def skips_and_names_the_next(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        if batch.step == 5:  # as where the loss is not finite
+            continue
+        step(training, batch)
+        account.commit(batch)
+
+
+def scales(account: Account, batches: Iterator[Batch], training: Counting, left_out: int = 4) -> None:
+    """As a GradScaler does it."""
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step != left_out:
+            training.step()
+        account.commit()
+
+
+def scales_the_first(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    scales(account, batches, training, left_out=1)
+
+
 def stops_early(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     for batch in islice(batches, 5):
         step(training, batch)
@@ -164,15 +185,18 @@ def catches_a_failure(account: Account, batches: Iterator[Batch], training: Coun
 @pytest.mark.parametrize(
     ("drive", "sentence"),
     [
-        (skips, "commit() covers 1 batches, and the first of this epoch covered 3"),
+        (skips, "commit() covers 3 batches after 1 backward pass: a loop that leaves out a batch must call skip"),
+        (skips_and_names_the_next, "commit() covers 2 batches after 1 backward pass"),
+        (scales, "no optimizer has stepped since the last commit"),
+        (scales_the_first, "commits came before the first step of an optimizer"),
         (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
         (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
         (commits_once_at_the_end, "0 of the 8 batches that were handed out are committed"),
         (never_commits, "0 of the 8 batches that were handed out are committed"),
-        (fetches_ahead, "commit() covers 1 batches, and the first of this epoch covered 2"),
-        (fetches_ahead_and_accumulates, "commit() covers 3 batches, and the first of this epoch covered 4"),
-        (catches_an_error, "commit() covers 2 batches, and the first of this epoch covered 1"),
-        (catches_a_failure, "commit() covers 2 batches, and the first of this epoch covered 1"),
+        (fetches_ahead, "commit() covers 2 batches after 1 backward pass"),
+        (fetches_ahead_and_accumulates, "commit() covers 4 batches after 3 backward passes"),
+        (catches_an_error, "commit() covers 2 batches after 1 backward pass"),
+        (catches_a_failure, "commit() covers 2 batches after 1 backward pass"),
     ],
 )
 def test_a_loop_that_loses_samples_is_not_proved(drive: Any, sentence: str) -> None:
@@ -222,14 +246,34 @@ def fetches_ahead_and_says_so(account: Account, batches: Iterator[Batch], traini
         held = following
 
 
-@pytest.mark.parametrize("drive", [takes_by_hand, takes_all_of_a_slice, zips, accumulates, fetches_ahead_and_says_so])
+def packs_and_says_so(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """One backward pass for a batch, or for two."""
+    for batch in batches:
+        held = [batch, next(batches)] if batch.step in (2, 5) else [batch]
+        data = zip(*(each.data for each in held), strict=True)
+        training.backward(*(torch.cat(parts) for parts in data))
+        training.step()
+        account.commit(*held)
+
+
+LOOPS = {
+    takes_by_hand: 8,
+    takes_all_of_a_slice: 8,
+    zips: 8,
+    accumulates: 3,
+    fetches_ahead_and_says_so: 8,
+    packs_and_says_so: 8,
+}
+
+
+@pytest.mark.parametrize("drive", LOOPS)
 def test_a_loop_that_loses_none_is_proved(drive: Any) -> None:
     found = alone(trains, drive, 2)
     assert found["code"] == 0, found["err"]
     assert found["result"] == [2] * N
     assert holds([found])
     commits = {line["epoch"]: line["commits"] for line in found["lines"] if line["rank"] == "all"}
-    assert commits == dict.fromkeys((1, 2), 3 if drive is accumulates else 8)
+    assert commits == dict.fromkeys((1, 2), LOOPS[drive])
 
 
 def alternates() -> tuple[list[int], list[int]]:

@@ -194,6 +194,22 @@ class Account(Lifetime):
         with self._counting.final():
             self._counting.commit(*batches)
 
+    def skip(self, reason: str, batch: Batch | None = None) -> None:
+        """Count a batch as dropped because the loop leaves it out of the weights. A collective call.
+
+        All ranks call it for the same step, in place of `optimizer.step()` and `commit()`.
+
+        Args:
+            reason: Why, such as `loss is not finite`.
+            batch: The batch (default: the last one that was handed out).
+
+        Raises:
+            Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
+            Refused: The ranks skip different steps, the batch counts already, or an optimizer has stepped with it.
+        """
+        with self._counting.final():
+            self._counting.skip(reason, batch)
+
     def log(self, **numbers: float | torch.Tensor) -> None:
         """Report numbers of rank 0, such as `account.log(loss=loss)`: docs/guides/own-loop.md shows where they appear.
 

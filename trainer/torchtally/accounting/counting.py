@@ -14,11 +14,13 @@ from torchtally.accounting import loader, randomness
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.pace import Pace
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.printing import emit
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
+from torchtally.accounting.used import SEEN, Used
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof import line as tally_line
@@ -32,14 +34,18 @@ class Counting:
         progress: How far the run is.
         phases: Its phases, and their epochs in progress.
         reports: On the process that prints for all.
+        pace: On the first rank of a pod.
 
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
         phase: Name of the phase of the last batch.
     """
 
-    def __init__(self, attempt: Attempt, progress: Progress, phases: Phases, reports: Reports | None):
-        self._attempt, self._progress, self._phases, self._reports = attempt, progress, phases, reports
+    def __init__(
+        self, attempt: Attempt, progress: Progress, phases: Phases, reports: Reports | None, pace: Pace | None
+    ):
+        self._attempt, self._progress, self._phases = attempt, progress, phases
+        self._reports, self._pace = reports, pace
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
         self._proved = 0  # epochs of this attempt
@@ -51,6 +57,7 @@ class Counting:
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
+        self._used: dict[str, Used] = {}  # by phase
         self._hook = register_optimizer_step_post_hook(self._has_stepped)
 
     @contextmanager
@@ -85,8 +92,11 @@ class Counting:
         if self._progress.stopped is not None and self._phases.trains.get(phase):
             return
         current = self._phases.begin(phase, epoch, batches)
+        self._used.setdefault(phase, Used())
         if self._reports:
             self._reports.begin(current)
+        if self._pace and current.trains:
+            self._pace.begin(phase, current.samples(0, current.counted), self._phases.share)
         seed = randomness.mixed(self._attempt.run.seed, randomness.number_of(phase), epoch, self._attempt.members.rank)
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
@@ -140,6 +150,7 @@ class Counting:
             )
         if self._trained_before:
             raise Refused(self._trained_before)
+        self._check_used(batches)
         for batch in batches:
             current = self._phases.open.get(batch.phase)
             if current is None or not current.trains:
@@ -159,11 +170,40 @@ class Counting:
             self._attempt.stepped(current.tally.phase.epoch)
             if self._reports:
                 self._reports.stepped(current)
+            if self._pace and self._pace.due:
+                loss = self._reports.loss(current.phase) if self._reports else None
+                self._pace.report(current, self._phases.share, loss)
             if current.complete:
                 self._close(current)
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
         if self.checkpoints:
             self.checkpoints.after_commit()
+
+    def _check_used(self, batches: tuple[Batch, ...]) -> None:
+        """Refuse to count batches that the weights cannot have."""
+        for current in self._phases.open.values():
+            named = {batch.step for batch in batches if batch.phase == current.phase}
+            if current.trains and (named or not batches):
+                covered = current.covered(max(named, default=None))
+                if problem := self._used[current.phase].problem(covered, len(named)):
+                    raise Refused(f"{current.where(current.handed)}: {problem}")
+
+    def skip(self, reason: str, batch: Batch | None) -> None:
+        """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
+        current = self._phases.open.get(batch.phase if batch else self.phase)
+        wrong = tally_line.text_problem("reason", reason)
+        if current is None or not current.trains:
+            step, wrong = 0, "skip() must have a batch of an epoch in progress that trains"
+        else:
+            step = batch.step if batch else current.handed
+            wrong = wrong or current.unskippable(step, batch)
+        if self._stepped:
+            wrong = "skip() must come before optimizer.step(): an optimizer has stepped since the last commit"
+        self._attempt.agree({"step to skip": [current and current.name, step]}, wrong)
+        assert current
+        current.skip(step, reason)
+        if current.complete:
+            self._close(current)
 
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
@@ -240,6 +280,7 @@ class Counting:
         self.checkpoints.before_batch()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        SEEN.add(steps=1)
         if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
             return
         if self._pending or self._left_over:

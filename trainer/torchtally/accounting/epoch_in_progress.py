@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class EpochInProgress:
         self._pending: deque[tuple[Tensor, Indices | None]] = (
             deque()
         )  # indices, and those dropped, of the batches that are handed out and do not count yet
+        self._skipped: set[int] = set()  # steps of these, by the program
         self._usual: int | None = None  # batches of a commit without an argument
         # Whether the first such commit may have fewer: a loop that counts batches from the epoch's beginning steps
         # earlier once, after the number of ranks or the batch size has changed.
@@ -145,24 +147,51 @@ class EpochInProgress:
         return min(self._batch, self._samples - (self.handed - 1) * self._batch)
 
     def count(self, upto: int) -> None:
-        """Count the batches up to step `upto`."""
-        while self.counted < upto:
+        """Count the batches up to step `upto`, and those after it that are skipped."""
+        while self.counted < upto or self.counted + 1 in self._skipped:
             self.tally.record(*self._pending.popleft())
             self.counted += 1
+            self._skipped.discard(self.counted)
+
+    def covered(self, upto: int | None) -> int:
+        """Batches with samples that a commit counts, up to a step or all that are handed out."""
+        batches = islice(self._pending, None if upto is None else max(0, upto - self.counted))
+        return sum(bool(len(indices)) for indices, _ in batches)
+
+    def unskippable(self, step: int, batch: Batch | None) -> str | None:
+        """Why a step cannot be skipped."""
+        own = self._pending[step - self.counted - 1][0] if self.counted < step <= self.handed else None
+        if own is not None and step not in self._skipped and (batch is None or batch.indices is own):
+            return None
+        return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
+
+    def skip(self, step: int, reason: str) -> None:
+        """Count a step's samples as dropped, once the steps before it count."""
+        place = step - self.counted - 1
+        indices, dropped = self._pending[place]
+        left = indices.numpy(force=True)
+        self._pending[place] = indices[:0], left if dropped is None else np.concatenate([left, dropped])
+        if self.drops:
+            self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
+            self.drops.post(step, self.tally.digest_of(torch.from_numpy(left)))
+        self._skipped.add(step)
+        self.commits += not place
+        self.count(self.counted)
 
     def commit(self) -> None:
         """Count all batches that are handed out. Raises Refused if a loop that fetches ahead must have called."""
-        batches = len(self._pending)
+        batches = len(self._pending) - len(self._skipped)
         usual = self._usual or batches
         if self._cut and self._usual:
             usual, self._cut = max(usual, batches), False
         last = self.handed == self.total
-        if batches > usual or (batches < usual and not last):
+        if batches > usual or (batches + len(self._skipped) < usual and not last):
             raise Refused(
                 f"{self.where(self.handed)}: commit() covers {batches} batches, and the first of this epoch covered "
                 f"{usual}; a loop that fetches ahead, or whose steps vary, must pass the batch: commit(batch)"
             )
-        self._usual = usual
+        if not self._skipped:
+            self._usual = usual
         self.commits += 1
         self.count(self.handed)
 

@@ -114,6 +114,11 @@ class TalliedSampler(Sampler):
         with self._ending():
             self._account.commit()
 
+    def skip(self, reason: str) -> None:
+        """Count the last batch as dropped because the loop leaves it out of the weights, as `Account.skip`."""
+        with self._ending():
+            self._account.skip(reason)
+
     def log(self, **numbers: float | Tensor) -> None:
         """Report numbers of rank 0, such as `sampler.log(loss=loss)`, as `Account.log`."""
         with self._ending():

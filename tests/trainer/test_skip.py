@@ -1,0 +1,143 @@
+"""A loop that leaves a batch out of the weights says so: its samples count as dropped. Resumes: test_random_programs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from accounts import alone, run
+from counting import Counting, Noisy
+from test_drops import judged
+from torch.utils.data import DataLoader
+
+from torchtally import Account, Batch, TalliedSampler
+
+N, SIZE = 30, 4
+
+
+def trains(drive: Callable[..., None]) -> list[int]:
+    """How often each sample is in the weights."""
+    training = Counting(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        drive(account, account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)), training)
+    return training.times
+
+
+def step(account: Account, training: Counting, batch: Batch) -> None:
+    training.backward(*batch.data)
+    training.step()
+    account.commit()
+
+
+def some(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """The first one, one in the middle, and the last."""
+    for batch in batches:
+        if batch.step in (1, 3, batch.steps):
+            account.skip("loss is not finite")
+        else:
+            step(account, training, batch)
+
+
+def within_an_accumulation(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        if batch.step == 2:
+            account.skip("loss is not finite", batch)
+        else:
+            training.backward(*batch.data)
+        if batch.step % 3 == 0 or batch.step == batch.steps:
+            training.step()
+            account.commit()
+
+
+def all_of_them(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for _ in batches:
+        account.skip("loss is not finite")
+
+
+def the_overflow_of_a_scaler(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step == 1:
+            training.zero_grad()
+            account.skip("gradients overflow")
+            continue
+        training.step()
+        account.commit()
+
+
+@pytest.mark.parametrize(
+    ("drive", "left_out"), [(some, 3), (within_an_accumulation, 1), (all_of_them, 4), (the_overflow_of_a_scaler, 1)]
+)
+def test_the_samples_of_a_skipped_batch_are_dropped_and_no_other_is_lost(drive: Any, left_out: int) -> None:
+    found = run(2, trains, drive)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+    times, verdict = found[0]["result"], judged(found)
+    assert verdict.holds, verdict.problems
+    assert verdict.last
+    last = verdict.last.phases["train"]
+    assert sum(times) == last.consumed and max(times) <= 1
+    assert last.consumed + last.dropped == N
+    assert last.dropped == (N if left_out == 4 else 8 * left_out - 2 * (drive is some))
+    assert all("the program drops sample" in each["err"] for each in found)
+
+
+def after_the_step(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        training.step()
+        account.skip("loss is not finite")
+
+
+def twice(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        account.skip("loss is not finite", batch)
+        account.skip("loss is not finite", batch)
+
+
+def others_on_each_rank(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    held = [next(batches), next(batches)]
+    account.skip("loss is not finite", held[account.rank])
+
+
+def the_reason_is_no_line(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for _ in batches:
+        account.skip("two\nlines")
+
+
+@pytest.mark.parametrize(
+    ("drive", "sentence"),
+    [
+        (after_the_step, "skip() must come before optimizer.step()"),
+        (twice, "skip() must have a batch that is handed out, and neither committed nor skipped"),
+        (others_on_each_rank, "step to skip"),
+        (the_reason_is_no_line, "reason"),
+    ],
+)
+def test_a_skip_of_another_batch_is_refused_on_all_ranks(drive: Any, sentence: str) -> None:
+    for each in run(2, trains, drive):
+        assert each["code"] == 2
+        assert sentence in each["err"], each["err"]
+
+
+def with_a_sampler() -> list[int]:
+    training, samples = Counting(N), Noisy(N)
+    sampler = TalliedSampler(samples, epochs=1)
+    sampler.set_epoch(0)
+    for number, batch in enumerate(sampler.tally(DataLoader(samples, batch_size=SIZE, sampler=sampler))):
+        if number == 2:
+            sampler.skip("loss is not finite")
+            continue
+        training.backward(*batch)
+        training.step()
+        sampler.commit()
+    sampler.done()
+    return training.times
+
+
+def test_a_sampler_skips_the_last_batch() -> None:
+    found = alone(with_a_sampler)
+    assert found["code"] == 0, found["err"]
+    assert sum(found["result"]) == N - SIZE
+    verdict = judged([found])
+    assert verdict.holds and verdict.last
+    assert verdict.last.phases["train"].dropped == SIZE

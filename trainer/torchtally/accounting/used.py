@@ -1,0 +1,73 @@
+"""Whether the weights can have what a commit counts: a backward pass has used each batch, and an optimizer has stepped.
+
+A loop that has neither, as it updates its weights in another way, is not checked.
+"""
+
+import functools
+from typing import Any
+
+import torch
+
+
+class Seen:
+    """Backward passes and steps of optimizers, all of this process."""
+
+    def __init__(self) -> None:
+        self.passes = self.steps = 0
+        self.captured = False  # in a CUDA graph, which calls nothing here when it is replayed
+
+    def add(self, passes: int = 0, steps: int = 0) -> None:
+        self.passes += passes
+        self.steps += steps
+        self.captured |= torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+SEEN = Seen()
+
+
+def watch() -> None:
+    """Count the calls of `Tensor.backward` and `torch.autograd.backward`, for which PyTorch has no hook."""
+    backward = torch.autograd.backward
+    if hasattr(backward, "counted_by_torchtally"):
+        return
+
+    @functools.wraps(backward)
+    def counted(*arguments: Any, **options: Any) -> None:
+        SEEN.add(passes=1)
+        backward(*arguments, **options)
+
+    counted.counted_by_torchtally = True  # type: ignore[attr-defined]
+    torch.autograd.backward = counted
+
+
+class Used:
+    """What a loop did between the commits of one phase."""
+
+    def __init__(self) -> None:
+        watch()
+        self._passes, self._steps = SEEN.passes, SEEN.steps  # at the last commit
+        self._passing = False  # whether there was a backward pass before any commit
+        self._stepping: bool | None = None  # whether there was a step before each commit
+
+    def problem(self, batches: int, named: int) -> str | None:
+        """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
+        passes, stepped = SEEN.passes - self._passes, SEEN.steps > self._steps
+        self._passes, self._steps = SEEN.passes, SEEN.steps
+        if not batches or SEEN.captured:
+            return None
+        self._passing |= passes > 0
+        if self._passing and passes < batches and named < batches:
+            return (
+                f"commit() covers {batches} batch{'es' * (batches > 1)} after {passes or 'no'} backward "
+                f"pass{'es' * (passes != 1)}: a loop that leaves out a batch must call skip(reason), one that fetches "
+                "ahead must pass its batch, commit(batch), and one with a single pass for several must name them all"
+            )
+        before, self._stepping = self._stepping, stepped
+        if before in (None, stepped):
+            return None
+        if stepped:
+            return "commits came before the first step of an optimizer: call commit() after each optimizer.step()"
+        return (
+            "no optimizer has stepped since the last commit: call commit() after each optimizer.step(), and "
+            "skip(reason) in place of both where a GradScaler leaves out the step"
+        )
