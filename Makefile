@@ -140,6 +140,10 @@ docs: ## generate the chart's README from its values
 schema: ## write Kubernetes' definitions of the parts of a pod into the chart's values.schema.json (needs Go)
 	@scripts/kubernetes_schema.py
 
+.PHONY: vega
+vega: .venv/.dev ## write the JavaScript of a run's page from the locked package vl-convert-python
+	@scripts/vega.py
+
 .PHONY: docs-site
 docs-site: .venv/.dev ## build the documentation's site in build/docs; a broken link or anchor fails it
 	@rm -rf build/docs

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 try:
+    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
+    from torchtally.verifier.log import Log
+    from torchtally.verifier.outcome import worst
+    from torchtally.verifier.verdict import UnknownRun, judge
     from verify import console, report
-    from verify.log import Log
-    from verify.outcome import worst
-    from verify.verdict import UnknownRun, judge
 except ModuleNotFoundError as error:
     print(
         f"verify_shards: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",

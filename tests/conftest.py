@@ -1,4 +1,4 @@
-"""For all tests. Those that need a Docker engine carry `@pytest.mark.engine`: whether one answers is asked once."""
+"""For all tests. Those that need a Docker engine carry `@pytest.mark.engine`, and those of a browser `browser`."""
 
 import ast
 import contextlib
@@ -28,7 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require-engine",
         action="store_true",
         default=os.environ.get("CI") == "true",
-        help="a test that needs a Docker engine or an image fails where it would be skipped (default with CI=true)",
+        help="a test that needs a Docker engine, an image, or a browser fails where it would be skipped (default with "
+        "CI=true)",
     )
 
 
@@ -106,7 +107,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     skipped = report.skipped and not hasattr(report, "wasxfail")
-    if skipped and item.config.getoption("require_engine") and item.get_closest_marker("engine"):
+    needs = item.get_closest_marker("engine") or item.get_closest_marker("browser")
+    if skipped and needs and item.config.getoption("require_engine"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"--require-engine (or CI=true) forbids this skip: {reason}"

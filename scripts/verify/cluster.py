@@ -9,10 +9,11 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from torchtally.verifier.log import Complaint, Log
+from torchtally.verifier.outcome import Outcome, Unsuccessful
+
 from . import job_kinds, wait
 from .job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
-from .log import Complaint, Log
-from .outcome import Outcome, Unsuccessful
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

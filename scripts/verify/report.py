@@ -5,10 +5,9 @@ from typing import Any
 
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
-
-from . import phrasing
-from .outcome import Outcome, worst
-from .verdict import Verdict, fulfilled
+from torchtally.verifier import phrasing
+from torchtally.verifier.outcome import Outcome, worst
+from torchtally.verifier.verdict import Verdict, fulfilled
 
 _CELLS = (*table.HEADER, "world")
 _MANY = 64  # ranks; beyond, only those whose lines report a fault are shown, as in rank 0's table

@@ -6,8 +6,8 @@ from typing import Any
 import bruteforce
 from bruteforce import Line
 
-from verify.log import Log
-from verify.verdict import Verdict, judge
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
 
 UNKNOWN = "the run's last line is missing, so the weights that came of it are unknown"
 

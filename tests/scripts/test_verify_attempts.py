@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged import UNKNOWN, line, read, sentences, verdict
 
-from verify.verdict import judge
+from torchtally.verifier.verdict import judge
 
 LATER = BEGAN + 60_000
 

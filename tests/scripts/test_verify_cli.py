@@ -13,9 +13,9 @@ import numpy
 import pytest
 import verify_shards
 
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import judge
 from verify import report
-from verify.log import Log
-from verify.verdict import judge
 
 SCRIPT = Path(verify_shards.__file__)
 LINES = bruteforce.run()

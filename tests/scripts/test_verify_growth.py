@@ -7,7 +7,7 @@ import pytest
 from bruteforce import Line
 from judged import read
 
-from verify.verdict import Verdict, judge
+from torchtally.verifier.verdict import Verdict, judge
 
 
 def attempt(number: int, epochs: int, first: int, to: int, **values: Any) -> list[Line]:

@@ -17,7 +17,7 @@ from judged import line, read, sentences, verdict
 from torchtally.proof import locality
 from torchtally.proof.order import Order, parse
 from torchtally.proof.shard_sizes import ShardSizes
-from verify.verdict import judge
+from torchtally.verifier.verdict import judge
 
 LOCAL = Local((3, 0, 7, 1, 12, 5, 9), window=2, lanes=2)
 contracts = st.sampled_from(["exact", "padded", "drop_last"])

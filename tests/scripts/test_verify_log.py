@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judged import read
 
-from verify.log import Log
-from verify.verdict import Verdict, judge
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
 
 LINES = bruteforce.run(world=2, plan={"train": 1})
 TEXT = bruteforce.text(LINES)

@@ -11,8 +11,8 @@ from answering import LAST, LINES, PODS, Server, pod, refusal
 from bruteforce import Line
 from judged import line, read, verdict
 
-from verify.outcome import Outcome, worst
-from verify.verdict import judge
+from torchtally.verifier.outcome import Outcome, worst
+from torchtally.verifier.verdict import judge
 
 PLAN = {"train": 3}
 

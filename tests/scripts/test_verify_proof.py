@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from judged import changed, line, sentences, verdict, verdicts
 
 from torchtally.proof import permutation
+from torchtally.verifier.phrasing import numbers
 from verify import report
-from verify.phrasing import numbers
 
 contracts = st.sampled_from(["exact", "padded", "drop_last"])
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from judged import UNKNOWN, line, read, sentences, verdict, verdicts
 
 from torchtally.proof import run_summary
+from torchtally.verifier.verdict import judge
 from verify import report
-from verify.verdict import judge
 
 PROOF_ENOUGH = "; the run's last line is proof enough"
 contracts = st.sampled_from(["exact", "padded", "drop_last"])

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged import UNKNOWN, read, verdicts
 
+from torchtally.verifier.verdict import judge
 from verify import report
-from verify.verdict import judge
 
 SMALL = {"train": 1, "test": 1}
 

@@ -6,7 +6,7 @@ import bruteforce
 import pytest
 from judged import UNKNOWN, changed, sentences, verdict
 
-from verify.verdict import UnknownRun
+from torchtally.verifier.verdict import UnknownRun
 
 
 @pytest.mark.parametrize(

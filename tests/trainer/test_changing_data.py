@@ -14,8 +14,8 @@ from torchtally.proof.line import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from verify.log import Log
-from verify.verdict import judge
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import judge
 
 N, SIZE = 24, 4
 

@@ -31,9 +31,9 @@ from torchtally.proof.line import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from verify import phrasing
-from verify.log import Log
-from verify.verdict import Verdict, judge
+from torchtally.verifier import phrasing
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
 
 N, SIZE, EPOCHS = 29, 3, 2
 BAD = {0, 1, 2, 3, 4, 5, 9, 20, 28}

@@ -32,8 +32,8 @@ from torchtally.errors import Refused, Unproven
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from verify.log import Log
-from verify.verdict import judge
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import judge
 
 N, SIZE = 30, 4
 

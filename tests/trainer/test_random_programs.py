@@ -14,8 +14,8 @@ from torchtally import Steps, Tokens
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from verify.log import Log
-from verify.verdict import Verdict, judge
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
 
 EXAMPLES = settings.default.max_examples // 10  # each is a program of several processes
 

@@ -21,8 +21,8 @@ from torchtally.checkpoints import checkpoints
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from verify.log import Log
-from verify.verdict import Verdict, judge
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
 
 N, TESTS, SIZE = 29, 7, 4  # 8 steps of one rank, and 4 of two
 Saved = dict[str, Any]

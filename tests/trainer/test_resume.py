@@ -23,8 +23,8 @@ from torchtally.proof.shard_sizes import ShardSizes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from verify.log import Log
-from verify.verdict import Verdict, judge
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
 
 N, EPOCHS = 101, 3
 Saved = dict[str, Any]

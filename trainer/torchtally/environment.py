@@ -266,6 +266,18 @@ def mlflow_experiment(env: Mapping[str, str] = os.environ) -> str | None:
     return env.get("TORCHTALLY_MLFLOW") or None
 
 
+def progress_seconds(env: Mapping[str, str] = os.environ) -> float:
+    """Seconds between two reports of a pod's progress. Raises Refused."""
+    text = env.get("TORCHTALLY_PROGRESS_SECONDS") or "10"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise Refused(f"TORCHTALLY_PROGRESS_SECONDS={text!r} must be a number of seconds from 0")
+    return seconds
+
+
 def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:
     """Whether `torchtally run` has started this rank, or Spark: plain torchrun reports no cause of a failure."""
     return "TORCHTALLY_RUN" in env

@@ -94,6 +94,24 @@ class Step(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress(Event):
+    """The first rank of a pod trains: after a second, and then every 10 s, or as TORCHTALLY_PROGRESS_SECONDS says."""
+
+    phase: Annotated[str, "name of the phase"]
+    epoch: Annotated[int, "epoch in progress, from 1"]
+    epochs: Annotated[int, "epochs of the phase in the plan"]
+    step: Annotated[int, "steps of the epoch that are done"]
+    steps: Annotated[int, "steps of the epoch"]
+    samples_per_second: Annotated[
+        float, "samples of all ranks a second, since this rank's last report or the epoch's begin"
+    ]
+    loss: Annotated[
+        float | None, "mean loss of this rank's last step, or the last that the program has logged; else null"
+    ]
+    seconds_left: Annotated[float | None, "until the plan is fulfilled, by the speed since this start; null if unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saved(Event):
     """A checkpoint is written."""
 
@@ -175,6 +193,7 @@ KINDS: dict[str, type[Event]] = {
     "begun": Begun,
     "resumed": Resumed,
     "step": Step,
+    "progress": Progress,
     "saved": Saved,
     "save_failed": SaveFailed,
     "proved": Proved,

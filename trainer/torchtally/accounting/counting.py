@@ -14,6 +14,7 @@ from torchtally.accounting import loader, randomness
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.pace import Pace
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.printing import emit
 from torchtally.accounting.progress import Progress
@@ -33,14 +34,18 @@ class Counting:
         progress: How far the run is.
         phases: Its phases, and their epochs in progress.
         reports: On the process that prints for all.
+        pace: On the first rank of a pod.
 
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
         phase: Name of the phase of the last batch.
     """
 
-    def __init__(self, attempt: Attempt, progress: Progress, phases: Phases, reports: Reports | None):
-        self._attempt, self._progress, self._phases, self._reports = attempt, progress, phases, reports
+    def __init__(
+        self, attempt: Attempt, progress: Progress, phases: Phases, reports: Reports | None, pace: Pace | None
+    ):
+        self._attempt, self._progress, self._phases = attempt, progress, phases
+        self._reports, self._pace = reports, pace
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
         self._proved = 0  # epochs of this attempt
@@ -90,6 +95,8 @@ class Counting:
         self._used.setdefault(phase, Used())
         if self._reports:
             self._reports.begin(current)
+        if self._pace and current.trains:
+            self._pace.begin(phase, current.samples(0, current.counted), self._phases.share)
         seed = randomness.mixed(self._attempt.run.seed, randomness.number_of(phase), epoch, self._attempt.members.rank)
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
@@ -163,6 +170,9 @@ class Counting:
             self._attempt.stepped(current.tally.phase.epoch)
             if self._reports:
                 self._reports.stepped(current)
+            if self._pace and self._pace.due:
+                loss = self._reports.loss(current.phase) if self._reports else None
+                self._pace.report(current, self._phases.share, loss)
             if current.complete:
                 self._close(current)
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun

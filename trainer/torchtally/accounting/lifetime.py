@@ -1,5 +1,6 @@
 """The beginning and the end of an account, as a `with` statement."""
 
+import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -12,10 +13,12 @@ from torchtally.accounting.counting import Counting
 from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.forgotten import Watch
 from torchtally.accounting.locality import Locality
+from torchtally.accounting.pace import Pace
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.plan import Planned
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.reports import Reports
+from torchtally.environment import Process
 from torchtally.errors import Ending, Refused
 from torchtally.monitoring.requested import Requested
 from torchtally.pod import failure
@@ -71,9 +74,9 @@ class Lifetime:
     def __enter__(self) -> Self:
         try:
             self._progress = Progress(self._plan)
-            requested, refused = None, None
+            requested, pace, refused = None, None, None
             try:
-                requested = Requested.of()
+                requested, pace = Requested.of(), Pace.of(Process.from_env(os.environ))
             except Refused as error:
                 refused = str(error)  # of which all ranks learn
             self._attempt = Attempt(
@@ -87,7 +90,7 @@ class Lifetime:
             self._phases = Phases(self._progress, self._attempt, self._order)
             if self._attempt.prints and requested:
                 self._reports = Reports(requested, self._phases, {"seed": self._seed, "plan": self._progress.given})
-            self._counting = Counting(self._attempt, self._progress, self._phases, self._reports)
+            self._counting = Counting(self._attempt, self._progress, self._phases, self._reports, pace)
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self

@@ -72,6 +72,12 @@ class Phases:
         return planned, consumed
 
     @property
+    def share(self) -> float:
+        """The completed share of the training, from 0 to 1."""
+        planned, consumed = self.extent
+        return min(1.0, consumed / planned) if planned else 0.0
+
+    @property
     def fingerprint(self) -> str:
         """Of the data of the first phase that trains."""
         return self._progress.phases[self._first].data

@@ -40,7 +40,7 @@ class Reports:
         self._counted: dict[str, int] = {}  # steps of each phase's epoch that are reported
         self._trained: dict[str, tuple[float, int]] = {}  # where its epoch began: time and steps
         self._logged: dict[str, Any] = {}  # by name, not read yet
-        self._known: dict[str, str] = {}  # numbers that are read, for people
+        self._known: dict[str, float] = {}  # numbers that are read
         self._in_log = not sys.stderr.isatty()  # on a terminal, a program has a bar of its own
         self._read_at = 0.0
         self._line_at = time.monotonic() + _LOG_SECONDS
@@ -79,6 +79,10 @@ class Reports:
             self._logged[f"{_label(phase)}_{name}"] = number.detach() if isinstance(number, Tensor) else number
         if phase not in self._phases.open or time.monotonic() >= self._read_at:
             self._read()
+
+    def loss(self, phase: str) -> float | None:
+        """The last one that the program has logged in a phase, and that is read."""
+        return self._known.get(f"{_label(phase)}_loss")
 
     def close(self, current: EpochInProgress, proof: Proof) -> None:
         """An epoch is proved, or is not."""
@@ -122,7 +126,7 @@ class Reports:
         """Wait for the logged numbers, and report them."""
         values = {name: float(number) for name, number in self._logged.items()}
         self._logged = {}
-        self._known |= {name: f"{value:.4g}" for name, value in values.items()}
+        self._known |= values
         if self._watchers:
             self._watchers.metrics(self._phases.steps_so_far, **values)
         self._read_at = time.monotonic() + _READ_SECONDS
@@ -131,8 +135,8 @@ class Reports:
         if not self._in_log:
             return
         prefix = f"{_label(current.phase)}_"
-        known = {name.removeprefix(prefix): text for name, text in self._known.items() if name.startswith(prefix)}
-        numbers = "".join(f", {name} {text}" for name, text in known.items())
+        known = {name.removeprefix(prefix): value for name, value in self._known.items() if name.startswith(prefix)}
+        numbers = "".join(f", {name} {value:.4g}" for name, value in known.items())
         standard_output.write(f"{current.progress}{numbers}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchtally import events, tasks
+from torchtally.accounting.pace import Pace
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
@@ -29,6 +30,7 @@ class RankContext:
     train: Samples  # on the CPU
     test: Samples  # on the CPU
     device: torch.device
+    pace: Pace | None  # on the first rank of a pod
 
 
 def load_task(name: str, options: Training) -> Task:
@@ -49,9 +51,9 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     places = Places.from_env(os.environ)
 
     # The handshake gives a problem of one rank to all, so that all pods report it.
-    problem = train = test = where = None
+    problem = train = test = where = pace = None
     try:
-        where = device.choose(places.device, process.local_rank)
+        where, pace = device.choose(places.device, process.local_rank), Pace.of(process)
         if process.rank == 0:
             prepare()
         began = time.monotonic()
@@ -79,4 +81,4 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     assert train is not None and test is not None and where is not None
 
     process_group.create(store, process, where)
-    return RankContext(process=process, run=run, task=task, train=train, test=test, device=where)
+    return RankContext(process=process, run=run, task=task, train=train, test=test, device=where, pace=pace)

@@ -108,6 +108,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             device=device,
             checkpointer=checkpointer,
             callback=Callbacks(callbacks) if callbacks else None,
+            pace=context.pace,
             memory=shared_memory.connect(process.local_world) if device.type == "cpu" else None,
         )
         train_state = training.fit(state)

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from torchtally import events, standard_output
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.evaluation import Evaluation, evaluate
+from torchtally.accounting.pace import Pace
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import ddp, running_stats
@@ -51,6 +52,7 @@ class Loop:
     device: torch.device
     checkpointer: Checkpointer | SharedCheckpointer
     callback: Callback | None = None
+    pace: Pace | None = None  # on the first rank of a pod
     memory: SharedGradients | None = None  # in which the ranks of one pod sum their gradients
     batches: Batches | None = None  # of a test: the indices of each step, on the CPU
 
@@ -153,6 +155,9 @@ class Loop:
         train_state.model.train()
         run, phase = current.tally.run, current.tally.phase
         statistics = running_stats.of(train_state.model)
+        pace = self.pace
+        if pace:
+            pace.begin(phase.name, current.samples(0, current.counted), train_state.done)
         taken = current.schedule.tensors(self.device)
         if self.batches:
             taken = islice(self.batches(run, phase), current.counted, None)
@@ -172,6 +177,8 @@ class Loop:
                 report = False
                 loss.item()  # which waits for the device
                 events.emit(events.Step(epoch=phase.epoch), run.source)
+            if pace and pace.due:
+                pace.report(current, train_state.done, loss.item() / len(indices) if len(indices) else None)
             if self.callback:
                 self.callback.step(phase.epoch, rows, train_state.done)
                 if current.counted % LOSS_INTERVAL == 0 and len(indices):

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import events, exchange, standard_output
+from torchtally.accounting.pace import Pace
 from torchtally.accounting.proving import Proof, enforce, prove
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import handshake, process_group
@@ -60,6 +61,7 @@ class RoleContext:
     process: Process
     run: str  # the run's id
     device: torch.device
+    pace: Pace | None  # on the first rank of a pod
     trainers: Any  # process group of the trainers
     shard_holders: Any  # process group of the server and the trainers
 
@@ -69,11 +71,14 @@ class Trainer:
 
     def __init__(self, table: Table, linear: DistributedDataParallel, context: RoleContext) -> None:
         self._table, self._linear, self._device, self._group = table, linear, context.device, context.trainers
+        self._pace = context.pace
 
     def train(self, samples: Samples, tally: Tally) -> float:
         """Train for an epoch; returns the sum of the losses over the samples of all trainers."""
-        phase = tally.phase
-        total = torch.zeros((), dtype=torch.float64)
+        phase, epochs, pace = tally.phase, tally.run.plan[tally.phase.name], self._pace
+        steps, total = tally.shard.steps(phase.batch), torch.zeros((), dtype=torch.float64)
+        if pace:
+            pace.begin(phase.name, 0, (phase.epoch - 1) / epochs)
         for step, indices in enumerate(batches(tally.run, phase)):
             rows = min(phase.batch, phase.n - step * phase.batch)
             inputs, labels = samples.inputs[indices], samples.labels[indices].to(self._device)
@@ -82,8 +87,13 @@ class Trainer:
                 # The trainers' gradients are summed, so the loss is divided by the samples of all trainers.
                 return functional.cross_entropy(self._logits(inputs), labels, reduction="sum") / rows
 
-            total += self._table.step(loss).cpu() * rows
+            summed = self._table.step(loss).cpu() * rows
+            total += summed
             tally.record(indices)
+            if pace and pace.due:
+                done, mean = step * phase.batch + rows, summed.item() / len(indices) if len(indices) else None
+                share = (phase.epoch - 1 + done / phase.n) / epochs
+                pace.report_step(tally, step=step + 1, steps=steps, samples=done, done=share, loss=mean)
             if step == 0 and phase.epoch == 1 and tally.run.rank == 0:
                 events.emit(events.Step(epoch=1), tally.run.source)
         dist.all_reduce(total, group=self._group)
@@ -165,8 +175,9 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
     """Join the handshake and create the process groups. Raises Refused on every rank."""
     process, places = Process.from_env(os.environ), Places.from_env(os.environ)
     trains = process.rank >= FIRST_TRAINER
-    problem, where = None, torch.device("cpu")
+    problem, where, pace = None, torch.device("cpu"), None
     try:
+        pace = Pace.of(process)
         if process.world <= FIRST_TRAINER:
             raise Refused(
                 f"{process.world} processes are too few: one coordinates, one is the parameter server, and at least "
@@ -206,6 +217,7 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
         process=process,
         run=run,
         device=where,
+        pace=pace,
         trainers=dist.new_group([*ranks[FIRST_TRAINER:]], timeout, backend),
         shard_holders=dist.new_group([*ranks[SERVER:]], timeout, "gloo"),
     )

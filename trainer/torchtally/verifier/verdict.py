@@ -9,12 +9,11 @@ from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
-
-from . import expected, growth, line_check, lineage, summary_check
-from .log import Complaint, Log
-from .outcome import Outcome, Unsuccessful
-from .phrasing import attempt_names, numbers
-from .problem import Block, Problem
+from torchtally.verifier import expected, growth, line_check, lineage, summary_check
+from torchtally.verifier.log import Complaint, Log
+from torchtally.verifier.outcome import Outcome, Unsuccessful
+from torchtally.verifier.phrasing import attempt_names, numbers
+from torchtally.verifier.problem import Block, Problem
 
 
 class UnknownRun(Exception):

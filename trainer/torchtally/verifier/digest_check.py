@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import NAMED, TallyLine
-
-from . import diagnosis, expected
-from .phrasing import differing, numbers, who
+from torchtally.verifier import diagnosis, expected
+from torchtally.verifier.phrasing import differing, numbers, who
 
 _FEW = 8  # positions that a digest can name, whichever they are
 

@@ -7,8 +7,7 @@ from operator import attrgetter
 
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
-
-from .phrasing import attempt_names
+from torchtally.verifier.phrasing import attempt_names
 
 Plan = Mapping[str, int]
 _OF_RUN, _OF_PHASE = attrgetter("task", "seed"), attrgetter("n", "contract", "order", "data")  # which never change

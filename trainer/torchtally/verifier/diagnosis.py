@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.line import NAMED, TallyLine
-
-from . import expected
-from .phrasing import numbers, span
+from torchtally.verifier import expected
+from torchtally.verifier.phrasing import numbers, span
 
 
 @dataclass(frozen=True)

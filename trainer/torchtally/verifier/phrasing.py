@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from torchtally.proof.digest import NAMES, Digest
 from torchtally.proof.line import Attempt, Rank
 from torchtally.proof.locality import UnknownSizes
-
-from .outcome import Outcome
+from torchtally.verifier.outcome import Outcome
 
 if TYPE_CHECKING:
-    from .verdict import Verdict
+    from torchtally.verifier.verdict import Verdict
 
 
 def who(ranks: Iterable[Rank]) -> str:

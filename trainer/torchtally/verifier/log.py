@@ -16,11 +16,10 @@ from torchtally.proof.line import NAMES, PREFIX, Attempt, TallyLine
 from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
-
-from . import growth
-from .outcome import Unsuccessful
-from .phrasing import differing
-from .wrapped import Unwrapping
+from torchtally.verifier import growth
+from torchtally.verifier.outcome import Unsuccessful
+from torchtally.verifier.phrasing import differing
+from torchtally.verifier.wrapped import Unwrapping
 
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")

@@ -9,10 +9,9 @@ from itertools import groupby, pairwise
 
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
-
-from . import growth
-from .phrasing import attempt_names
-from .problem import Block, Problem
+from torchtally.verifier import growth
+from torchtally.verifier.phrasing import attempt_names
+from torchtally.verifier.problem import Block, Problem
 
 
 def end(lasts: list[RunSummary], lines: list[TallyLine]) -> RunSummary | None:

@@ -15,9 +15,8 @@ from torchtally.proof.locality import UnknownSizes
 from torchtally.proof.order import parse, sizes_of
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
-
-from .phrasing import counted, differing, not_checked, numbers, who
-from .problem import Problem
+from torchtally.verifier.phrasing import counted, differing, not_checked, numbers, who
+from torchtally.verifier.problem import Problem
 
 # Lines that agree in these are compared with the last line together.
 _OF_RUN, _OF_PHASE, _OF_EPOCH = ("task", "plan", "seed"), ("n", "contract", "order", "data"), ("start", "world", "end")

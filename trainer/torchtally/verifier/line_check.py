@@ -12,10 +12,9 @@ from torchtally.proof.line import NAMED, Rank, TallyLine
 from torchtally.proof.locality import UnknownSizes
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
-
-from . import digest_check, expected
-from .phrasing import counted, differing, not_checked, numbers, who
-from .problem import Block, Problem
+from torchtally.verifier import digest_check, expected
+from torchtally.verifier.phrasing import counted, differing, not_checked, numbers, who
+from torchtally.verifier.problem import Block, Problem
 
 
 def compare(

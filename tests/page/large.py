@@ -1,0 +1,98 @@
+"""A run of many pods and epochs, made without its logs: to read 100,000 lines takes longer than to test a page."""
+
+import pages
+from bruteforce import RUN
+
+from torchtally import events
+from torchtally.proof import digest
+from torchtally.proof.line import TallyLine
+from torchtally.proof.shards import Shard
+from torchtally.record.model import Snapshot
+from torchtally.record.record import Record
+from torchtally.verifier.problem import Problem
+from torchtally.verifier.verdict import Verdict
+
+N = 1_000_000
+
+
+def run(pods: int, epochs: int) -> tuple[Snapshot, Verdict]:
+    """Each pod has restarted once, and in every third epoch half of the ranks are wrong."""
+    lines = [line for epoch in range(1, epochs + 1) for line in _lines(pods, epoch, epochs)]
+    problems = [Problem("…", f"train epoch {epoch}", frozenset([("train", epoch)])) for epoch in range(3, epochs, 3)]
+    record = Record()
+    for pod in map(_name, range(pods)):
+        for line in _events(pod, pods, epochs).splitlines():
+            record.add(pod, line)
+    return record.snapshot, Verdict(RUN, lines=lines, problems=problems)
+
+
+def _lines(pods: int, epoch: int, epochs: int) -> list[TallyLine]:
+    common = {"run": RUN, "attempt": 0, "task": "large", "phase": "train", "epoch": epoch, "plan": {"train": epochs}}
+    common |= {"world": pods, "n": N, "start": 0, "batch": 32 * pods, "seed": 0, "contract": "exact"}
+    common |= {"order": "feistel-1", "data": "sha256:0"}
+    lines = []
+    for rank in (*range(pods), "all"):
+        wrong = 1 if epoch % 3 == 0 and rank != "all" and rank % 2 else 0
+        size = N if rank == "all" else N // pods
+        lines.append(
+            TallyLine(
+                **common,
+                pod=_name(0 if rank == "all" else rank),
+                rank=rank,
+                expected=size,
+                consumed=size,
+                digest=_digest(pods, rank),
+                lost=wrong,
+                doubled=wrong,
+                lost_indices=(7,) * wrong,
+                doubled_indices=(8,) * wrong,
+            )
+        )
+    return lines
+
+
+_known: dict[int | str, bytes] = {}
+
+
+def _digest(pods: int, rank: int | str) -> bytes:
+    if rank not in _known:
+        shard = Shard(n=N, rank=0 if rank == "all" else rank, world=pods)
+        parts = shard.everything if rank == "all" else shard.progressions
+        _known[rank] = digest.of_progression(parts[0], digest.base(RUN)).packed
+    return _known[rank]
+
+
+def _name(rank: int) -> str:
+    return f"large-worker-{rank - 1}" if rank else "large-master-0"
+
+
+def _events(pod: str, pods: int, epochs: int) -> str:
+    text = ""
+    for start in (0, 5000):
+        started = events.Started(node_rank=0, min_pods=pods, max_pods=pods, processes=1, threads=1, **pages.VERSIONS)
+        text += pages.event(start, started, pod, None)
+        text += pages.event(start + 20, events.Rendezvous(pods=pods), pod, None)
+        rank = 0 if pod == _name(0) else int(pod.rpartition("-")[2]) + 1
+        text += pages.event(start + 40, events.Data(train=N, test=0, seconds=10), pod, rank)
+        if rank == 0:
+            begun = events.Begun(task="large", world=pods)
+            again = events.Resumed(
+                task="large", world=pods, checkpoint="/output/a", epoch=epochs // 2, position=7, discarded=9
+            )
+            text += pages.event(start + 50, again if start else begun, pod, rank, attempt=int(bool(start)))
+            for epoch in range(epochs // 2 if start else 1, epochs + 1 if start else epochs // 2):
+                result = events.Epoch(
+                    epoch=epoch,
+                    loss=1 / epoch,
+                    test_loss=2 / epoch,
+                    test_accuracy=1 - 1 / epoch,
+                    tested=1,
+                    samples_per_second=9e5,
+                )
+                text += pages.event(50 + 90 * epoch, result, pod, rank, attempt=int(bool(start)))
+        ended = events.Ended(code=0, kind=None, cause=None)
+        failed = events.Ended(
+            code=203, kind="consequence", cause="large-worker-7 (rank 8) is gone: no heartbeat for 30 s"
+        )
+        text += pages.event(start + 4900, ended if start else failed, pod, None)
+    return text

@@ -1,0 +1,16 @@
+"""The page's copy of Vega is what its locked package makes."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import vega
+
+
+def test_vega_is_what_the_locked_package_makes() -> None:
+    assert vega.FILE.read_text(encoding="utf-8") == vega.bundle()
+
+
+def test_vega_names_its_package_and_license() -> None:
+    assert vega.FILE.read_text(encoding="utf-8").startswith(vega.header())

@@ -1,0 +1,165 @@
+"""The page says what the logs say, in a browser, and nothing that is in a log can do more than be read."""
+
+import json
+import re
+from pathlib import Path
+
+import bruteforce
+import large
+import pages
+import pytest
+from playwright.sync_api import Browser
+
+from torchtally import events
+from torchtally.page import document
+from torchtally.verifier.outcome import Outcome
+
+pytestmark = pytest.mark.browser
+EVIL = "</script><img src=x onerror=alert(1)><b>&amp;\"'${1+1}"
+
+
+def epoch(number: int, loss: float, accuracy: float, speed: float) -> events.Epoch:
+    return events.Epoch(
+        epoch=number, loss=loss, test_loss=loss + 1, test_accuracy=accuracy, tested=10, samples_per_second=speed
+    )
+
+
+def repeats(phase: str, number: int, rank: int, shard: list[int]) -> list[int]:
+    """Rank 2 loses a sample of its shard in the second epoch, and takes the first one twice."""
+    return [shard[0], *shard[:5], *shard[6:]] if (phase, number, rank) == ("train", 2, 2) else shard
+
+
+def test_a_proved_run(browser: Browser, tmp_path: Path) -> None:
+    lines = bruteforce.run()
+    told = pages.event(1, events.Begun(task="fashion-mnist", world=4)) + pages.event(2, events.Step(epoch=1))
+    told += pages.event(5, epoch(1, 0.5, 0.7, 1234)) + pages.event(9, epoch(2, 0.25, 0.8, 4321))
+    saved = events.Saved(path="/output/checkpoints/a.checkpoint", epoch=2, position=20, seconds=0.5)
+    told += pages.event(8, saved)
+    path = tmp_path / "report.html"
+    verdict = pages.write(pages.of_lines([*lines, bruteforce.last(lines)], told), path)
+    assert verdict.outcome is Outcome.PROVED
+    with pages.opened(browser, path) as page:
+        assert page.title() == "✓ fashion-mnist – torchtally"
+        assert "✓ Proved" in page.inner_text(".verdict")
+        assert bruteforce.MODEL in page.inner_text(".verdict")
+        table = pages.rows(page, "Samples of the phase train")
+        assert [row[2:7] for row in table[:5]] == [
+            *([str(rank), "15", "15", "0", "0"] for rank in range(4)),
+            ["4", "60", "60", "0", "0"],
+        ]
+        assert table[4][-1] == "✓ every sample exactly once"
+        assert pages.rows(page, "Results of the epochs") == [
+            ["1", "0.5000", "1.5000", "70.00%", "1,234"],
+            ["2", "0.2500", "1.2500", "80.00%", "4,321"],
+        ]
+        assert pages.rows(page, "Checkpoints, times in UTC") == [["03:04:13", "2", "20", "0.500", "a.checkpoint"]]
+        charts = page.locator(".chart[aria-label]")
+        assert charts.count() == len(json.loads(page.locator("#charts").inner_text())) == 6
+        assert "lost or doubled" not in page.locator("#map-0").inner_text()
+        # Each chart names itself, and a table has its numbers.
+        for label in charts.evaluate_all("all => all.map((each) => each.getAttribute('aria-label'))"):
+            assert re.match(r"(Shard map|Curve|Timeline) of ", label)
+
+
+def test_a_disproved_run_shows_which_samples(browser: Browser, tmp_path: Path) -> None:
+    lines = bruteforce.run(consume=repeats)
+    path = tmp_path / "report.html"
+    assert pages.write(pages.of_lines([*lines, bruteforce.last(lines)]), path).outcome is Outcome.DISPROVED
+    order = bruteforce.order(60, 0, 2)
+    with pages.opened(browser, path) as page:
+        assert page.title().startswith("✗ ")
+        assert "✗ Disproved" in page.inner_text(".verdict")
+        found = pages.rows(page, "Lost and doubled samples")
+        lost, doubled = (str(position) for position in (2 + 4 * 5, 2))
+        for rank in ("2", "all"):
+            assert ["train", "2", rank, "1 sample lost", lost, str(order[int(lost)])] in found
+            assert ["train", "2", rank, "1 sample doubled", doubled, str(order[int(doubled)])] in found
+        assert len(found) == 4
+        marks = "[aria-label='1 sample lost']"
+        assert page.locator(f"#map-0 {marks}").count() >= 2
+        page.locator("#map-0").hover()
+        # The buttons zoom: half of the epochs is shown, then all.
+        ticks = "[...document.querySelectorAll('#map-0 .role-axis-label text')].map((each) => each.textContent).sort()"
+        before = page.evaluate(ticks)
+        page.get_by_role("button", name="Zoom in").first.click()
+        assert page.evaluate(ticks) != before
+        page.get_by_role("button", name="Show all").first.click()
+        assert page.evaluate(ticks) == before
+
+
+@pytest.mark.parametrize("missing", ["last line", "rank"])
+def test_no_check_mark_where_the_verifier_has_none(tmp_path: Path, missing: str) -> None:
+    lines = bruteforce.run()
+    kept = [line for line in lines if line["rank"] != 1] if missing == "rank" else lines[:-1]
+    path = tmp_path / "report.html"
+    assert pages.write(pages.of_lines(kept), path).outcome is Outcome.INCOMPLETE
+    text = path.read_text().partition('id="charts"')[0]
+    assert "<strong>… Incomplete</strong>" in text
+    assert "✓" not in text.partition("<main>")[2].partition("<h2>")[0]
+
+
+def test_text_of_a_log_stays_text(browser: Browser, tmp_path: Path) -> None:
+    lines = [line | {"pod": line["pod"] + EVIL} for line in bruteforce.run(task=EVIL)]
+    pod = lines[0]["pod"]
+    told = pages.event(1, events.Begun(task=EVIL, world=4), pod) + pages.event(2, events.Step(epoch=1), pod)
+    told += pages.event(3, epoch(1, 0.5, 0.7, 1), pod)
+    versions = {**pages.VERSIONS, "torch": EVIL}
+    started = events.Started(node_rank=0, min_pods=4, max_pods=4, processes=1, threads=1, **versions)
+    ended = events.Ended(code=1, kind="known", cause=EVIL)
+    told = pages.event(0, started, pod, None) + told + pages.event(9, ended, pod, None)
+    path = tmp_path / "report.html"
+    logs = pages.of_lines(lines)
+    pages.write({**logs, pod: told + logs[pod]}, path)
+    with pages.opened(browser, path) as page:
+        assert page.inner_text("h1") == EVIL
+        assert EVIL in str(pages.rows(page, "Lives of the pods, times in UTC")[0][0])
+        assert page.locator("img, main b").count() == 0
+        page.locator("#timeline [aria-roledescription=point]").first.hover(force=True)
+        assert page.locator("img").count() == 0
+    written = path.read_text()
+    assert "<img" not in written.partition("<main>")[2].partition("</main>")[0]
+    assert written.count("</script>") == 3
+
+
+def test_a_phone_in_the_dark(browser: Browser, tmp_path: Path) -> None:
+    lines = bruteforce.run()
+    path = tmp_path / "report.html"
+    pages.write(pages.of_lines(lines, pages.event(5, epoch(1, 0.5, 0.7, 1234))), path)
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+    with pages.opened(browser, path, **phone) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        background = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(background) == "rgb(20, 23, 26)"
+        colour = "document.querySelector('#map-0 .role-axis-label text').getAttribute('fill')"
+        dark = page.evaluate(colour)
+        page.emulate_media(color_scheme="light")
+        page.wait_for_selector(f"#map-0 .role-axis-label text:not([fill='{dark}'])")
+        assert page.evaluate(background) == "rgb(255, 255, 255)"
+
+
+def test_the_page_can_make_no_request(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    pages.write(pages.of_lines(bruteforce.run()), path)
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(path.as_uri())
+        answered: list[str] = []
+        page.on("response", lambda response: answered.append(response.url))
+        refused = page.evaluate(
+            """() => new Promise((resolve) => {
+                document.addEventListener("securitypolicyviolation", (event) => resolve(event.violatedDirective));
+                document.body.append(Object.assign(new Image(), {src: "http://127.0.0.1:9/a.png"}));
+            })"""
+        )
+        assert refused == "img-src"
+        assert answered == []
+
+
+def test_1000_pods_and_100_epochs_fit_in_2_mb(browser: Browser, tmp_path: Path) -> None:
+    snapshot, verdict = large.run(1000, 100)
+    path = tmp_path / "report.html"
+    document.write(snapshot, verdict, path)
+    assert path.stat().st_size < 2_000_000
+    with pages.opened(browser, path) as page:
+        assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count() == 5
+        assert page.locator("#timeline canvas").count() == 1

@@ -1,0 +1,212 @@
+"""The shard map: what each rank consumed in each epoch, and where in the order samples were lost or doubled."""
+
+from collections.abc import Iterator, Set
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+
+from torchtally.page.chart import Chart, Row, Spec, coloured, restarts, zoom
+from torchtally.page.wrong import DROPPED, EXACT, UNCHECKED, WRONG, Place, doubted, places, state_of
+from torchtally.proof.line import TallyLine
+from torchtally.verifier.problem import Block
+from torchtally.verifier.verdict import Verdict
+
+_UNSEEN = "no line in these logs"
+_COLOURS = {EXACT: "@exact", DROPPED: "@dropped", WRONG: "@wrong", UNCHECKED: "@unchecked", _UNSEEN: "@unseen"}
+_KINDS = {"lost": "@lost", "doubled": "@doubled"}
+_ALL = -1  # the row of all ranks together
+_FEW = 40  # ranks, whose rows have room between them
+_MOST = 12_000  # cells
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Successive epochs of a rank that are alike; an epoch e reaches from e to e + 1."""
+
+    rank: int
+    begin: float
+    end: float
+    state: str
+    lost: int | None
+    doubled: int | None
+
+
+def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
+    """The map of a phase that has lines."""
+    lines = [line for line in verdict.lines if line.phase == phase]
+    doubts = doubted(verdict)
+    ranks = max(line.world for line in lines)
+    epochs = max(lines[0].plan[phase], *(line.epoch for line in lines))
+    cells = _cells(lines, doubts, ranks)
+    bad = (line for line in lines if state_of(line, doubts) == WRONG)
+    marks = [_mark(place) for place in places(bad)]
+    half = 0.42 if ranks <= _FEW else 0.5
+    layers = [_cell_layer(cells, ranks, epochs, half), *(_mark_layers(half, {row["kind"] for row in marks}))]
+    if phase == "train" and began_again:
+        layers.append(restarts("where"))
+    return Chart(
+        name=f"map-{[*lines[0].plan].index(phase)}",
+        label=f"Shard map of the phase {phase}: {ranks} ranks over {epochs} epochs.",
+        height=min(max(22 * (ranks + 1), 90), 520),
+        spec={"layer": layers, "resolve": {"scale": {"color": "independent", "shape": "independent"}}},
+        rows={"cells": [asdict(cell) for cell in cells], "marks": marks, "restarts": began_again},
+        zooms=True,
+    )
+
+
+def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spec:
+    return {
+        "data": {"name": "cells"},
+        "transform": [
+            {"calculate": f"datum.rank - {half}", "as": "top"},
+            {"calculate": f"datum.rank + {half}", "as": "bottom"},
+            {"calculate": "datum.rank < 0 ? 'all ranks together' : 'rank ' + datum.rank", "as": "who"},
+            {"calculate": "datum.who + ' from epoch ' + datum.begin + ' on: ' + datum.state", "as": "said"},
+        ],
+        "params": zoom("x") if ranks <= 16 else zoom("x", "y"),
+        "mark": {"type": "rect", "clip": True, "stroke": "@background", "strokeWidth": 1 if ranks <= _FEW else 0},
+        "encoding": {
+            "x": {
+                "field": "begin",
+                "type": "quantitative",
+                "title": "epoch, and how far into its order",
+                "scale": {"domain": [1, epochs + 1], "nice": False, "zero": False},
+                "axis": {"grid": False, "format": "~g", "tickCount": min(epochs + 1, 12), "labelBound": True},
+            },
+            "x2": {"field": "end"},
+            "y": {
+                "field": "top",
+                "type": "quantitative",
+                "title": "rank",
+                "scale": {"domain": [-1.5, ranks - 0.5], "reverse": True, "nice": False, "zero": False},
+                "axis": {
+                    "grid": False,
+                    "ticks": False,
+                    "domain": False,
+                    "labelExpr": "datum.value == -1 ? 'all' : format(datum.value, '~d')",
+                    **({"values": [*range(-1, ranks)], "labelOverlap": False} if ranks <= 16 else {"tickMinStep": 1}),
+                },
+            },
+            "y2": {"field": "bottom"},
+            "color": coloured("state", _COLOURS, {cell.state for cell in cells}),
+            "description": {"field": "said"},
+            "tooltip": [
+                {"field": "who"},
+                {"field": "begin", "title": "from epoch", "format": "~g"},
+                {"field": "end", "title": "before epoch", "format": "~g"},
+                {"field": "state", "title": "samples"},
+                {"field": "lost"},
+                {"field": "doubled"},
+            ],
+        },
+    }
+
+
+def _mark_layers(half: float, kinds: set[str]) -> list[Spec]:
+    """What is lost or doubled: as wide as it is, and with a symbol, as most of it is too small to be seen."""
+    if not kinds:
+        return []
+    tip = [{"field": name} for name in ("what", "who", "epoch", "positions", "samples")]
+    colour = {**coloured("kind", _KINDS, kinds), "legend": None}
+    shape = coloured("kind", {"lost": "triangle-down", "doubled": "triangle-up"}, kinds)
+    del shape["legend"]["symbolType"]
+    stretch: Spec = {
+        "data": {"name": "marks"},
+        "transform": [
+            {"calculate": f"datum.rank - {half}", "as": "top"},
+            {"calculate": f"datum.rank + {half}", "as": "bottom"},
+        ],
+        "mark": {"type": "rect", "clip": True},
+        "encoding": {
+            "x": {"field": "begin", "type": "quantitative"},
+            "x2": {"field": "end"},
+            "y": {"field": "top", "type": "quantitative"},
+            "y2": {"field": "bottom"},
+            "color": colour,
+            "tooltip": tip,
+        },
+    }
+    symbol: Spec = {
+        "data": {"name": "marks"},
+        "transform": [{"calculate": "(datum.begin + datum.end) / 2", "as": "middle"}],
+        "mark": {"type": "point", "filled": True, "size": 90, "clip": True, "stroke": "@background", "opacity": 1},
+        "encoding": {
+            "x": {"field": "middle", "type": "quantitative"},
+            "y": {"field": "rank", "type": "quantitative"},
+            "color": {**colour, "legend": shape["legend"]},
+            "shape": shape,
+            "description": {"field": "what"},
+            "tooltip": tip,
+        },
+    }
+    return [stretch, symbol]
+
+
+def _mark(place: Place) -> Row:
+    line = place.line
+    return {
+        "rank": _row(line),
+        "begin": _rounded(line.epoch + place.first / line.n),
+        "end": _rounded(line.epoch + (place.last + 1) / line.n),
+        "kind": place.kind,
+        "what": place.what,
+        "who": "all ranks together" if line.rank == "all" else f"rank {line.rank}",
+        "epoch": line.epoch,
+        "positions": place.positions,
+        "samples": place.samples,
+    }
+
+
+def _cells(lines: list[TallyLine], doubts: Set[Block], ranks: int) -> list[_Cell]:
+    """The cells of all ranks: if they are too many, those of a rank that are wrong are one, with all between them."""
+    rows = [_of_rank(row, [*own], doubts, many=len(lines) > 3000) for row, own in _by_row(lines)]
+    if sum(map(len, rows)) > _MOST:
+        rows = [[*_with_one_that_is_wrong(row)] for row in rows]
+    cells = [cell for row in rows for cell in row]
+    seen = {cell.rank for cell in cells}
+    last = max(cell.end for cell in cells)
+    return [*cells, *(_Cell(rank, 1, last, _UNSEEN, None, None) for rank in range(ranks) if rank not in seen)]
+
+
+def _by_row(lines: list[TallyLine]) -> Iterator[tuple[int, Iterator[TallyLine]]]:
+    return groupby(sorted(lines, key=lambda line: (_row(line), line.epoch)), key=_row)
+
+
+def _row(line: TallyLine) -> int:
+    return _ALL if line.rank == "all" else line.rank
+
+
+def _of_rank(row: int, lines: list[TallyLine], doubts: Set[Block], *, many: bool) -> list[_Cell]:
+    cells: list[_Cell] = []
+    for line in lines:
+        start = 0 if row == _ALL else line.start
+        begin, end = line.epoch + start / line.n, line.epoch + (1 if line.end is None else line.end / line.n)
+        cell = _Cell(row, _rounded(begin), _rounded(end), state_of(line, doubts), line.lost, line.doubled)
+        if many and cells and (cells[-1].end, cells[-1].state) == (cell.begin, cell.state):
+            cell = _joined(cells.pop(), cell)
+        cells.append(cell)
+    return cells
+
+
+def _with_one_that_is_wrong(cells: list[_Cell]) -> Iterator[_Cell]:
+    wrong = [cell for cell in cells if cell.state == WRONG]
+    if not wrong:
+        yield from cells
+        return
+    begin, end = wrong[0].begin, wrong[-1].end
+    yield from (cell for cell in cells if cell.end <= begin or cell.begin >= end)
+    joined = wrong[0]
+    for cell in wrong[1:]:
+        joined = _joined(joined, cell)
+    yield joined
+
+
+def _joined(one: _Cell, other: _Cell) -> _Cell:
+    return replace(one, end=other.end, lost=_sum(one.lost, other.lost), doubled=_sum(one.doubled, other.doubled))
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _rounded(value: float) -> float:
+    return round(value, 7)

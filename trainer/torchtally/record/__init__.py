@@ -1,0 +1,1 @@
+"""What happened in a job: read from the lines that its pods print, whatever reads or shows them."""

@@ -1,0 +1,121 @@
+"""The starts of one pod, out of the events that it reports and of what its cluster says."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import pairwise
+
+from torchtally import events
+from torchtally.record.model import Life, Pod, Restart
+
+_WHOLE_SECONDS = 2.0  # by which the cluster's moments can lie behind those of a log
+
+
+class Lives:
+    """What is known of a pod of this name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lives: list[Life] = []
+        self._of_cluster: dict[float, Life] = {}  # by their beginning
+        self._processes: int | None = None
+        self._versions: Mapping[str, str] = {}
+        self._reporting: set[int] = set()  # ranks of events
+        self._tallied: set[int] = set()  # ranks of tally lines, which may be numbered otherwise
+
+    def add(self, record: events.Record) -> None:
+        """An event of the pod's entry point or of one of its ranks."""
+        time, source, event = record.time, record.source, record.event
+        if source.rank is not None:
+            self._reporting.add(source.rank)
+        match event:
+            case events.Started():
+                self._lives.append(Life(started=time, last=time))
+                self._processes = event.processes
+                self._versions = {name: getattr(event, name) for name in ("torchtally", "torch", "python")}
+            case events.Rendezvous():
+                self._note(time, rendezvous=time)
+            case events.Data():
+                self._note(time, data=time, data_seconds=event.seconds)
+            case events.Ended():
+                self._note(time, ended=time, code=event.code, kind=event.kind, cause=event.cause)
+            case events.Step() | events.Progress():
+                self._of_run(source.run, source.attempt, time, first_step=time)
+            case _:
+                self._of_run(source.run, source.attempt, time)
+
+    def tallied(self, rank: int) -> None:
+        """A tally line of one of its ranks."""
+        self._tallied.add(rank)
+
+    def tell(self, part: Life) -> None:
+        """What the cluster says of one start; said again, it replaces what was said before."""
+        began = part.container or part.created
+        assert began is not None
+        self._of_cluster[began] = part
+
+    @property
+    def pod(self) -> Pod:
+        return Pod(
+            name=self.name,
+            ranks=tuple(sorted(self._tallied or self._reporting)),
+            processes=self._processes,
+            versions=self._versions,
+            lives=tuple(self._joined()) or (Life(),),
+        )
+
+    @property
+    def restarts(self) -> Iterator[Restart]:
+        for life, following in pairwise(self._joined()):
+            moments = (life.ended, life.last, following.started, following.container, following.created)
+            yield Restart(
+                time=next((each for each in moments if each is not None), 0.0),
+                pod=self.name,
+                run=life.run,
+                attempt=life.attempt,
+                code=life.code,
+                kind=life.kind,
+                cause=life.cause,
+            )
+
+    def _of_run(self, run: str | None, attempt: int | None, time: float, **moments: float) -> None:
+        """A rank's event. Without an entry point, a higher attempt of the run is all that tells a start."""
+        known = self._lives[-1] if self._lives else None
+        if known and known.started is None and known.run == run and (attempt or 0) > (known.attempt or 0):
+            self._lives.append(Life(run=run, attempt=attempt))
+        self._note(time, run=run, attempt=attempt, **moments)
+
+    def _note(self, time: float, **values: float | int | str | None) -> None:
+        """Add what is not known yet of the start in which `time` lies."""
+        if not self._lives:
+            self._lives.append(Life())
+        within = [at for at, life in enumerate(self._lives) if life.started is None or life.started <= time]
+        at = within[-1] if within else 0
+        life = self._lives[at]
+        new = {name: value for name, value in values.items() if getattr(life, name) is None}
+        self._lives[at] = replace(life, **new, last=max(time, life.last or time))  # type: ignore[arg-type]
+
+    def _joined(self) -> list[Life]:
+        """The lives, with the cluster's parts of each, and those that only the cluster knows."""
+        joined = list(self._lives)
+        for began, part in sorted(self._of_cluster.items()):
+            following = min((other for other in self._of_cluster if other > began), default=float("inf"))
+            for at, life in enumerate(joined):
+                moment = life.started or life.last
+                if moment and began - _WHOLE_SECONDS <= moment < following:
+                    joined[at] = _filled(life, part)
+                    break
+            else:
+                joined.append(part)
+        return sorted(joined, key=_begin) if self._of_cluster else joined
+
+
+def _begin(life: Life) -> float:
+    return next((each for each in (life.container, life.started, life.created, life.last) if each is not None), 0.0)
+
+
+def _filled(life: Life, part: Life) -> Life:
+    """Where both tell of its end, the pod's own word counts."""
+    known = {each.name: getattr(life, each.name) for each in fields(Life)}
+    known = {name: value for name, value in known.items() if value is not None}
+    own_end = {"kind": life.kind, "cause": life.cause} if life.ended is not None else {}
+    return replace(part, **known | own_end)

@@ -1,0 +1,242 @@
+"""What a record holds. Times are seconds since 1970 by the clock of the pod that reports, None where no line tells.
+
+`asdict` makes JSON of each of these classes. Nothing here is a verdict: a proof is stated by the lines of the pods, and
+the verifier alone judges them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torchtally.proof.contract import Contract
+from torchtally.proof.shards import Shard
+
+
+class State(StrEnum):
+    """How far a run is, by its last event."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"  # by a signal, or by the end of rank 0's pod; a retry may go on
+    COMPLETE = "complete"  # its plan is fulfilled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One start of a pod."""
+
+    run: str | None = None
+    attempt: int | None = None
+    created: float | None = None  # this and the next three are the cluster's moments
+    scheduled: float | None = None
+    pulled: float | None = None
+    container: float | None = None  # has started
+    started: float | None = None  # the entry point is ready to meet the others
+    rendezvous: float | None = None
+    data: float | None = None
+    data_seconds: float | None = None
+    first_step: float | None = None  # of this start; other pods than rank 0's report a later step
+    last: float | None = None  # any line that bears a time
+    ended: float | None = None
+    code: int | None = None
+    kind: str | None = None  # known, unexplained, consequence: as the event `ended` has it
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod by its name, over all its starts."""
+
+    name: str
+    ranks: tuple[int, ...]  # as far as lines name them, in order
+    processes: int | None  # ranks that it starts
+    versions: Mapping[str, str]  # of torchtally, torch, and python, at its last start
+    lives: tuple[Life, ...]
+
+    @property
+    def life(self) -> Life:
+        """The last one."""
+        return self.lives[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of a run. A number can be used again: an attempt that kept no checkpoint leaves it to the next."""
+
+    number: int
+    began: int  # milliseconds since 1970, as in tally lines; 0 where no line tells
+    world: int | None
+    resumed: bool
+    checkpoint: str | None
+    epoch: int  # in progress when the attempt began
+    position: int  # samples of that epoch which all ranks together had consumed
+    discarded: int  # samples known to be lost with restarts, up to this attempt
+    first: float | None
+    last: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """What a run does in a phase, as its newest line states it."""
+
+    name: str
+    epochs: int
+    n: int
+    batch: int
+    contract: Contract
+    order: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProof:
+    """The line of a rank that has lost or doubled samples; None where they are too many to count."""
+
+    rank: int
+    pod: str
+    expected: int
+    consumed: int
+    lost: int | None
+    doubled: int | None
+    lost_indices: tuple[int, ...]  # some of them
+    doubled_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochProof:
+    """What the lines of all ranks state about one phase of one epoch.
+
+    Rank r of `world` consumes the positions `start` + r, `start` + r + world, ... below `end`; `first_and_last` has the
+    ends. Ranks without a fault are counted, not listed: `missing` has those without a line, as first and last.
+    """
+
+    attempt: int
+    began: int  # of the attempt
+    superseded: bool  # a later attempt went back before it, so it is not behind the final weights
+    phase: str
+    epoch: int
+    world: int
+    n: int
+    start: int
+    end: int | None  # the position before which the epoch ends, if not that of its order
+    contract: Contract
+    time: float | None  # of the event `proved`
+    holds: bool | None  # as the lines and the event state it; None: the line of all ranks has not come
+    expected: int | None  # of all ranks together, as are the next ones; None: that line has not come
+    consumed: int | None
+    dropped: int
+    lost: int | None  # None, beside a line of all ranks: too many to count
+    doubled: int | None
+    lost_indices: tuple[int, ...]
+    doubled_indices: tuple[int, ...]
+    ranks: int  # whose lines have come
+    missing: tuple[tuple[int, int], ...]
+    wrong: tuple[RankProof, ...]
+
+    def first_and_last(self, rank: int) -> tuple[int, int] | None:
+        """The first and the last position of a rank's shard; None if it is empty. The last can wrap in `padded`."""
+        shard = Shard(n=self.n, rank=rank, world=self.world, contract=self.contract, start=self.start, end=self.end)
+        if not shard.size:
+            return None
+        last = shard.start + rank + (shard.size - 1) * self.world
+        return (shard.start + rank) % self.n, last % self.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A report of a pod's first rank between two epochs' ends."""
+
+    time: float
+    pod: str
+    attempt: int | None
+    phase: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    samples_per_second: float  # of all ranks
+    loss: float | None
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """The results of an epoch of a built-in task."""
+
+    time: float
+    attempt: int | None
+    epoch: int
+    loss: float | None
+    test_loss: float | None
+    test_accuracy: float
+    samples_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that is written, or with a cause one that could not be."""
+
+    time: float
+    attempt: int | None
+    epoch: int
+    position: int
+    seconds: float | None
+    path: str | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """The end of a pod's life that another one followed. Without a code, the pod could not report its end."""
+
+    time: float
+    pod: str
+    run: str | None
+    attempt: int | None  # that ended
+    code: int | None
+    kind: str | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastLine:
+    """The last line of a run, as it states itself."""
+
+    attempt: int
+    began: int
+    model: str | None
+    discarded: int
+    stopped: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: what is known of it in all its attempts."""
+
+    id: str
+    task: str | None
+    state: State
+    seed: int | None
+    world: int | None  # of the newest attempt
+    plan: Mapping[str, int]  # epochs of each phase; empty before a line states it
+    phases: tuple[Phase, ...]
+    attempts: tuple[Attempt, ...]
+    proofs: tuple[EpochProof, ...]  # by epoch, phase, and attempt
+    progress: tuple[Progress, ...]  # by pod and time; of a long run, a part that is evenly spread
+    epochs: tuple[Epoch, ...]
+    checkpoints: tuple[Checkpoint, ...]  # a part of very many
+    last_line: LastLine | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A record at one moment."""
+
+    runs: tuple[Run, ...]  # by the time of their beginning
+    pods: tuple[Pod, ...]  # by their first rank, and then by name
+    restarts: tuple[Restart, ...]  # by time
+    unread: int  # lines with a prefix of torchtally's that could not be read
+
+    @property
+    def run(self) -> Run | None:
+        """The newest one."""
+        return self.runs[-1] if self.runs else None

@@ -1,0 +1,13 @@
+"""The verifier: judges runs from their lines alone, and names every reason against a proof. Imports numpy, never torch.
+
+log            finds tally lines and last lines in logs
+wrapped        extracts a program's lines from the formats of container runtimes and log collectors
+expected       the samples that each rank should have consumed
+lineage        which attempts of a run its final weights come from
+growth         gives the newest plan to lines of earlier attempts that planned fewer epochs
+verdict        judges each run by all of these checks:
+line_check     the lines, against their own fields, each other and the plan
+digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)
+summary_check  the last line of the run, against its own fields and the other lines
+phrasing       the wording of sentences
+"""
