@@ -34,8 +34,9 @@ IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torc
 # What ranks need (tests/trainer/ranks.py).
 IMPORTED += ["torch._dynamo", "torchtally.training.loop", "torchtally.accounting.account"]
 # What test files and their programs need as well: with several workers, which collect all files, it is worth its time.
-ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "matplotlib.pyplot", "mlflow"]
-ALL += ["pooch", "pytest", "scipy.stats", "testcontainers.core.container", "torchmetrics"]
+ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "lightning.pytorch"]
+ALL += ["matplotlib.pyplot", "mlflow", "pooch", "pytest", "scipy.stats", "testcontainers.core.container"]
+ALL += ["torchmetrics", "transformers.trainer"]
 PYTEST = "import torch, sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"  # `python -c` of it starts as a fork
 ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
