@@ -64,10 +64,10 @@ class Proxy:
     `passing`; `held` waits for another mode; `away` closes all connections; `full` answers writes as a full server.
     """
 
-    def __init__(self, target: int, mode: Path):
+    def __init__(self, target: int, mode: Path, port: int):
         self._target, self._mode = target, mode
         mode.write_text("passing")
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -102,8 +102,8 @@ class Proxy:
 
 
 @contextmanager
-def proxy(target: int, mode: Path) -> Iterator[Proxy]:
-    with closing(Proxy(target, mode)) as made:
+def proxy(target: int, mode: Path, port: int = 0) -> Iterator[Proxy]:
+    with closing(Proxy(target, mode, port)) as made:
         yield made
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import objectstore
 import pytest
 import ranks
 import torch
@@ -24,42 +25,48 @@ from torchtally.monitoring.mlflow_client import Recorder
 mlflow = pytest.importorskip("mlflow")
 
 
-class Server:
-    """A real tracking server on a port of its own, which can be started later, and again."""
+# `mlflow server`, in this one process: another would import all of it once more.
+SERVER = """
+import os, sys, torch
+import mlflow.server, uvicorn
+from mlflow.cli import cli
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.uri = folder, f"http://127.0.0.1:{ranks.free_port()}"
-        self._process: subprocess.Popen[bytes] | None = None
+def execute(command, extra_env, **how):
+    os.environ.update(extra_env)
+    uvicorn.main(command[command.index("uvicorn") + 1 :])
 
-    def start(self) -> None:
-        port = self.uri.rpartition(":")[2]
-        where = ["--backend-store-uri", f"sqlite:///{self._folder}/server.db", "--port", port, "--workers", "1"]
-        places = ["--artifacts-destination", str(self._folder / "artifacts"), "--host", "127.0.0.1"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *where, *places],
-            env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # six processes, which no run needs
-            stdout=(self._folder / "server.log").open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        until("the tracking server answers", self._answers)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, 15)
-            self._process.wait(LIMIT)
-
-    def _answers(self) -> bool:
-        with socket.socket() as knock:
-            return knock.connect_ex(("127.0.0.1", int(self.uri.rpartition(":")[2]))) == 0
+mlflow.server._exec_cmd = execute
+cli(["server", *sys.argv[1:]])
+"""
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("mlflow"))
-    server.start()
-    yield server
-    server.stop()
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Of a real tracking server."""
+    folder, port = tmp_path_factory.mktemp("mlflow"), ranks.free_port()
+    where = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--port", str(port), "--workers", "1"]
+    places = ["--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, *where, *places],
+        env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # six processes, which no run needs
+        stdout=(folder / "server.log").open("w"),
+        stderr=subprocess.STDOUT,
+    )
+
+    def answers() -> bool:
+        assert process.poll() is None, (folder / "server.log").read_text()
+        with socket.socket() as knock:
+            return knock.connect_ex(("127.0.0.1", port)) == 0
+
+    until("the tracking server answers", answers)
+    yield port
+    process.terminate()
+    process.wait(LIMIT)
+
+
+@pytest.fixture
+def server(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 CHOSEN = tasks.OPTIONS["fashion-mnist"](hidden=4)
@@ -88,27 +95,27 @@ def found(uri: str, run: str) -> Any:
 
 
 def test_a_run_is_recorded_with_its_model_and_its_proof(
-    server: Server, output: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     record = tracker(output, "aaa")
     record.metrics(100, train_loss=2.5)
     record.metrics(200, train_loss=1.5, test_loss=1.25)
     record.end("FINISHED", torch.zeros(2, 28, 28).tolist())
 
-    run = found(server.uri, "aaa")
+    run = found(server, "aaa")
     assert run.info.status == "FINISHED"
     assert run.data.params == {"hidden": "4", "epochs": "3"}
     assert run.data.tags["torchtally.proof"] == "every sample as the contract says"
     assert run.data.tags["world"] == "4"
     assert run.data.metrics["test_loss"] == 1.25
     assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
-    client = mlflow.MlflowClient(server.uri)
+    client = mlflow.MlflowClient(server)
     losses = client.get_metric_history(run.info.run_id, "train_loss")
     assert [(each.step, each.value) for each in losses] == [(100, 2.5), (200, 1.5)]
     assert "proof.json" in {each.path for each in client.list_artifacts(run.info.run_id)}
 
-    mlflow.set_tracking_uri(server.uri)
+    mlflow.set_tracking_uri(server)
     uri = f"runs:/{run.info.run_id}/model"
     inputs = torch.rand(3, 28, 28)
     model = tasks.load("fashion-mnist").model(CHOSEN)
@@ -128,48 +135,49 @@ def own_loop(uri: str) -> None:
                 account.log(loss=torch.tensor(1 / batch.step))
 
 
-def test_an_own_loop_is_recorded_with_its_numbers_and_its_proof(server: Server) -> None:
-    first, _ = run_ranks(2, own_loop, server.uri)
+def test_an_own_loop_is_recorded_with_its_numbers_and_its_proof(server: str) -> None:
+    first, _ = run_ranks(2, own_loop, server)
     assert first["code"] == 0, first["err"]
-    run = found(server.uri, first["lines"][0]["run"])
+    run = found(server, first["lines"][0]["run"])
     assert (run.info.status, run.data.tags["task"], run.data.tags["data"]) == ("FINISHED", "own", "squares")
     assert run.data.params == {"seed": "7", "plan": "{'train': 2}"}
-    client = mlflow.MlflowClient(server.uri)
+    client = mlflow.MlflowClient(server)
     losses = client.get_metric_history(run.info.run_id, "train_loss")
     assert (losses[0].step, losses[0].value) == (1, 1.0)
     assert losses[-1].value == pytest.approx(1 / 3)
     assert losses[-1].step == 6
     assert run.data.tags["torchtally.proof"] == "every sample as the contract says"
-    mlflow.set_tracking_uri(server.uri)
+    mlflow.set_tracking_uri(server)
     proof = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/proof.json")
     assert [line["phase"] for line in proof["lines"]] == ["train", "train", "all"]
 
 
 def test_a_run_that_starts_again_goes_on_with_its_record(
-    server: Server, output: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     record = tracker(output, "bbb")
     record.metrics(100, train_loss=2.5)
-    until("the first value is recorded", lambda: (run := found(server.uri, "bbb")) and run.data.metrics)
-    first = found(server.uri, "bbb").info.run_id
+    until("the first value is recorded", lambda: (run := found(server, "bbb")) and run.data.metrics)
+    first = found(server, "bbb").info.run_id
     record._process.kill()  # with its pod
     record = tracker(output, "bbb")
     record.metrics(200, train_loss=1.5)
-    until("the second is, too", lambda: found(server.uri, "bbb").data.metrics["train_loss"] == 1.5)
+    until("the second is, too", lambda: found(server, "bbb").data.metrics["train_loss"] == 1.5)
     monkeypatch.setitem(mlflow_client._TIMEOUT, "FAILED", LIMIT)
     record.end("FAILED")
-    run = found(server.uri, "bbb")
+    run = found(server, "bbb")
     assert (run.info.run_id, run.info.status) == (first, "FAILED")
-    history = mlflow.MlflowClient(server.uri).get_metric_history(first, "train_loss")
+    history = mlflow.MlflowClient(server).get_metric_history(first, "train_loss")
     assert [each.step for each in history] == [100, 200]
 
 
 def test_a_server_that_is_away_is_said_once_and_told_later(
-    output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    port: int, output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server = Server(output)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri.replace("//", "//name:secret@"))
+    """Nobody listens at its address until something passes on what comes."""
+    later = ranks.free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://name:secret@127.0.0.1:{later}")
     record = tracker(output, "ccc")
     for step in range(1, 1500):
         record.metrics(step, train_loss=1 / step)
@@ -182,16 +190,14 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
         return sentence in said
 
     until("it is said", lambda: has_said("MLflow does not accept the record"))
-    server.start()
-    try:
+    with objectstore.proxy(port, output / "mode", later):
         until("it is all told", lambda: has_said("MLflow answers again"))
         record.end("FAILED")
-        run = found(server.uri, "ccc")
+        uri = f"http://127.0.0.1:{port}"
+        run = found(uri, "ccc")
         assert run.info.status == "FAILED"
-        history = mlflow.MlflowClient(server.uri).get_metric_history(run.info.run_id, "train_loss")
+        history = mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, "train_loss")
         assert [each.step for each in history] == list(range(1, 1500))
-    finally:
-        server.stop()
     assert said.count("does not accept") == 1
     assert "secret" not in said
 
