@@ -27,8 +27,9 @@ COMMANDS += [[PYTHON, "-m", "started.nothing"], [PYTHON, "nothing.py"], [PYTHON,
 
 # Runs each command in a fork of a process that has imported torch. It leaves its end to Python.
 FORKS = """
-import json, os, sys
+import gc, json, os, sys
 from torchtally.pod.script import _READ_BY_IMPORTS, Script
+gc.freeze()  # as a pod does before it forks its ranks
 for number, command in enumerate(json.loads(sys.argv[1])):
     sys.stdout.flush()
     if not (pid := os.fork()):
