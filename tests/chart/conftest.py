@@ -18,7 +18,7 @@ Helm = Callable[..., subprocess.CompletedProcess[str]]
 def helm(request: pytest.FixtureRequest) -> Helm:
     """Runs helm, and Helm 3 where it is there as helm3, in the repository's root.
 
-    What the chart renders with Helm 3 is compared in two tests, and all of the others run nightly.
+    What the chart renders with Helm 3 is validated in one test, and all of the others run nightly.
     """
     program: str = request.param
     if shutil.which(program) is None:

@@ -29,7 +29,6 @@ def test_lint(helm: Helm, values: Path | None) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("helm", ["helm", "helm3"], indirect=True)
 def test_unit_tests(helm: Helm) -> None:
     if "unittest" not in helm("plugin", "list").stdout:
         pytest.skip("the helm-unittest plugin is not installed")
