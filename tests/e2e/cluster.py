@@ -47,19 +47,31 @@ def stays(what: str, seconds: int, ask: Callable[[], bool]) -> None:
         time.sleep(1)
 
 
-def image_values(image: str | None = None) -> list[str]:
-    """Options that make the chart use this image, or the one under test."""
+def image_parts(image: str | None = None) -> dict[str, str]:
+    """The chart's `image` values for this image, or for the one under test."""
     repository, _, digest = (image or os.environ["E2E_IMAGE"]).partition("@")
     head, _, tag = repository.rpartition(":")
     if head and "/" not in tag:
-        return ["--set", f"image.repository={head},image.tag={tag},image.digest={digest}"]
-    return ["--set", f"image.repository={repository},image.digest={digest}"]
+        return {"repository": head, "tag": tag, "digest": digest}
+    return {"repository": repository, "digest": digest}
+
+
+def image_values(image: str | None = None) -> list[str]:
+    """Options that make the chart use this image, or the one under test."""
+    return ["--set", ",".join(f"image.{name}={value}" for name, value in image_parts(image).items())]
 
 
 def data_values(dataset: str = "fashion-mnist") -> list[str]:
     """Options that give the chart the data of the nodes, where these have it."""
     folder = os.environ.get("E2E_DATA")
     return ["--set", f"data.hostPath.path={folder}/{dataset}"] if folder else []
+
+
+def bystander(name: str, command: list[str], labels: dict[str, str]) -> Object:
+    """The manifest of a pod of the image under test that is no part of a job."""
+    image = {"name": "main", "image": os.environ["E2E_IMAGE"], "command": ["tini", "--", *command]}
+    spec = {"containers": [image], "terminationGracePeriodSeconds": 1}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 def _kinds() -> list[str]:

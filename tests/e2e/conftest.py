@@ -10,18 +10,20 @@ from pathlib import Path
 import controllers
 import nodes
 import policy
+import prometheus
 import pytest
 from cluster import CHART, LABEL, LIMIT, ROOT, Namespace, run, wait_for
 
 SAVED = ROOT / "build/e2e"
+ORDER = ("kueue", "prometheus_operator", "operator")  # fixtures, whose tests come last, and before them, and so on
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for a cluster without the operator comes first, and Kueue, whose webhooks all pods go through, last."""
+    """What asks for a cluster without an operator comes first, and Kueue, whose webhooks all pods go through, last."""
     for item in items:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3 * LIMIT))  # each may wait for several things
-    items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("kueue", "operator")])
+    items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ORDER])
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +82,27 @@ def kueue(operator: None, trainer: None) -> None:
     deployment = ("--namespace=kubeflow", "deployment/training-operator")
     change = ("kubectl", "annotate", *deployment, "asked=yes", "--dry-run=server")
     wait_for("Kueue's webhooks", lambda: run(*change, check=False).returncode == 0)
+
+
+@pytest.fixture(scope="session")
+def prometheus_image(own_cluster: None) -> str:
+    if why := controllers.no_image(prometheus.IMAGE):
+        pytest.skip(why)
+    controllers.load(prometheus.IMAGE)
+    return prometheus.IMAGE
+
+
+@pytest.fixture(scope="session")
+def without_pod_monitors(own_cluster: None) -> None:
+    if run("kubectl", "get", "crd", "podmonitors.monitoring.coreos.com", check=False).returncode == 0:
+        pytest.skip("the cluster has PodMonitors, with which the chart sets no annotations")
+
+
+@pytest.fixture(scope="session")
+def prometheus_operator(prometheus_image: str) -> None:
+    if why := controllers.missing(controllers.PROMETHEUS_OPERATOR):
+        pytest.skip(why)
+    controllers.apply(controllers.PROMETHEUS_OPERATOR)
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ class Release:
     kustomize: bool = False
     change: tuple[str, str] | None = None  # of one place in its manifests: a pattern, and what is put there
     namespace: str = ""  # of its deployments; empty: it has none
+    images: tuple[str, ...] = ()  # that its manifests name otherwise than as the image of a container
 
 
 # Trainer's own manifests have it, too; a folder has it apart.
@@ -55,6 +56,12 @@ VOLCANO = Release(
     name="volcano",
     url="https://raw.githubusercontent.com/volcano-sh/volcano/v1.14.1/installer/volcano-development.yaml",
     namespace="volcano-system",
+)
+PROMETHEUS_OPERATOR = Release(
+    name="prometheus-operator",
+    url="https://github.com/prometheus-operator/prometheus-operator/releases/download/v0.88.0/bundle.yaml",
+    namespace="default",
+    images=("quay.io/prometheus-operator/prometheus-config-reloader:v0.88.0",),
 )
 
 
@@ -101,9 +108,7 @@ def apply(*releases: Release) -> None:
     """Apply them, and wait until what they run is ready."""
     for each in releases:
         manifests = _manifests(each)
-        for image in sorted(set(re.findall(r"^ *image: (\S+)$", manifests, re.MULTILINE))):
-            if run("docker", "image", "inspect", image, check=False).returncode == 0:
-                run("kind", "load", "docker-image", "--name=torchtally-e2e", image)
+        load(*_images(each))
         run("kubectl", "apply", "--server-side", "--filename=-", text=manifests)
     for each in releases:
         if each.namespace:
@@ -124,6 +129,34 @@ def delete(release: Release) -> None:
             services = [webhook["clientConfig"].get("service", {}) for webhook in each.get("webhooks", [])]
             if release.namespace in {service.get("namespace") for service in services}:
                 run("kubectl", "delete", kind, each["metadata"]["name"])
+
+
+def load(*images: str) -> None:
+    """Into the nodes, those that this machine has."""
+    cluster = run("kubectl", "config", "current-context").stdout.strip().removeprefix("kind-")
+    for image in sorted(set(images)):
+        if run("docker", "image", "inspect", image, check=False).returncode == 0:
+            run("kind", "load", "docker-image", f"--name={cluster}", image)
+
+
+def missing(release: Release) -> str:
+    """What it lacks where the internet cannot be reached; empty if it lacks nothing."""
+    if not at_hand(release):
+        return f"E2E_MANIFESTS has no {release.name}.yaml"
+    return no_image(*_images(release)) if os.environ.get("E2E_MANIFESTS") else ""
+
+
+def no_image(*images: str) -> str:
+    """The same of images alone."""
+    if os.environ.get("E2E_MANIFESTS"):
+        for image in images:
+            if run("docker", "image", "inspect", image, check=False).returncode:
+                return f"this machine has no image {image}"
+    return ""
+
+
+def _images(release: Release) -> list[str]:
+    return [*release.images, *re.findall(r"^ *image: (\S+)$", _manifests(release), re.MULTILINE)]
 
 
 def apply_trainer() -> None:

@@ -1,0 +1,124 @@
+"""A real Prometheus that scrapes a job has the job's own numbers."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import prometheus
+import pytest
+from cluster import CHART, KIND_VALUES, Namespace, data_values, wait_for
+from faults import MASTER, act
+from network import enforces
+from prometheus_client.parser import text_string_to_metric_families
+
+from torchtally import events
+
+pytestmark = pytest.mark.nightly
+
+WORKER = "demo-worker-0"
+ADDED = {"__name__", "instance", "job", "namespace", "pod", "container", "endpoint"}  # by Prometheus, to each series
+OPTIONS = [*KIND_VALUES, "--set", "workers=1,metrics.enabled=true"]
+ENDLESS = ["--set-json", f"args={json.dumps(['--epochs', '100000', '--batch-size', '1000'])}"]
+READ = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9090/metrics').read().decode())"
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@contextmanager
+def standing_still(namespace: Namespace) -> Iterator[None]:
+    """The master waits for the worker's gradients, and goes on to serve its metrics."""
+    act(namespace, WORKER, "stop", "ranks", "any")
+    yield
+    act(namespace, WORKER, "go", "ranks")
+
+
+def served(namespace: Namespace) -> Series:
+    text = namespace.kubectl("exec", MASTER, "--", "python", "-c", READ)
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {(each.name, frozenset(each.labels.items())): each.value for each in samples}
+
+
+def scraped(namespace: Namespace, pod: str) -> Series:
+    found = prometheus.query(namespace, pod, '{__name__=~"torchtally_.+"}')
+    assert {(each["metric"]["namespace"], each["metric"]["pod"]) for each in found} <= {(namespace.name, MASTER)}
+    return {
+        (each["metric"]["__name__"], frozenset((k, v) for k, v in each["metric"].items() if k not in ADDED)): float(
+            each["value"][1]
+        )
+        for each in found
+    }
+
+
+def same(one: Series, other: Series) -> bool:
+    """A value that is not known yet is not a number, which equals nothing."""
+    return one.keys() == other.keys() and all(
+        value == other[name] or (math.isnan(value) and math.isnan(other[name])) for name, value in one.items()
+    )
+
+
+def check_its_numbers(namespace: Namespace, pod: str) -> None:
+    """Those of Prometheus in `pod` are those that the job serves, and that its log has."""
+    wait_for("two epochs", lambda: len(namespace.reported(MASTER, events.Epoch)) >= 2)
+    with standing_still(namespace):
+        wait_for("the same numbers", lambda: same(scraped(namespace, pod), served(namespace)))
+        numbers = scraped(namespace, pod)
+        epochs = namespace.reported(MASTER, events.Epoch)
+        proofs = Counter((each.phase, each.holds) for each in namespace.reported(MASTER, events.Proved))
+
+    def of(name: str, **labels: str) -> float:
+        return numbers[f"torchtally_{name}", frozenset(labels.items())]
+
+    last = epochs[-1]
+    assert isinstance(last, events.Epoch)
+    assert of("epoch_loss") == pytest.approx(last.loss)
+    assert of("test_loss") == pytest.approx(last.test_loss)
+    assert of("test_accuracy") == pytest.approx(last.test_accuracy)
+    assert of("samples_per_second") == pytest.approx(last.samples_per_second, rel=0.01)
+    assert 60_000 * last.epoch <= of("samples_total") <= 60_000 * (last.epoch + 1)
+    assert of("samples_total") % 1000 == 0
+    for phase in ("train", "test"):
+        assert of("proofs_total", phase=phase, holds="true") == proofs[phase, True]
+        assert of("proofs_total", phase=phase, holds="false") == 0
+    assert of("world_size") == 2
+    (run,) = [dict(labels) for name, labels in numbers if name == "torchtally_run_info"]
+    assert run["task"] == "fashion-mnist" and run["run"] in namespace.log(MASTER)
+
+
+def check_the_dashboard(namespace: Namespace, pod: str) -> None:
+    """Each of its panels shows something."""
+    dashboard = json.loads((CHART / "dashboards/torchtally.json").read_text())
+    variables = {"$namespace": namespace.name, "$pod": ".*", "$__rate_interval": "1m"}
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for name, value in variables.items():
+                expression = expression.replace(name, value)
+            wait_for(panel["title"], lambda expression=expression: prometheus.query(namespace, pod, expression))
+
+
+def test_by_the_annotations_of_the_pods(
+    without_pod_monitors: None, prometheus_image: str, operator: None, namespace: Namespace
+) -> None:
+    prometheus.allow_to_find_pods(namespace)
+    prometheus.of_annotations(namespace, "prometheus", prometheus.LABELS)
+    prometheus.of_annotations(namespace, "unnamed", {})
+    namespace.install(*OPTIONS, *data_values(), *ENDLESS)
+    wait_for("the metrics", lambda: prometheus.health(namespace, "prometheus") == {MASTER: "up"})
+    check_its_numbers(namespace, "prometheus")
+    check_the_dashboard(namespace, "prometheus")
+    # The NetworkPolicy names Prometheus by its label.
+    let_in = "down" if enforces(namespace) else "up"
+    wait_for("the other Prometheus", lambda: prometheus.health(namespace, "unnamed") == {MASTER: let_in})
+
+
+def test_by_the_pod_monitor(prometheus_operator: None, operator: None, namespace: Namespace) -> None:
+    prometheus.allow_to_find_pods(namespace)
+    prometheus.of_the_operator(namespace, {"release": "monitoring"})
+    namespace.install(*OPTIONS, *data_values(), *ENDLESS, "--set", "metrics.podMonitorLabels.release=monitoring")
+    wait_for("the metrics", lambda: prometheus.health(namespace, prometheus.OF_THE_OPERATOR) == {MASTER: "up"})
+    annotations = namespace.list("pod")[MASTER]["metadata"]["annotations"]
+    assert not [name for name in annotations if name.startswith("prometheus.io/")]
+    check_its_numbers(namespace, prometheus.OF_THE_OPERATOR)
+    check_the_dashboard(namespace, prometheus.OF_THE_OPERATOR)
