@@ -346,6 +346,7 @@ def test_the_model_and_its_proof_are_copied(
     assert made["spec"]["nodeSelector"] == {"zone": "a"} and "priorityClassName" not in made["spec"]
     (container,) = made["spec"]["containers"]
     assert container["image"] == "torchtally:cpu"
+    assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}  # a ResourceQuota admits none without
     assert container["volumeMounts"] == [{"name": "model", "mountPath": "/output", "subPath": "demo", "readOnly": True}]
     assert "command=--exclude%3D./checkpoints" in claim.commands[0]
     assert claim.deleted == [made["metadata"]["name"]]

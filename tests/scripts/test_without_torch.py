@@ -1,4 +1,4 @@
-"""verify_shards, run_local, startup and torchtally_jobs need no PyTorch, and `make scripts` installs all that they need."""
+"""The scripts need no PyTorch, and `make scripts` installs all that they need."""
 
 import os
 import shutil
