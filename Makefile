@@ -29,7 +29,7 @@ demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then ver
 	@scripts/verify_shards.py build/demo.log
 
 .PHONY: scripts
-scripts: .venv/.scripts ## install what verify_shards, run_local and startup need, without PyTorch: . .venv/bin/activate
+scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, run_local and startup need, without PyTorch: . .venv/bin/activate
 
 .PHONY: test
 test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one

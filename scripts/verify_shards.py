@@ -35,17 +35,22 @@ class BadInput(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _options(argv)
     try:
-        log = _read_job(options) if options.job else Log()
-        for path in options.paths:
-            _read(log, path)
-        for path in options.sizes:
-            _read_sizes(log, path)
-        verdicts = judge(log, options.run, options.expect_per_pod)
+        return check(argv)
     except (BadInput, UnknownRun) as error:
         print(f"verify_shards: {error}", file=sys.stderr)
         return 2
+
+
+def check(argv: list[str] | None) -> int:
+    """Print the verdict, and return the exit status that tells it. Raises BadInput and UnknownRun."""
+    options = _options(argv)
+    log = _read_job(options) if options.job else Log()
+    for path in options.paths:
+        _read(log, path)
+    for path in options.sizes:
+        _read_sizes(log, path)
+    verdicts = judge(log, options.run, options.expect_per_pod)
     if options.json:
         console.show(report.as_json(verdicts))
     else:

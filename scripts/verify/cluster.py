@@ -1,6 +1,7 @@
 """The logs of the pods of a PyTorchJob or a TrainJob, as the cluster has them."""
 
 import io
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,16 @@ def read_job(name: str, namespace: str | None, context: str | None, *, until_end
     """The logs of all pods of the job, once it has ended; pods without one become complaints. Raises ClusterError."""
     settings, own_namespace = connect(context)
     with client.ApiClient(settings) as api:
-        find = partial(_find, client.CustomObjectsApi(api), name, namespace or own_namespace)
-        read = partial(_read, client.CoreV1Api(api))
+        look = partial(find, client.CustomObjectsApi(api), name, namespace or own_namespace)
+        read_of = partial(read, client.CoreV1Api(api))
         if not until_end:
-            return read(find())
-        job = wait.until_end(find)
-        return wait.until_read(partial(read, job))
+            return read_of(look())
+        job = wait.until_end(look)
+        return wait.until_read(partial(read_of, job))
 
 
-def _find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
+def find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
+    """The job of this name, of whichever kind. Raises ClusterError."""
     try:
         return job_kinds.find(api, name, namespace)
     except urllib3.exceptions.HTTPError as error:
@@ -41,10 +43,11 @@ def _no_answer(api: client.ApiClient, error: Exception) -> Unreachable:
     return Unreachable(f"cannot reach the cluster at {api.configuration.host}: {error}")
 
 
-def _read(core: client.CoreV1Api, job: ClusterJob) -> Log:
-    log = Log()
+def read(core: client.CoreV1Api, job: ClusterJob, log: Log | None = None, pods: Sequence[str] | None = None) -> Log:
+    """A log, or this one, with the logs of all pods of the job, or of these. Raises ClusterError."""
+    log = Log() if log is None else log
     try:
-        pods = job.pods(core)
+        pods = job.pods(core) if pods is None else pods
     except urllib3.exceptions.HTTPError as error:
         raise _no_answer(core.api_client, error) from error
     if not job.ended:
@@ -89,7 +92,7 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
     try:
         status = core.read_namespaced_pod(pod, job.namespace, _request_timeout=TIMEOUT).status
         if status and status.phase == "Pending":
-            log.complaints.append(Complaint(f"pod {pod} has not started{_waits_for(status)}", no_log=True))
+            log.complaints.append(Complaint(f"pod {pod} has not started{_why(status)}", no_log=True))
             return
         if status and status.phase == "Running" and job.ended:  # a PyTorchJob ends with its master
             log.notes.append(f"pod {pod} is still running: later lines are missing")
@@ -114,12 +117,17 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
         log.read(f"pod {pod}", stream)
 
 
-def _waits_for(status: client.V1PodStatus) -> str:
+def _why(status: client.V1PodStatus) -> str:
+    known = reasons(status)
+    return f" ({', '.join(known)})" if known else ""
+
+
+def reasons(status: client.V1PodStatus) -> list[str]:
     """Why a pending pod does not start, as far as its status tells."""
     first = status.init_container_statuses or []
     containers = [*first, *(status.container_statuses or [])]
-    reasons: set[str | None] = {f"{each.name} runs" for each in first if each.state and each.state.running}
-    reasons |= {each.state.waiting.reason for each in containers if each.state and each.state.waiting}
-    reasons |= {each.reason for each in status.conditions or [] if each.status == "False"}
-    known = reasons - {None, "PodInitializing", "ContainersNotReady", "ContainersNotInitialized"}
-    return f" ({', '.join(sorted(map(str, known)))})" if known else ""
+    told: set[str | None] = {f"{each.name} runs" for each in first if each.state and each.state.running}
+    told |= {each.state.waiting.reason for each in containers if each.state and each.state.waiting}
+    told |= {each.reason for each in status.conditions or [] if each.status == "False"}
+    known = told - {None, "PodInitializing", "ContainersNotReady", "ContainersNotInitialized"}
+    return sorted(map(str, known))

@@ -48,7 +48,17 @@ class ClusterJob(ABC):
 
     @property
     @abstractmethod
+    def selector(self) -> str:
+        """The labels of its pods."""
+
+    @property
+    @abstractmethod
     def suspended(self) -> bool: ...
+
+    @property
+    def has_leader(self) -> bool:
+        """Whether the first of its pods has rank 0."""
+        return True
 
     @property
     def why_gone(self) -> str:
@@ -102,6 +112,14 @@ class PyTorchJob(ClusterJob):
         ]
 
     @property
+    def has_leader(self) -> bool:
+        return "Master" in self.spec.get("pytorchReplicaSpecs", {})
+
+    @property
+    def selector(self) -> str:
+        return f"training.kubeflow.org/job-name={self.name}"
+
+    @property
     def suspended(self) -> bool:
         return bool(self.spec.get("runPolicy", {}).get("suspend"))
 
@@ -119,8 +137,8 @@ class TrainJob(ClusterJob):
     def pods(self, core: client.CoreV1Api) -> list[str]:
         """The last that was made for each node; where there is none, the start of its name."""
         try:
-            selector = f"jobset.sigs.k8s.io/jobset-name={self.name},jobset.sigs.k8s.io/replicatedjob-name=node"
-            found: Any = core.list_namespaced_pod(self.namespace, label_selector=selector, _request_timeout=TIMEOUT)
+            options: dict[str, Any] = {"label_selector": self.selector, "_request_timeout": TIMEOUT}
+            found: Any = core.list_namespaced_pod(self.namespace, **options)
         except ApiException as error:
             raise refused(error, f"the pods of {self.kind} {self.name}", self.namespace, "pods", "list") from error
         nodes = {
@@ -129,6 +147,10 @@ class TrainJob(ClusterJob):
         for pod in sorted(found.items, key=lambda each: each.metadata.creation_timestamp):
             nodes[int(pod.metadata.labels["batch.kubernetes.io/job-completion-index"])] = pod.metadata.name
         return [nodes[index] for index in sorted(nodes)]
+
+    @property
+    def selector(self) -> str:
+        return f"jobset.sigs.k8s.io/jobset-name={self.name},jobset.sigs.k8s.io/replicatedjob-name=node"
 
     @property
     def suspended(self) -> bool:
@@ -154,6 +176,25 @@ def find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
         except ApiException as error:
             reasons.append((kind, error))
     raise _why_none(reasons, name, namespace)
+
+
+def find_all(api: client.CustomObjectsApi, namespace: str) -> list[ClusterJob]:
+    """All jobs of a namespace, by name. Raises ClusterError and urllib3's HTTPError."""
+    jobs: list[ClusterJob] = []
+    unknown: list[ApiException] = []
+    for kind in (PyTorchJob, TrainJob):
+        try:
+            found: Any = api.list_namespaced_custom_object(
+                kind.group, kind.version, namespace, kind.plural, _request_timeout=TIMEOUT
+            )
+            jobs += map(kind, found["items"])
+        except ApiException as error:
+            if error.status != 404:
+                raise refused(error, f"the {kind.kind}s", namespace, _resource(kind), "list") from error
+            unknown.append(error)
+    if len(unknown) == 2:
+        raise _why_none([(PyTorchJob, unknown[0]), (TrainJob, unknown[1])], "", namespace)
+    return sorted(jobs, key=lambda job: job.name)
 
 
 def _why_none(reasons: list[tuple[type[ClusterJob], ApiException]], name: str, namespace: str) -> ClusterError:

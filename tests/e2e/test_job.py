@@ -63,13 +63,10 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
 
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 
-    fetch = "\n".join(
-        line
-        for line in notes.partition("Copy them after the job finishes:")[2].splitlines()
-        if line.startswith("  kubectl")
-    )
-    run("bash", "-euc", f"cd {tmp_path}\n{fetch}")
-    assert {file.name for file in (tmp_path / "output").iterdir()} == {"checkpoints", "model.pt", "proof.json"}
+    (fetch,) = [line.split() for line in notes.splitlines() if line.startswith("  scripts/torchtally_jobs.py fetch")]
+    script, *arguments = [str(tmp_path / "output") if part == "./output" else part for part in fetch]
+    run(sys.executable, str(ROOT / script), *arguments)
+    assert {file.name for file in (tmp_path / "output").iterdir()} == {"model.pt", "proof.json"}
 
     namespace.helm("uninstall", "demo", "--wait")
     kept = before | {"persistentvolumeclaim/demo-model"}

@@ -81,6 +81,8 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]
         def do_GET(self) -> None:
             answering.answer(self)
 
+        do_POST = do_DELETE = do_GET
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 

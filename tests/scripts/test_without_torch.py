@@ -1,4 +1,4 @@
-"""verify_shards, run_local and startup need no PyTorch, and `make scripts` installs all that they need."""
+"""The scripts need no PyTorch, and `make scripts` installs all that they need."""
 
 import os
 import shutil
@@ -55,6 +55,11 @@ def test_verify_shards_reads_a_cluster(server: Server, tmp_path: Path) -> None:
     assert (proved.returncode, proved.stderr) == (0, "")
 
 
+def test_torchtally_jobs_reads_a_cluster(server: Server, tmp_path: Path) -> None:
+    proved = blocked("torchtally_jobs.py", "status", "demo", KUBECONFIG=str(tmp_path / "kubeconfig"))
+    assert (proved.returncode, proved.stderr) == (0, "")
+
+
 def test_startup_reads_a_cluster(cluster: Server, tmp_path: Path) -> None:  # noqa: F811
     told = blocked("startup.py", "demo", KUBECONFIG=str(tmp_path / "kubeconfig"))
     assert (told.returncode, told.stderr) == (0, "")
@@ -91,5 +96,7 @@ def test_make_scripts_installs_all_that_they_need(tmp_path: Path) -> None:
     asked = run("scripts/verify_shards.py", "--job", "demo", "--context", "nowhere")
     assert "cannot use the context nowhere" in asked.stderr
     assert "cannot use the context nowhere" in run("scripts/startup.py", "demo", "--context", "nowhere").stderr
+    shown = run("scripts/torchtally_jobs.py", "status", log)
+    assert (shown.returncode, "disproved" in shown.stdout) == (1, True), shown.stderr
     ended = run("scripts/run_local.py", "-f", EXAMPLE, "--entrypoint", "echo")
     assert (ended.returncode, ended.stdout.count(" run fashion-mnist")) == (0, 4), ended.stderr

@@ -203,24 +203,3 @@ restartPolicy: {{ include "torchtally.restartPolicy" .root | quote }}
 template:
   {{- include "torchtally.podTemplate" . | nindent 2 }}
 {{- end }}
-
-{{- /* Overrides for `kubectl run`: a sleeping pod with the model's claim mounted, for `kubectl cp`. */}}
-{{- define "torchtally.fetchPod" -}}
-{{- $mount := dict "name" "model" "mountPath" "/output" "readOnly" true }}
-{{- with tpl .Values.model.subPath . }}{{ $_ := set $mount "subPath" . }}{{ end }}
-{{- $container := dict
-  "name" (printf "%s-fetch" (include "torchtally.job" .))
-  "image" (include "torchtally.image" .)
-  "command" (list "sleep" "3600")
-  "resources" (include "torchtally.ownResources" . | fromYaml)
-  "securityContext" .Values.securityContext
-  "volumeMounts" (list $mount) }}
-{{- $spec := dict
-  "containers" (list $container)
-  "securityContext" .Values.podSecurityContext
-  "volumes" (list (dict "name" "model" "persistentVolumeClaim" (dict "claimName" (include "torchtally.claim" .)))) }}
-{{- with .Values.image.pullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end }}
-{{- with .Values.nodeSelector }}{{ $_ := set $spec "nodeSelector" . }}{{ end }}
-{{- with .Values.tolerations }}{{ $_ := set $spec "tolerations" . }}{{ end }}
-{{- toJson (dict "spec" $spec) | replace "'" "\\u0027" }} {{- /* the shell quotes it by ' */}}
-{{- end }}

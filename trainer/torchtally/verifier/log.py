@@ -74,16 +74,17 @@ class Log:
         unwrapping, number = Unwrapping(PREFIX.rstrip(), _LONGEST), 1
         while text := stream.readline(_LONGEST):
             for line in unwrapping.lines(text):
-                self._add(line, f"{source}:{number}")
+                self.add(line, f"{source}:{number}")
             number += text.endswith("\n")
         for line in unwrapping.rest():
-            self._add(line, f"{source}:{number}")
+            self.add(line, f"{source}:{number}")
 
     def tell(self, sizes: Any) -> None:
         """Add the sizes of a dataset's shard files, which orders name by their fingerprint. Raises ValueError."""
         self.told.append(ShardSizes.of(sizes))
 
-    def _add(self, text: str, where: str) -> None:
+    def add(self, text: str, where: str) -> None:
+        """Add a line of a log, which is at this place."""
         for found in _found_in(text):
             if found.run:
                 begins = self.begins.get(found.run), found.began

@@ -1,0 +1,199 @@
+"""Copies the results of a job from its claim, through a pod that mounts the claim and is deleted afterwards."""
+
+import hashlib
+import io
+import json
+import tarfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from kubernetes import client, stream
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream.ws_client import STDERR_CHANNEL, STDOUT_CHANNEL
+from websocket import WebSocketException
+
+from verify.job_kinds import TIMEOUT, ClusterError, ClusterJob, PyTorchJob, Unreachable
+
+from .cluster import Cluster, waits
+
+_OUTPUT = "/output"
+_WAIT = 300.0  # seconds for the pod to start
+_LIFE = 3600  # seconds of a pod that nobody deletes
+_SILENCE = 60.0  # seconds after which a connection is lost
+_CONTAINER = "fetch"
+_COPIED = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext")  # from a pod of the job
+
+
+class Wrong(Exception):
+    """What was copied is not what its proof says; the text is a sentence."""
+
+
+def fetch(cluster: Cluster, job: ClusterJob, folder: Path, *, checkpoints: bool) -> list[str]:
+    """Copy the files to an empty `folder`; returns their names. Raises ClusterError, Wrong, and OSError."""
+    pod = _made_of(_template(cluster, job), job)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _running(cluster, job, pod) as name:
+        left_out = [] if checkpoints else ["--exclude=./checkpoints"]
+        _unpack(cluster, name, ["tar", "-C", _OUTPUT, *left_out, "-cf", "-", "."], folder)
+    _check(folder)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _template(cluster: Cluster, job: ClusterJob) -> dict[str, Any]:
+    """The spec of a pod of the job. Raises ClusterError."""
+    if isinstance(job, PyTorchJob):
+        replicas = job.spec["pytorchReplicaSpecs"]
+        spec: dict[str, Any] = replicas.get("Master", replicas.get("Worker"))["template"]["spec"]
+        return spec
+    if pods := cluster.pods(job):
+        found: dict[str, Any] = cluster.api.sanitize_for_serialization(next(iter(pods.values())).spec)  # type: ignore[no-untyped-call]
+        return found
+    raise ClusterError(f"{job.kind} {job.name} has no pod left, which would tell the claim of its results")
+
+
+def _made_of(spec: dict[str, Any], job: ClusterJob) -> dict[str, Any]:
+    """The pod that mounts the claim as the training does, to read. Raises ClusterError."""
+    container = next(each for each in spec["containers"] if each["name"] == job.container)
+    mounts = [each for each in container.get("volumeMounts", []) if each["mountPath"].rstrip("/") == _OUTPUT]
+    names = {each["name"] for each in mounts}
+    volumes = [each for each in spec.get("volumes", []) if each["name"] in names and "persistentVolumeClaim" in each]
+    if not volumes:
+        raise ClusterError(f"{job.kind} {job.name} has no claim at {_OUTPUT}: its results are gone with its pods")
+    copied = {name: spec[name] for name in _COPIED if name in spec}
+    return {
+        "metadata": {
+            "name": f"{job.name}-fetch-{uuid.uuid4().hex[:5]}",
+            "labels": {"app.kubernetes.io/managed-by": "torchtally_jobs"},
+        },
+        "spec": {
+            **copied,
+            "containers": [
+                {
+                    "name": _CONTAINER,
+                    "image": container["image"],
+                    "imagePullPolicy": container.get("imagePullPolicy", "IfNotPresent"),
+                    "command": ["sleep", str(_LIFE)],
+                    "resources": {
+                        "requests": {"cpu": "100m", "memory": "128Mi"},
+                        "limits": {"cpu": "1", "memory": "1Gi"},
+                    },
+                    "securityContext": container.get("securityContext", {}),
+                    "volumeMounts": [{**mounts[0], "readOnly": True}],
+                }
+            ],
+            "volumes": volumes,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _LIFE,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+        },
+    }
+
+
+@contextmanager
+def _running(cluster: Cluster, job: ClusterJob, pod: Any) -> Iterator[str]:
+    """The name of the pod while it runs."""
+    name, core = pod["metadata"]["name"], cluster.core
+    with cluster.told(f"a pod that mounts the claim of {job.name}", "pods", "create"):
+        core.create_namespaced_pod(cluster.namespace, pod, _request_timeout=TIMEOUT)
+    try:
+        ends = time.monotonic() + _WAIT
+        while True:
+            with cluster.told(f"pod {name}", "pods", "get"):
+                found: Any = core.read_namespaced_pod(name, cluster.namespace, _request_timeout=TIMEOUT)
+            if found.status.phase == "Running":
+                break
+            if found.status.phase != "Pending" or time.monotonic() > ends:
+                why = waits(found) or found.status.reason or found.status.phase
+                raise ClusterError(f"pod {name}, which mounts the claim of {job.name}, has not started: {why}")
+            time.sleep(1)
+        yield name
+    finally:
+        with suppress(ApiException, urllib3.exceptions.HTTPError):
+            core.delete_namespaced_pod(name, cluster.namespace, grace_period_seconds=0, _request_timeout=TIMEOUT)
+
+
+def _unpack(cluster: Cluster, pod: str, command: list[str], folder: Path) -> None:
+    with cluster.told(f"the files of pod {pod}", "pods/exec", "create"):
+        # A client of its own: `stream` changes how the client that it is given makes its requests.
+        core = client.CoreV1Api(client.ApiClient(cluster.settings))
+        try:
+            socket = stream.stream(
+                core.connect_get_namespaced_pod_exec,
+                pod,
+                cluster.namespace,
+                command=command,
+                container=_CONTAINER,
+                stdin=False,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                binary=True,
+                _preload_content=False,
+            )
+        except WebSocketException as error:
+            raise Unreachable(f"cannot reach the cluster at {cluster.settings.host}: {error}") from error
+    packed = _Packed(socket)
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(packed), mode="r|") as archive:
+            archive.extractall(folder, filter="data")
+        while packed.read(1 << 16):
+            pass
+    except (tarfile.TarError, WebSocketException) as error:
+        raise ClusterError(f"the files of pod {pod} cannot be read: {packed.said or error}") from error
+    finally:
+        socket.close()
+    if socket.returncode:
+        raise ClusterError(f"the files of pod {pod} cannot be read: {packed.said}")
+
+
+class _Packed(io.RawIOBase):
+    """What a command in a pod writes."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket, self._left, self._errors = socket, b"", b""
+
+    @property
+    def said(self) -> str:
+        return self._errors.decode(errors="replace").strip()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            was_open = self._socket.is_open()
+            self._socket.update(timeout=_SILENCE)
+            self._errors += self._socket.read_channel(STDERR_CHANNEL) or b""
+            self._left = self._socket.read_channel(STDOUT_CHANNEL) or b""
+            if not was_open and not self._left:
+                return 0
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+
+def _check(folder: Path) -> None:
+    """Compare the model's files with their hashes in the proof. Raises Wrong."""
+    proof = folder / "proof.json"
+    if not proof.exists():
+        return
+    try:
+        read = json.loads(proof.read_text(encoding="utf-8"))
+        stated = {"model.pt": read["model"]} if read["model"] else {}
+        stated |= read["files"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise Wrong(f"{proof} is no proof: {error}") from error
+    for name, hashed in stated.items():
+        file = folder / name
+        if not file.exists():
+            raise Wrong(f"{file} is missing, and {proof} names it")
+        with file.open("rb") as stream:
+            found = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        if found != hashed:
+            raise Wrong(f"{file} is {found}, and {proof} is of {hashed}")

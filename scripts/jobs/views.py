@@ -1,0 +1,130 @@
+"""The overviews of jobs in a cluster, and of logs."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torchtally.record.model import Snapshot
+from verify import cluster as verified
+from verify import phrasing
+from verify.job_kinds import ClusterError, ClusterJob, Unreachable
+from verify.outcome import Outcome, worst
+from verify.verdict import Verdict, judge
+
+from . import overview, standing
+from .cluster import Cluster, Pod, lives, restarts, waits
+from .files import found
+from .overview import Overview
+from .reading import RecordingLog
+from .standing import Standing
+
+Pods = dict[str, Pod]
+
+
+def of_job(cluster: Cluster, job: ClusterJob) -> tuple[Overview, Snapshot]:
+    """With all logs. Raises ClusterError."""
+    pods, warnings = _asked(cluster, job)
+    log = RecordingLog()
+    for name, pod in pods.items():
+        if restarts(pod, job.container):  # the verifier needs no log of an earlier start
+            with cluster.log(name, job, previous=True) as stream:
+                for line in stream:
+                    log.record.add(name, line)
+    verified.read(cluster.core, job, log)
+    tell(log, job, pods)
+    return judged(log, job, pods, warnings), log.record.snapshot
+
+
+def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
+    """By the log of the first pod alone, whose last line proves the run. Raises ClusterError."""
+    log = RecordingLog()
+    own = {name: pod for name, pod in pods.items() if _is_of(pod, job)}
+    first = job.pods(cluster.core)[:1] if job.has_leader else job.pods(cluster.core)
+    verified.read(cluster.core, job, log, [name for name in first if name in own])
+    tell(log, job, own)
+    return judged(log, job, own)
+
+
+def of_files(path: Path) -> tuple[Overview, Snapshot]:
+    """Of logs. Raises NoLogs."""
+    log = RecordingLog()
+    for file in found(path):
+        with file.open(encoding="utf-8", errors="replace", newline="") as stream:
+            log.read(str(file), stream)
+    return of_log(log, path.name or str(path)), log.record.snapshot
+
+
+def of_log(log: RecordingLog, name: str) -> Overview:
+    """Of logs that are read."""
+    verdicts = judge(log)
+    outcome = worst(each.outcome for each in verdicts)
+    return overview.of(
+        name, log.record.snapshot, at=time.time(), standing=standing.of(outcome, None), proof=_sentence(verdicts)
+    )
+
+
+def so_far(log: RecordingLog, name: str, job: ClusterJob | None, pods: Pods, warnings: Iterable[str]) -> Overview:
+    """Of a job that has not ended, without a judgement: that takes long for many pods."""
+    return overview.of(
+        name,
+        log.record.snapshot,
+        at=time.time(),
+        standing=standing.of(Outcome.PENDING, job) if job else Standing.RUNNING,
+        **_known(job, pods),
+        warnings=warnings,
+    )
+
+
+def tell(log: RecordingLog, job: ClusterJob, pods: Pods) -> None:
+    """Tell the record what the status of each pod says."""
+    for name, pod in pods.items():
+        for life in lives(pod, job.container):
+            if life.container is not None or life.created is not None:
+                log.record.tell(name, life)
+
+
+def _asked(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str]]:
+    """The pods, and the cluster's warnings; rights that lack are a warning."""
+    pods: Pods = {}
+    try:
+        pods = cluster.pods(job)
+        return pods, cluster.warnings(job, pods)
+    except Unreachable:
+        raise
+    except ClusterError as error:
+        return pods, [str(error)]
+
+
+def judged(log: RecordingLog, job: ClusterJob, pods: Pods, warnings: Iterable[str] = ()) -> Overview:
+    """Of a job whose logs are read."""
+    verdicts = judge(log)
+    outcome = worst(each.outcome for each in verdicts)
+    return overview.of(
+        job.name,
+        log.record.snapshot,
+        at=time.time(),
+        standing=standing.of(outcome, job),
+        proof=_sentence(verdicts),
+        **_known(job, pods),
+        warnings=warnings,
+    )
+
+
+def _known(job: ClusterJob | None, pods: Pods) -> dict[str, Any]:
+    if job is None:
+        return {}
+    state = job.state.lower() if job.ended else job.progress
+    waiting = {name: why for name, pod in pods.items() if (why := waits(pod))}
+    return {"state": state, "kind": job.kind, "namespace": job.namespace, "waits": waiting}
+
+
+def _sentence(verdicts: list[Verdict]) -> str:
+    return phrasing.conclusion(verdicts[0]) if len(verdicts) == 1 else phrasing.summary_of_runs(verdicts)
+
+
+def _is_of(pod: Pod, job: ClusterJob) -> bool:
+    labels = pod.metadata.labels or {}
+    return all(
+        labels.get(name) == value for name, _, value in (each.partition("=") for each in job.selector.split(","))
+    )

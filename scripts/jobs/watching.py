@@ -1,0 +1,134 @@
+"""Shows a job until it ends: on a terminal in place, and else a line or an object of JSON for each change."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.live import Live
+
+from torchtally.record.model import State
+from verify import cluster as verified
+from verify.job_kinds import ClusterError, NoJob, Unreachable
+
+from . import show, views
+from .cluster import Cluster
+from .files import Growing, found, parted
+from .follow import MOST, Follower
+from .overview import Overview
+from .reading import RecordingLog
+from .standing import Standing
+
+_LOOK = 2.0  # seconds between two looks at the cluster
+_REDRAW = 0.5
+_LINE = 10.0  # seconds between two lines about a job that goes on
+_REST = 15.0  # seconds for the last lines, after the job's end
+
+
+class Screen:
+    """Where a job is shown while it is watched."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._json, self._console = as_json, show.console()
+        self._live: Live | None = None
+        self._shown: tuple[object, ...] = ()
+        self._at = 0.0
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        if self._json or not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            yield
+
+    def show(self, overview: Overview) -> None:
+        """Show it now if it has changed, or if some time has passed."""
+        now = time.monotonic()
+        if self._live:
+            if now - self._at >= _REDRAW:
+                self._live.update(show.whole(overview, self._console.encoding, self._console.width), refresh=True)
+                self._at = now
+            return
+        does = tuple(pod.does for pod in overview.pods)
+        change = overview.state, overview.attempt, overview.epoch, len(overview.restarts), overview.standing, does
+        if change != self._shown or now - self._at >= _LINE:
+            self._print(overview)
+            self._shown, self._at = change, now
+
+    def end(self, overview: Overview) -> None:
+        """Show what stays."""
+        if self._json:
+            self._print(overview)
+        else:
+            self._console.print(show.whole(overview, self._console.encoding, self._console.width))
+
+    def _print(self, overview: Overview) -> None:
+        if self._json:
+            print(show.dumped(show.as_json(overview), indent=None), flush=True)
+        else:
+            print(f"{show.clock(overview.at)} {show.line(overview)}", flush=True)
+
+
+def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
+    """Watch a job in the cluster to its end. Raises ClusterError."""
+    found_job = cluster.job(name)
+    follower, log = Follower(cluster, found_job), RecordingLog()
+    pods: views.Pods = {}
+    warnings: list[str] = []
+    looked = ended_at = 0.0
+    with screen.open():
+        while True:
+            if time.monotonic() - looked >= _LOOK:
+                try:
+                    now = cluster.job(name)
+                    if now.uid != found_job.uid:
+                        raise ClusterError(f"{found_job.deletion}, and another one of that name exists")
+                    found_job, pods = now, cluster.pods(now)
+                    warnings = [] if found_job.ended else cluster.warnings(found_job, pods)
+                    if len(pods) > MOST:
+                        warnings.append(f"{len(pods)} pods: the logs of {MOST} are followed")
+                    follower.show(pods)
+                    views.tell(log, found_job, pods)
+                except NoJob as error:
+                    raise ClusterError(found_job.deletion) from error
+                except Unreachable as error:
+                    warnings = [str(error)]
+                looked = time.monotonic()
+            for line in follower.lines(_REDRAW):
+                log.add_line(line.pod, line.text)
+            if found_job.ended:
+                ended_at = ended_at or time.monotonic()
+                if not follower.busy or time.monotonic() - ended_at > _REST:
+                    break
+            screen.show(views.so_far(log, name, found_job, pods, [*warnings, *follower.errors.values()]))
+    verified.read(cluster.core, found_job, log)
+    last = views.judged(log, found_job, pods)
+    screen.end(last)
+    return last.standing
+
+
+def logs(path: Path, screen: Screen) -> Standing:
+    """Watch logs that are being written until their run is complete and its pods have ended. Raises NoLogs."""
+    found(path)
+    log, files = RecordingLog(), dict[Path, Growing]()
+    with screen.open():
+        while True:
+            for file in found(path):
+                growing = files.setdefault(file, Growing(file))
+                for text in growing.lines():
+                    pod, _, line = parted(file, text)
+                    log.add_line(pod, line)
+            if _over(log):
+                break
+            screen.show(views.so_far(log, path.name, None, {}, []))
+            time.sleep(_REDRAW)
+    last = views.of_log(log, path.name)
+    screen.end(last)
+    return last.standing
+
+
+def _over(log: RecordingLog) -> bool:
+    snapshot = log.record.snapshot
+    complete = snapshot.run is not None and snapshot.run.state is State.COMPLETE
+    return complete and all(pod.life.ended is not None or pod.life.started is None for pod in snapshot.pods)

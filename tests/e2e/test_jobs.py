@@ -1,0 +1,60 @@
+"""torchtally_jobs shows a job on a cluster: through a kill, to its end, and its results."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import faults
+from cluster import KIND_VALUES, LIMIT, ROOT, Namespace, data_values, run
+
+JOBS = [sys.executable, str(ROOT / "scripts/torchtally_jobs.py")]
+OPTIONS = ["--set-json", f'args=["--epochs", "{faults.EPOCHS}", "--batch-size", "125", "--save-seconds", "0.2"]']
+OPTIONS += ["--set-json", 'env=[{"name": "TORCHTALLY_PROGRESS_SECONDS", "value": "1"}]']
+
+
+def asked(namespace: Namespace, *command: str, code: int = 0) -> str:
+    ended = run(*JOBS, *command, "-n", namespace.name, check=False)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp_path: Path) -> None:
+    namespace.install(*KIND_VALUES, *data_values(), *OPTIONS)
+    watch = [*JOBS, "watch", "demo", "--json", "-n", namespace.name]
+    follow = [*JOBS, "logs", "demo", "--follow", "--all", "-n", namespace.name]
+    with (
+        subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching,
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(follow, stdout=log) as following,
+    ):
+        try:
+            faults.kill("demo-worker-1", faults.MID_EPOCH)(namespace)
+            namespace.wait_for_job("demo", "Succeeded")
+            out, _ = watching.communicate(timeout=LIMIT)
+            assert (watching.returncode, following.wait(LIMIT)) == (0, 0), out
+        finally:
+            watching.kill()
+            following.kill()
+    seen: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+    assert seen[-1]["standing"] == "proved" and "running" in {each["standing"] for each in seen}
+    assert {each["attempt"] for each in seen} >= {0, 1}
+    assert any(pod["samples_per_second"] for each in seen for pod in each["pods"])
+    assert any(each["loss"] for each in seen) and any(each["checkpoint"] for each in seen)
+    assert any(each["seconds_left"] for each in seen)
+    killed = [each for each in seen[-1]["restarts"] if each["pod"] == "demo-worker-1"]
+    assert killed and killed[0]["kind"] != "consequence", seen[-1]["restarts"]
+
+    followed = (tmp_path / "log").read_text()
+    for pod in faults.PODS:
+        assert followed.count(f'[{pod}] TORCHTALLY-EVENT {{"v":1,"event":"started"') == 2
+    (listed,) = json.loads(asked(namespace, "list", "--json"))["jobs"]
+    assert (listed["job"], listed["state"], listed["standing"]) == ("demo", "succeeded", "proved")
+    assert "✓ the proof holds" in " ".join(asked(namespace, "status", "demo").split())
+    assert json.loads(asked(namespace, "verify", "demo", "--json"))["holds"]
+    assert "[demo-master-0] torchtally: wrote /output/model.pt" in asked(namespace, "logs", "demo")
+    asked(namespace, "fetch", "demo", str(tmp_path / "results"))
+    assert {file.name for file in (tmp_path / "results").iterdir()} == {"model.pt", "proof.json"}
+    assert not [name for name in namespace.list("pod") if "fetch" in name]
+    asked(namespace, "status", "another", code=2)

@@ -1,0 +1,386 @@
+"""torchtally_jobs against an API server that answers as told, by the real Kubernetes client."""
+
+import base64
+import hashlib
+import io
+import json
+import socket
+import tarfile
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import bruteforce
+import pytest
+import told
+import torchtally_jobs
+from answering import JOB, LAST, LINES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
+
+from jobs import commands, watching
+
+PODS = "/api/v1/namespaces/trial/pods"
+OF_JOB = f"{PODS}?labelSelector=training.kubeflow.org/job-name%3Ddemo"
+EVENTS = "/api/v1/namespaces/trial/events?fieldSelector=type%3DWarning"
+JOBS = JOB.removesuffix("/demo")
+TRAIN_JOBS = TRAIN_JOB.removesuffix("/demo")
+CREATED = "2026-01-02T03:04:00Z"
+
+
+def container(restarts: int = 0, **states: Any) -> dict[str, Any]:
+    common = {"name": "pytorch", "image": "", "imageID": "", "ready": True}
+    return {**common, "restartCount": restarts, **(states or {"state": {"running": {"startedAt": CREATED}}})}
+
+
+def object_of(name: str, phase: str = "Running", **status: Any) -> dict[str, Any]:
+    labels = {"training.kubeflow.org/job-name": "demo"}
+    metadata = {"name": name, "uid": f"uid of {name}", "creationTimestamp": CREATED, "labels": labels}
+    return {"metadata": metadata, "status": {"phase": phase, "containerStatuses": [container()], **status}}
+
+
+@pytest.fixture
+def cluster(server: Server) -> Server:
+    """With what a user may list as well."""
+    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
+    server.answers[JOBS] = 200, {"items": [server.job]}
+    server.answers[TRAIN_JOBS] = UNKNOWN
+    names = ("demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2")
+    pods(server, *map(object_of, names))
+    server.answers[EVENTS] = 200, {"items": []}
+    for name in names:
+        status, text = server.answers[f"{pod(name)}/log?container=pytorch"]
+        stamped = "".join(f"2026-01-02T03:04:05.{at:09}Z {line}\n" for at, line in enumerate(text.splitlines()))
+        for options in ("previous=false&timestamps=true", "follow=true&timestamps=true"):
+            server.answers[f"{pod(name)}/log?container=pytorch&{options}"] = status, stamped
+    return server
+
+
+def pods(server: Server, *objects: dict[str, Any]) -> None:
+    for path in (PODS, OF_JOB):
+        server.answers[path] = 200, {"items": list(objects)}
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = torchtally_jobs.main([*arguments])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return status, " ".join((out + err).split())
+
+
+def test_a_job_that_is_proved(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "watch", "verify"):
+        status, said = asked(capsys, command, "demo")
+        assert status == 0 and "✓ the proof holds: run" in said, said
+        assert "imports" not in said  # its pods run, and have no entry point that reports
+    status, said = asked(capsys, "list")
+    assert status == 0 and said.endswith("✓ proved")
+    assert [word for word in said.split() if word in ("demo", "succeeded")] == ["demo", "succeeded"]
+    status, said = asked(capsys, "list", "--json")
+    (listed,) = json.loads(said)["jobs"]
+    assert (listed["job"], listed["kind"], listed["standing"]) == ("demo", "PyTorchJob", "proved")
+    status, said = asked(capsys, "logs", "demo", "--all")
+    assert status == 0 and said.count("[demo-worker-2] TORCHTALLY") == len(LINES) // 5
+
+
+def test_only_the_first_pod_is_read_for_a_list(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, "list")
+    assert [path for path in cluster.asked if "/log" in path] == [f"{pod('demo-master-0')}/log?container=pytorch"]
+
+
+@pytest.mark.parametrize(
+    ("states", "suspend", "status", "state"),
+    [
+        ([], False, 4, "starting"),
+        (["Created"], False, 4, "starting"),
+        (["Suspended"], True, 4, "suspended"),
+        (["Created", "Running"], False, 6, "running"),
+        (["Created", "Restarting"], False, 6, "restarting"),
+        (["Created", "Failed"], False, 5, "failed"),
+    ],
+)
+def test_the_exit_status_tells_a_job_that_is_not_proved(
+    cluster: Server,
+    capsys: pytest.CaptureFixture[str],
+    states: list[str],
+    suspend: bool,
+    status: int,
+    state: str,
+) -> None:
+    cluster.state(*states)
+    cluster.job["spec"]["runPolicy"]["suspend"] = suspend
+    for name in ("demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"):
+        cluster.log(name, "")
+    found, said = asked(capsys, "status", "demo", "--json")
+    assert (found, json.loads(said)["state"]) == (status, state)
+    if status in (4, 6):
+        sentence = f"torchtally_jobs: PyTorchJob demo is {state}: its results are not complete"
+        assert asked(capsys, "fetch", "demo", "nowhere") == (status, sentence)
+
+
+def test_what_a_pod_waits_for_and_warnings(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.state("Created")
+    waiting = container(state={"waiting": {"reason": "ImagePullBackOff"}})
+    pods(cluster, object_of("demo-worker-0", "Pending", containerStatuses=[waiting]))
+    event = {"metadata": {}, "type": "Warning", "lastTimestamp": CREATED}
+    own = {**event, "involvedObject": {"name": "demo-worker-0"}, "reason": "Failed", "message": "no such image"}
+    other = {**event, "involvedObject": {"name": "another"}, "reason": "Failed", "message": "not ours"}
+    cluster.answers[EVENTS] = 200, {"items": [own, other]}
+    _, said = asked(capsys, "status", "demo")
+    assert "waits: ImagePullBackOff" in said
+    assert "warning: demo-worker-0: Failed: no such image" in said and "not ours" not in said
+
+
+def test_what_has_killed_a_pod_is_the_clusters_word(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = {"exitCode": 137, "reason": "OOMKilled", "startedAt": CREATED, "finishedAt": "2026-01-02T03:04:09Z"}
+    running = {"running": {"startedAt": "2026-01-02T03:04:19Z"}}
+    again = container(1, state=running, lastState={"terminated": ended})
+    pods(cluster, object_of("demo-worker-0", containerStatuses=[again]))
+    earlier = "\n".join(line.removeprefix(f"[{told.WORKER}] ") for line in told.KILLED if told.WORKER in line)
+    cluster.answers[f"{pod('demo-worker-0')}/log?container=pytorch&previous=true"] = 200, earlier
+    now = [line.removeprefix(f"[{told.WORKER}] ") for line in told.RESUMED if told.WORKER in line]
+    cluster.log("demo-worker-0", "\n".join(now))
+    cluster.state("Running")
+    _, said = asked(capsys, "status", "demo", "--json")
+    (restart,) = json.loads(said)["restarts"]
+    assert (restart["pod"], restart["code"], restart["cause"]) == ("demo-worker-0", 137, "OOMKilled")
+
+
+def test_a_right_that_lacks(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.answers.pop(OF_JOB)
+    status, said = asked(capsys, "status", "demo")
+    assert status == 0 and "a role must allow list on pods" in said  # what can be shown is
+    for path, command, right in (
+        (PODS, ["list"], "list on pods"),
+        (JOBS, ["list"], "list on pytorchjobs.kubeflow.org"),
+        (f"{pod('demo-worker-1')}/log?container=pytorch", ["status", "demo"], "get on pods/log"),
+        (JOB, ["watch", "demo"], "get on pytorchjobs.kubeflow.org"),
+    ):
+        answer = cluster.answers.pop(path)
+        status, said = asked(capsys, *command)
+        assert status == 2 and f"a role must allow {right}" in said, said
+        cluster.answers[path] = answer
+
+
+def test_no_such_job(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
+        cluster.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
+    for command in (
+        ["status", "demo"],
+        ["watch", "demo"],
+        ["logs", "demo"],
+        ["verify", "demo"],
+        ["fetch", "demo", "new"],
+    ):
+        status, said = asked(capsys, *command)
+        assert status == 2 and "no PyTorchJob or TrainJob demo in namespace trial" in said
+    cluster.answers[JOBS] = 200, {"items": []}
+    assert asked(capsys, "list") == (0, "no PyTorchJob or TrainJob in namespace trial")
+    cluster.answers[JOBS] = UNKNOWN
+    status, said = asked(capsys, "list")
+    assert status == 2 and "this cluster does not know PyTorchJobs or TrainJobs" in said
+
+
+def test_a_cluster_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:  # nobody listens
+        taken.bind(("127.0.0.1", 0))
+        kubeconfig(tmp_path, monkeypatch, taken.getsockname()[1])
+        for command in (["list"], ["status", "demo"], ["watch", "demo"], ["logs", "demo", "-f"], ["verify", "demo"]):
+            status, said = asked(capsys, *command)
+            assert status == 7 and "cannot reach the cluster" in said, said
+
+
+def test_a_job_is_watched_to_its_end(
+    cluster: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line, as there is no terminal; once all have been seen, the job ends."""
+    cluster.state("Created", "Running")
+    looks = 0
+
+    def later(*_: Any) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            cluster.state("Succeeded")
+
+    monkeypatch.setattr(watching, "_LOOK", 0.0)
+    monkeypatch.setattr(watching.views, "tell", later)
+    status, said = asked(capsys, "watch", "demo")
+    assert status == 0
+    assert "demo is running" in said and "✓ the proof holds" in said
+
+
+def test_a_job_that_is_deleted_while_it_is_watched(
+    cluster: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.state("Running")
+
+    def later(*_: Any) -> None:
+        for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
+            cluster.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
+
+    monkeypatch.setattr(watching, "_LOOK", 0.0)
+    monkeypatch.setattr(watching.views, "tell", later)
+    status, said = asked(capsys, "watch", "demo")
+    assert status == 2 and "PyTorchJob demo in namespace trial was deleted while it was running" in said
+
+
+def test_logs_are_followed_over_a_restart(
+    cluster: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = iter((0, 0, 1))
+    texts = {0: "2026-01-02T03:04:05.000000000Z first\n", 1: "2026-01-02T03:05:05.000000000Z second\n"}
+    cluster.state("Running")
+
+    def restart() -> None:
+        number = next(lives, 2)
+        if number == 2:
+            cluster.state("Succeeded")
+        number = min(number, 1)
+        pods(cluster, object_of("demo-worker-0", containerStatuses=[container(number)]))
+        path = f"{pod('demo-worker-0')}/log?container=pytorch&follow=true&timestamps=true"
+        cluster.answers[path] = 200, texts[number]
+
+    restart()
+    settle = commands.Follower.lines
+
+    def lines(self: Any, seconds: float) -> Any:
+        came = [*settle(self, seconds)]
+        restart()
+        return came
+
+    monkeypatch.setattr(commands.Follower, "lines", lines)
+    status, said = asked(capsys, "logs", "demo", "-f")
+    assert (status, said) == (0, "[demo-worker-0] first [demo-worker-0] second")
+
+
+# The results, through a pod of its own.
+
+
+def packed(**files: bytes) -> bytes:
+    with tarfile.open(fileobj=(text := io.BytesIO()), mode="w") as archive:
+        for name, contents in files.items():
+            entry = tarfile.TarInfo(f"./{name.replace('__', '.')}")
+            entry.size = len(contents)
+            archive.addfile(entry, io.BytesIO(contents))
+    return text.getvalue()
+
+
+class Claim:
+    """A server that makes a pod, and runs tar in it."""
+
+    def __init__(self, server: Server, archive: bytes, code: int = 0) -> None:
+        self.made: list[dict[str, Any]] = []
+        self.commands: list[str] = []
+        self.deleted: list[str] = []
+        self._server, self._archive, self._code = server, archive, code
+        self._answer = server.answer
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        path = handler.path
+        if handler.command == "POST":
+            made = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+            self.made.append(made)
+            name = made["metadata"]["name"]
+            self._server.answers[f"{PODS}/{name}"] = 200, {**made, "status": {"phase": "Running"}}
+            self._server.answers[PODS] = 201, made
+        if handler.command == "DELETE":
+            self.deleted.append(path.rpartition("/")[2].partition("?")[0])
+            self._server.answers[path] = 200, {}
+        if "/exec?" in path:
+            self.commands.append(path)
+            self._stream(handler)
+        else:
+            self._answer(handler)
+
+    def _stream(self, handler: BaseHTTPRequestHandler) -> None:
+        key = handler.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        handler.send_response(101)
+        handler.send_header("Upgrade", "websocket")
+        handler.send_header("Connection", "Upgrade")
+        handler.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        handler.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        handler.end_headers()
+        for at in range(0, len(self._archive), 1000):
+            handler.wfile.write(frame(2, b"\x01" + self._archive[at : at + 1000]))
+        if self._code:
+            handler.wfile.write(frame(2, b"\x02tar: /output: no such folder\n"))
+            ended = {"status": "Failure", "details": {"causes": [{"message": str(self._code)}]}}
+        else:
+            ended = {"status": "Success"}
+        handler.wfile.write(frame(2, b"\x03" + json.dumps(ended).encode()))
+        handler.wfile.write(frame(8, b"\x03\xe8"))
+        handler.close_connection = True
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    """Of WebSocket, from a server."""
+    size = bytes([len(data)]) if len(data) < 126 else b"\x7e" + len(data).to_bytes(2, "big")
+    return bytes([0x80 | kind]) + size + data
+
+
+@pytest.fixture
+def claimed(cluster: Server) -> Server:
+    mount = {"name": "model", "mountPath": "/output", "subPath": "demo"}
+    training = {"name": "pytorch", "image": "torchtally:cpu", "volumeMounts": [mount]}
+    spec = {"containers": [training], "nodeSelector": {"zone": "a"}, "priorityClassName": "high"}
+    spec["volumes"] = [{"name": "model", "persistentVolumeClaim": {"claimName": "demo-model"}}, {"name": "shm"}]
+    cluster.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"] = {"spec": spec}
+    return cluster
+
+
+MODEL = b"the weights" * 1000
+PROOF = {"model": f"sha256:{hashlib.sha256(MODEL).hexdigest()}", "files": {}}
+
+
+def test_the_model_and_its_proof_are_copied(
+    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Claim(claimed, packed(model__pt=MODEL, proof__json=json.dumps(PROOF).encode()))
+    monkeypatch.setattr(claimed, "answer", claim.answer)
+    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    assert (status, said) == (0, f"copied to {tmp_path / 'out'}: model.pt, proof.json")
+    assert (tmp_path / "out/model.pt").read_bytes() == MODEL
+    (made,) = claim.made
+    assert made["spec"]["volumes"] == [{"name": "model", "persistentVolumeClaim": {"claimName": "demo-model"}}]
+    assert made["spec"]["nodeSelector"] == {"zone": "a"} and "priorityClassName" not in made["spec"]
+    (container,) = made["spec"]["containers"]
+    assert container["image"] == "torchtally:cpu"
+    assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}  # a ResourceQuota admits none without
+    assert container["volumeMounts"] == [{"name": "model", "mountPath": "/output", "subPath": "demo", "readOnly": True}]
+    assert "command=--exclude%3D./checkpoints" in claim.commands[0]
+    assert claim.deleted == [made["metadata"]["name"]]
+
+
+def test_a_model_that_is_not_that_of_its_proof(
+    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Claim(claimed, packed(model__pt=MODEL + b"!", proof__json=json.dumps(PROOF).encode()))
+    monkeypatch.setattr(claimed, "answer", claim.answer)
+    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    assert status == 1 and f"{tmp_path / 'out/model.pt'} is sha256:" in said
+    assert claim.deleted
+
+
+def test_a_claim_that_cannot_be_read(
+    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Claim(claimed, b"", code=2)
+    monkeypatch.setattr(claimed, "answer", claim.answer)
+    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"), "--checkpoints")
+    assert status == 2 and "cannot be read: tar: /output: no such folder" in said
+    assert "exclude" not in claim.commands[0] and claim.deleted
+
+
+def test_a_job_without_a_claim(cluster: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = {"containers": [{"name": "pytorch", "image": "torchtally:cpu"}]}
+    cluster.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"] = {"spec": spec}
+    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    assert status == 2 and "PyTorchJob demo has no claim at /output" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_right_to_make_a_pod(claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    claimed.answers[PODS] = refusal(403, "no")
+    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    assert status == 2 and "a role must allow create on pods" in said

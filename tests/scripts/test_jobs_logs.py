@@ -1,0 +1,220 @@
+"""torchtally_jobs on logs in files and folders."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import bruteforce
+import pytest
+import told
+import torchtally_jobs
+
+from jobs import files, overview, show
+from jobs.standing import Standing
+from torchtally.record.record import Record
+
+JOBS = Path(__file__).parents[2] / "scripts/torchtally_jobs.py"
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("COLUMNS", "120")
+    time.tzset()
+
+
+def written(tmp_path: Path, lines: list[str]) -> str:
+    path = tmp_path / "demo.log"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def drawn(lines: list[str], width: int, standing: Standing, seconds: float) -> list[str]:
+    """What `status` shows of these lines."""
+    record = Record()
+    for line in lines:
+        pod, _, text = files.parted(Path("demo.log"), line)
+        record.add(pod, text)
+    found = overview.of("demo", record.snapshot, at=told.BEGAN + seconds, standing=standing)
+    show.console(width, text := io.StringIO()).print(show.whole(found, "utf-8", width))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def test_a_run_that_goes_on_after_a_kill_at_120_columns() -> None:
+    assert drawn([*told.KILLED, *told.RESUMED], 120, Standing.RUNNING, 27) == [
+        "demo  running",
+        "run 3f9c2a7b10de, t, 2 ranks, attempt 2",
+        "epoch 2 of 2, step 1 of 3 (67%)",
+        "━" * 53,
+        "99 s left, 1,200 samples/s, loss 0.25, checkpoint 20 s ago (epoch 1, position 40)",
+        "",
+        "pod            ranks  does    epoch                     samples/s  restarts",
+        "demo-master-0  0      trains  ━━━━━━━━                        600         1",
+        "demo-worker-0  1      trains  ━━━━━━━━                        300         1",
+        "slowest: demo-worker-0",
+        "",
+        "restarts: 2 of pods, by 1 fault",
+        "  03:04:06  demo-worker-0 ended without a word of its own, as after SIGKILL or the loss of its node"
+        "; 1 other with it",
+        "",
+        "no epoch is complete",
+    ]
+
+
+def test_the_same_at_40_columns() -> None:
+    assert drawn([*told.KILLED, *told.RESUMED], 40, Standing.RUNNING, 27) == [
+        "demo  running",
+        "run 3f9c2a7b10de, t, 2 ranks, attempt 2",
+        "epoch 2 of 2, step 1 of 3 (67%)",
+        "━" * 26 + "╸",
+        "99 s left, 1,200 samples/s, loss 0.25,",
+        "checkpoint 20 s ago (epoch 1, position",
+        "40)",
+        "",
+        "pod            does    epoch       re.",
+        "demo-master-0  trains  ━━━           1",
+        "demo-worker-0  trains  ━━━           1",
+        "slowest: demo-worker-0",
+        "",
+        "restarts: 2 of pods, by 1 fault",
+        "  03:04:06  demo-worker-0 ended without",
+        "a word of its own, as after SIGKILL or",
+        "the loss of its node; 1 other with it",
+        "",
+        "no epoch is complete",
+    ]
+
+
+def test_each_step_of_a_start() -> None:
+    record, does = Record(), []
+    for line in [*told.start(0)[:3], *told.KILLED[6:8], progress_of_master()]:
+        record.add(told.MASTER, line.removeprefix(f"[{told.MASTER}] "))
+        does.append(overview.does(record.snapshot.pods[0].life))
+    steps = ["waits for the other pods", "loads its data", "makes its first step", "makes its first step", "trains"]
+    assert does == [*steps, "trains"]
+
+
+def progress_of_master() -> str:
+    return told.progress(6, told.MASTER, 0, 1, 2)
+
+
+def test_a_run_that_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
+    for command in ("status", "watch", "verify"):
+        assert torchtally_jobs.main([command, path]) == 0
+        assert "✓ the proof holds: run 3f9c2a7b10de, 2 ranks, train 2 epochs" in " ".join(
+            capsys.readouterr().out.split()
+        )
+        assert torchtally_jobs.main([command, path, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["run"] == "3f9c2a7b10de"
+        assert found.get("standing", found.get("outcome")) == "proved"
+
+
+def test_a_log_that_says_so_is_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines state that nothing is lost, and the digest of one shows what is."""
+    wrong = bruteforce.run(
+        world=2, plan=told.PLAN, run="3f9c2a7b10de", consume=lambda p, e, rank, shard: shard[rank == 1 :]
+    )
+    lines = [{**line, "lost": 0, "doubled": 0, "lost_indices": [], "doubled_indices": []} for line in wrong]
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.tallied(lines), *told.PROVED[-3:]])
+    assert torchtally_jobs.main(["status", path]) == 1
+    said = capsys.readouterr().out
+    assert "✗ disproved: lines contradict" in said and "✓" not in said
+
+
+def test_a_log_whose_end_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED])
+    assert torchtally_jobs.main(["status", path, "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["standing"], found["state"], found["epoch"], found["step"]) == ("incomplete", "running", 2, 1)
+    assert [pod["samples_per_second"] for pod in found["pods"]] == [600.0, 300.0]
+    assert {restart["pod"]: restart["code"] for restart in found["restarts"]} == {told.MASTER: 203, told.WORKER: None}
+
+
+def test_a_folder_with_a_log_of_each_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [*told.KILLED, *told.RESUMED, *told.PROVED]
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for pod in told.PODS:
+        own = [line.removeprefix(f"[{pod}] ") for line in lines if line.startswith(f"[{pod}] ")]
+        stamped = [f"2026-01-02T03:04:{at % 60:02}.000000001Z stdout F {line}\n" for at, line in enumerate(own)]
+        (folder / f"{pod}.log").write_text("".join(stamped))
+    assert torchtally_jobs.main(["status", str(folder)]) == 0
+    assert "the proof holds" in capsys.readouterr().out
+    assert torchtally_jobs.main(["logs", str(folder), "--json", "--all"]) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(entries) == len(lines)
+    assert [entry["time"] for entry in entries] == sorted(entry["time"] for entry in entries)
+
+
+def test_logs_fold_what_is_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
+    assert torchtally_jobs.main(["logs", path]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  … 8 events",
+        "[demo-master-0] a line for people",
+        "  … 7 tally lines, 16 events",
+    ]
+    assert torchtally_jobs.main(["logs", path, "--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len([*told.KILLED, *told.RESUMED, *told.PROVED])
+
+
+def test_a_log_is_watched_while_it_grows(tmp_path: Path) -> None:
+    path = written(tmp_path, told.KILLED)
+    command = [sys.executable, str(JOBS), "watch", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"TZ": "UTC"}) as watching:
+        assert watching.stdout
+        first = watching.stdout.readline()
+        assert "demo.log is stopped; epoch 1 of 2, step 2 of 3" in first
+        with Path(path).open("a") as log:
+            log.write("".join(f"{line}\n" for line in told.RESUMED))
+            log.flush()
+            while "epoch 2 of 2, step 1 of 3" not in watching.stdout.readline():
+                pass
+            log.write("".join(f"{line}\n" for line in told.PROVED))
+        rest = watching.stdout.read()
+        assert watching.wait() == 0
+    assert "the proof holds" in rest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "./nowhere"], "cannot read nowhere: No such file or directory"),
+        (["watch", "{tmp_path}/empty"], "the folder {tmp_path}/empty holds no file"),
+        (["logs", "{tmp_path}/empty"], "the folder {tmp_path}/empty holds no file"),
+        (["fetch", "./logs", "out"], "fetch copies from a job in the cluster, and ./logs names logs"),
+        (["fetch", "demo", "{tmp_path}"], "{tmp_path} exists and is no empty folder: name another one"),
+        (["logs", "./demo.log", "-f"], "--follow goes with a job in the cluster"),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert torchtally_jobs.main([each.format(tmp_path=tmp_path) for each in arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"torchtally_jobs: {said.format(tmp_path=tmp_path)}")
+
+
+def test_what_is_no_log_is_incomplete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.log").write_bytes(b"\xff\x00 no log\nTORCHTALLY {\n")
+    assert torchtally_jobs.main(["status", str(tmp_path / "a.log")]) == 3
+    assert torchtally_jobs.main(["logs", str(tmp_path / "a.log")]) == 0
+    assert "Traceback" not in capsys.readouterr().out
+
+
+def test_thousands_of_pods_make_few_rows() -> None:
+    pods = tuple(overview.PodRow(name=f"demo-worker-{at}", ranks=(at,), does="trains") for at in range(1000))
+    odd = overview.PodRow(name="demo-worker-1000", ranks=(1000,), does="ended with 1")
+    found = overview.Overview(
+        job="demo", state="running", standing=Standing.RUNNING, proof="", at=0.0, pods=(*pods, odd)
+    )
+    show.console(80, text := io.StringIO()).print(show.whole(found, "ascii", 80))
+    lines = text.getvalue().splitlines()
+    assert "1001 pods; most of them: trains" in lines and len(lines) < 12
+    assert any("demo-worker-1000" in line for line in lines)
