@@ -10,9 +10,9 @@ try:
     from jobs import commands
     from jobs.files import NoLogs
     from jobs.standing import MISTAKE, UNREACHABLE
+    from torchtally.verifier.verdict import UnknownRun
     from verify import console
     from verify.job_kinds import ClusterError, Unreachable
-    from verify.verdict import UnknownRun
 except ModuleNotFoundError as error:
     print(
         f"torchtally_jobs: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from torchtally.record.record import Record
-from verify.log import Log
-from verify.wrapped import Unwrapping
+from torchtally.verifier.log import Log
+from torchtally.verifier.wrapped import Unwrapping
 
 _WANTED = "TORCHTALLY"  # the beginning of tally lines and of events
 _LONGEST = 1 << 20  # characters of a line

@@ -2,8 +2,8 @@
 
 from enum import StrEnum
 
+from torchtally.verifier.outcome import Outcome
 from verify.job_kinds import ClusterJob
-from verify.outcome import Outcome
 
 MISTAKE = 2
 UNREACHABLE = 7

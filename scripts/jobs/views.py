@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from torchtally.record.model import Snapshot
+from torchtally.verifier import phrasing
+from torchtally.verifier.outcome import Outcome, worst
+from torchtally.verifier.verdict import Verdict, judge
 from verify import cluster as verified
-from verify import phrasing
 from verify.job_kinds import ClusterError, ClusterJob, Unreachable
-from verify.outcome import Outcome, worst
-from verify.verdict import Verdict, judge
 
 from . import overview, standing
 from .cluster import Cluster, Pod, lives, restarts, waits
