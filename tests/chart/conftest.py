@@ -1,5 +1,6 @@
 """The chart as Helm 4 and Helm 3 render it."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -25,11 +26,17 @@ def helm(request: pytest.FixtureRequest) -> Helm:
         pytest.skip(f"{program} is not on PATH")
     # Helm 3, built by Go, takes Kubernetes to be 1.20 where nothing else is said.
     known = ["--kube-version=1.34"] if program == "helm3" else []
+    environment = {**os.environ, "GOGC": "400"}  # more memory, and a fifth less of CPU time
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         options = known if args[0] in ("lint", "template") else []
         return subprocess.run(
-            [program, args[0], *options, *args[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300
+            [program, args[0], *options, *args[1:]],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
 
     return run

@@ -519,18 +519,18 @@ def test_objects_without_a_state_are_refused(objects: dict[str, Any], sentence: 
 def gives_models(folder: Path, how: str) -> None:
     """Two models, as of a GAN, of which one or what it is wrapped in is given."""
     one, other = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
-    models: dict[str, Any] = {
-        "no model": {},
-        "one of two": {"one": one},
-        "ZeRO": {"other": other},
-        "both": {"one": one, "other": other},
-        "compiled": {"other": torch.compile(other)},
-        "in another object": {"averages": torch.optim.swa_utils.AveragedModel(one), "other": Holder(other)},
-    }[how]
+    models: dict[str, Callable[[], dict[str, Any]]] = {
+        "no model": lambda: {},
+        "one of two": lambda: {"one": one},
+        "ZeRO": lambda: {"other": other},
+        "both": lambda: {"one": one, "other": other},
+        "compiled": lambda: {"other": torch.compile(other)},  # slow
+        "in another object": lambda: {"averages": torch.optim.swa_utils.AveragedModel(one), "other": Holder(other)},
+    }
     optimizer = torch.optim.SGD(other.parameters(), lr=1)
     if how == "ZeRO":
         optimizer = ZeroRedundancyOptimizer(other.parameters(), torch.optim.SGD, lr=1)
-    gives(folder, {**models, "optimizer": optimizer})
+    gives(folder, {**models[how](), "optimizer": optimizer})
 
 
 def test_an_optimizer_that_spreads_its_state_is_refused(tmp_path: Path) -> None:

@@ -107,7 +107,11 @@ def test_a_task_trains_to_its_end_and_is_evaluated(environment: dict[str, str], 
 
 @pytest.mark.cold
 @pytest.mark.parametrize(
-    "chosen", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+    "chosen",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        pytest.param({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, marks=pytest.mark.nightly),
+    ],
 )
 def test_an_output_in_ascii_names_the_mark(
     environment: dict[str, str], script: list[str], chosen: dict[str, str]
