@@ -12,8 +12,8 @@
 #   E2E_DATA        folder on each node with the data in fashion-mnist/, image-folder/ and mnist/; by default, the pods
 #                   download it
 #   E2E_MANIFESTS   folder with jobset.yaml, trainer.yaml, trainer-runtimes.yaml and kueue.yaml, for use without
-#                   access to GitHub; tests of gang schedulers are skipped without volcano.yaml, and of
-#                   Prometheus without prometheus-operator.yaml
+#                   access to GitHub; the tests of a gang scheduler are skipped without volcano.yaml or
+#                   scheduler-plugins.yaml, those of Prometheus without prometheus-operator.yaml
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -25,6 +25,7 @@ class Release:
     name: str
     url: str = ""
     kustomize: bool = False
+    chart: tuple[str, ...] | None = None  # the options of a Helm chart
     change: tuple[str, str] | None = None  # of one place in its manifests: a pattern, and what is put there
     namespace: str = ""  # of its deployments; empty: it has none
     images: tuple[str, ...] = ()  # that its manifests name otherwise than as the image of a container
@@ -62,6 +63,12 @@ PROMETHEUS_OPERATOR = Release(
     url="https://github.com/prometheus-operator/prometheus-operator/releases/download/v0.88.0/bundle.yaml",
     namespace="default",
     images=("quay.io/prometheus-operator/prometheus-config-reloader:v0.88.0",),
+)
+COSCHEDULING = Release(
+    name="scheduler-plugins",
+    url="https://github.com/kubernetes-sigs/scheduler-plugins/releases/download/v0.34.7/scheduler-plugins-0.34.7.tgz",
+    chart=("--set=scheduler.command={/bin/kube-scheduler,--pod-max-in-unschedulable-pods-duration=10s}",),
+    namespace="scheduler-plugins",
 )
 
 
@@ -174,6 +181,10 @@ def _manifests(release: Release) -> str:
         text = Path(folder, f"{release.name}.yaml").read_text()
     elif release.kustomize:
         text = run("kubectl", "kustomize", release.url).stdout
+    elif release.chart is not None:
+        options = ("--include-crds", "--namespace", release.namespace, *release.chart)
+        text = f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {release.namespace}}}\n---\n"
+        text += run("helm", "template", release.name, release.url, *options).stdout
     else:
         text = run("kubectl", "create", "--dry-run=client", "--output=yaml", "--filename", release.url).stdout
     if release.change:

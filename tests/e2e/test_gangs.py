@@ -1,6 +1,7 @@
 """Jobs as gangs under a real scheduler: all pods of a job start, or none does."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +29,7 @@ class Scheduler:
     heading: str  # of the guide's section
     name: str  # that pods have
     policy: str  # of a TrainJob
-    priority: str  # the value of the chart by which its jobs wait
+    priority: str | None = None  # the value of the chart that orders waiting jobs, where there is one
 
 
 VOLCANO = Scheduler(
@@ -38,9 +39,17 @@ VOLCANO = Scheduler(
     policy="volcano",
     priority="schedulingPolicy.priorityClass",
 )
+COSCHEDULING = Scheduler(
+    release=controllers.COSCHEDULING,
+    heading="## Coscheduling",
+    name="scheduler-plugins-scheduler",
+    policy="coscheduling",
+)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(VOLCANO, id="volcano")])
+@pytest.fixture(
+    scope="module", params=[pytest.param(VOLCANO, id="volcano"), pytest.param(COSCHEDULING, id="coscheduling")]
+)
 def scheduler(own_cluster: None, operator: None, request: pytest.FixtureRequest) -> Iterator[Scheduler]:
     """A scheduler beside the cluster's own, of which the operator does not know."""
     found: Scheduler = request.param
@@ -54,7 +63,8 @@ def scheduler(own_cluster: None, operator: None, request: pytest.FixtureRequest)
 @pytest.fixture(scope="module")
 def gangs(scheduler: Scheduler, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
     """The same, and the operator knows, as the guide tells it."""
-    commands = GUIDE.read_text().partition(f"{scheduler.heading}\n")[2].split("```")[1]
+    section = GUIDE.read_text().partition(f"{scheduler.heading}\n")[2]
+    commands = re.findall(r"^```\n(kubectl .*?)^```$", section, re.DOTALL | re.MULTILINE)[0]
     with controllers.changed_operator(commands, tmp_path_factory.mktemp("guide")):
         yield scheduler
 
@@ -83,6 +93,25 @@ def priorities(cluster: None) -> Iterator[dict[str, str]]:
     run("kubectl", "delete", "priorityclass", *names.values())
 
 
+@pytest.fixture
+def queue(cluster: None) -> Iterator[Callable[[int], str]]:
+    """Makes a queue of Volcano with slots for so many pods, or changes it; returns its name."""
+    name = "torchtally"
+
+    def make(pods: int) -> str:
+        manifest = {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "Queue",
+            "metadata": {"name": name},
+            "spec": {"capability": {SLOT: pods}},
+        }
+        run("kubectl", "apply", "--filename=-", text=json.dumps(manifest))
+        return name
+
+    yield make
+    run("kubectl", "delete", "queues.scheduling.volcano.sh", name, "--wait=false")
+
+
 def submit(namespace: Namespace, release: str, *options: str) -> None:
     slots = [
         f"--set-json=resources.{kind}={json.dumps(amount)}" for kind, amount in (("requests", SMALL), ("limits", SLOTS))
@@ -91,6 +120,14 @@ def submit(namespace: Namespace, release: str, *options: str) -> None:
     namespace.install(
         *KIND_VALUES, *data_values(), *slots, f"--set-json=args={json.dumps(args)}", *options, release=release
     )
+
+
+def of_trainjob(scheduler: Scheduler) -> list[str]:
+    policy = json.dumps({scheduler.policy: {}})
+    return [
+        f"--set=api=trainjob,model.enabled=false,schedulerName={scheduler.name}",
+        f"--set-json=podGroupPolicy={policy}",
+    ]
 
 
 def of(namespace: Namespace, release: str) -> dict[str, Object]:
@@ -148,31 +185,52 @@ def test_no_pod_starts_before_all_have_room(
     assert shards(namespace, "demo") == PROVED
 
 
-def test_jobs_wait_for_one_another_in_the_order_of_their_priorities(
+def test_jobs_wait_for_one_another(
     gangs: Scheduler, room: Callable[[int], None], priorities: dict[str, str], namespace: Namespace
 ) -> None:
     room(PODS)
     submit(namespace, "demo")
     with held(namespace, MASTER, "mid-epoch:1"):
         for release, priority in priorities.items():
-            submit(namespace, release, f"--set={gangs.priority}={priority}")
+            submit(namespace, release, *([f"--set={gangs.priority}={priority}"] if gangs.priority else []))
             wait_until_it_waits(namespace, release)
-    spans = []
+    spans = {}
     for release in ("demo", "high", "low"):
         namespace.wait_for_job(release, "Succeeded")
         assert shards(namespace, release) == PROVED
-        spans.append(span(namespace, release))
-    assert all(end <= start for (_, end), (start, _) in pairwise(spans)), spans
+        spans[release] = span(namespace, release)
+    order = sorted(spans, key=spans.__getitem__)
+    assert all(spans[one][1] <= spans[next_][0] for one, next_ in pairwise(order)), spans
+    if gangs.priority:
+        assert order == ["demo", "high", "low"]
 
 
 def test_a_trainjob_is_a_gang_without_the_operator(
     trainer: None, scheduler: Scheduler, room: Callable[[int], None], namespace: Namespace
 ) -> None:
     room(PODS - 1)
-    policy = f"--set-json=podGroupPolicy={json.dumps({scheduler.policy: {}})}"
-    submit(namespace, "demo", f"--set=api=trainjob,model.enabled=false,schedulerName={scheduler.name}", policy)
+    submit(namespace, "demo", *of_trainjob(scheduler))
     wait_for("all pods to be made", lambda: len(of(namespace, "demo")) == PODS)
     wait_until_it_waits(namespace, "demo")
     room(PODS)
     namespace.wait_for_job("demo", "Complete", kind="trainjob")
     assert shards(namespace, "demo") == PROVED
+
+
+@pytest.mark.parametrize("scheduler", [pytest.param(VOLCANO, id="volcano")], indirect=True)
+def test_a_queue_of_volcano_gives_jobs_of_both_kinds_what_it_has(
+    trainer: None, gangs: Scheduler, room: Callable[[int], None], queue: Callable[[int], str], namespace: Namespace
+) -> None:
+    room(PODS)
+    name = queue(PODS - 1)
+    submit(namespace, "demo", f"--set=schedulingPolicy.queue={name}")
+    annotation = f"--set=annotations.scheduling\\.volcano\\.sh/queue-name={name}"
+    submit(namespace, "other", *of_trainjob(gangs), annotation)
+    for release in ("demo", "other"):
+        wait_until_it_waits(namespace, release)
+        assert namespace.list("podgroups.scheduling.volcano.sh")[release]["spec"]["queue"] == name
+    queue(PODS)
+    namespace.wait_for_job("demo", "Succeeded")
+    namespace.wait_for_job("other", "Complete", kind="trainjob")
+    for release in ("demo", "other"):
+        assert shards(namespace, release) == PROVED
