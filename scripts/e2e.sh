@@ -13,7 +13,7 @@
 #                   download it
 #   E2E_MANIFESTS   folder with jobset.yaml, trainer.yaml, trainer-runtimes.yaml and kueue.yaml, for use without
 #                   access to GitHub; tests of gang schedulers are skipped without volcano.yaml, and of
-#                   Prometheus without prometheus-operator.yaml
+#                   Prometheus and Argo CD without prometheus-operator.yaml and argo-cd.yaml
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
