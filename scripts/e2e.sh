@@ -13,7 +13,8 @@
 #                   download it
 #   E2E_MANIFESTS   folder with jobset.yaml, trainer.yaml, trainer-runtimes.yaml and kueue.yaml, for use without
 #                   access to GitHub; the tests of a gang scheduler are skipped without volcano.yaml or
-#                   scheduler-plugins.yaml, those of Prometheus without prometheus-operator.yaml
+#                   scheduler-plugins.yaml, those of Prometheus and Argo CD without prometheus-operator.yaml and
+#                   argo-cd.yaml
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -177,6 +177,10 @@ TOOLS = {
         ask=("--version",),
         go="github.com/google/osv-scanner/v2/cmd/osv-scanner",
     ),
+    "promtool": Tool(
+        version="3.9.1",
+        go_main=("github.com/prometheus/prometheus@v0.309.1", "github.com/prometheus/prometheus/cmd/promtool"),
+    ),
     "minio": Tool(
         version="0.0.0-20260212201848-7aac2a2c5b7c",
         go="github.com/minio/minio",

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import argo
 import controllers
 import nodes
 import policy
@@ -103,6 +104,14 @@ def prometheus_operator(prometheus_image: str) -> None:
     if why := controllers.missing(controllers.PROMETHEUS_OPERATOR):
         pytest.skip(why)
     controllers.apply(controllers.PROMETHEUS_OPERATOR)
+
+
+@pytest.fixture(scope="session")
+def argo_cd(own_cluster: None, operator: None) -> None:
+    if why := controllers.missing(controllers.ARGO_CD):
+        pytest.skip(why)
+    controllers.apply(controllers.ARGO_CD)
+    argo.ARGO.kubectl("rollout", "status", "statefulset", controllers.PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ class Release:
     chart: tuple[str, ...] | None = None  # the options of a Helm chart
     change: tuple[str, str] | None = None  # of one place in its manifests: a pattern, and what is put there
     namespace: str = ""  # of its deployments; empty: it has none
+    anywhere: bool = False  # its manifests name no namespace, so they go into this one
     images: tuple[str, ...] = ()  # that its manifests name otherwise than as the image of a container
 
 
@@ -69,6 +70,12 @@ COSCHEDULING = Release(
     url="https://github.com/kubernetes-sigs/scheduler-plugins/releases/download/v0.34.7/scheduler-plugins-0.34.7.tgz",
     chart=("--set=scheduler.command={/bin/kube-scheduler,--pod-max-in-unschedulable-pods-duration=10s}",),
     namespace="scheduler-plugins",
+)
+ARGO_CD = Release(
+    name="argo-cd",
+    url="https://raw.githubusercontent.com/argoproj/argo-cd/v3.6.1/manifests/core-install.yaml",
+    namespace="argocd",
+    anywhere=True,
 )
 
 
@@ -116,7 +123,11 @@ def apply(*releases: Release) -> None:
     for each in releases:
         manifests = _manifests(each)
         load(*_images(each))
-        run("kubectl", "apply", "--server-side", "--filename=-", text=manifests)
+        into = []
+        if each.anywhere:
+            into = ["--namespace", each.namespace]
+            run("kubectl", "create", "namespace", each.namespace, check=False)  # unless a kept cluster has it
+        run("kubectl", "apply", "--server-side", *into, "--filename=-", text=manifests)
     for each in releases:
         if each.namespace:
             run("kubectl", "--namespace", each.namespace, "rollout", "status", "deployment", PATIENCE)
@@ -190,4 +201,4 @@ def _manifests(release: Release) -> str:
     if release.change:
         text, count = re.subn(*release.change, text, flags=re.MULTILINE)
         assert count == 1, f"{release.name}: {count} places are like {release.change[0]}"
-    return text
+    return text.replace("imagePullPolicy: Always", "imagePullPolicy: IfNotPresent")  # which a loaded image has

@@ -68,12 +68,14 @@ def of_annotations(namespace: Namespace, name: str, labels: dict[str, str]) -> N
 
 
 def of_the_operator(namespace: Namespace, selected: Object) -> None:
-    """One as the pod OF_THE_OPERATOR. Scrapes the PodMonitors of the namespace that have these labels."""
+    """One as the pod OF_THE_OPERATOR, with the PodMonitors and rules of the namespace that have these labels."""
     spec: dict[str, Any] = {
         "image": IMAGE,
         "scrapeInterval": "1s",
         "serviceAccountName": "prometheus",
+        "evaluationInterval": "1s",
         "podMonitorSelector": {"matchLabels": selected},
+        "ruleSelector": {"matchLabels": selected},
     }
     namespace.apply(
         {"apiVersion": "monitoring.coreos.com/v1", "kind": "Prometheus", "metadata": {"name": "demo"}, "spec": spec}
@@ -97,3 +99,9 @@ def health(namespace: Namespace, pod: str) -> dict[str, str]:
     """That of each pod that it scrapes: `up`, `down`, or `unknown` before the first scrape."""
     found = _ask(namespace, pod, "targets", state="active") or {"activeTargets": []}
     return {each["labels"]["pod"]: each["health"] for each in found["activeTargets"]}
+
+
+def rules(namespace: Namespace, pod: str) -> dict[str, str]:
+    """The health of each of its rules: `ok`, `err`, or `unknown` before the first evaluation."""
+    found = _ask(namespace, pod, "rules") or {"groups": []}
+    return {rule["name"]: rule["health"] for group in found["groups"] for rule in group["rules"]}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import prometheus
 import pytest
+import yaml
 from cluster import CHART, KIND_VALUES, Namespace, data_values, wait_for
 from faults import MASTER, act
 from network import enforces
@@ -113,12 +114,21 @@ def test_by_the_annotations_of_the_pods(
     wait_for("the other Prometheus", lambda: prometheus.health(namespace, "unnamed") == {MASTER: let_in})
 
 
-def test_by_the_pod_monitor(prometheus_operator: None, operator: None, namespace: Namespace) -> None:
+def test_by_the_pod_monitor_and_with_the_alerts(
+    prometheus_operator: None, operator: None, namespace: Namespace
+) -> None:
+    pod = prometheus.OF_THE_OPERATOR
     prometheus.allow_to_find_pods(namespace)
     prometheus.of_the_operator(namespace, {"release": "monitoring"})
-    namespace.install(*OPTIONS, *data_values(), *ENDLESS, "--set", "metrics.podMonitorLabels.release=monitoring")
-    wait_for("the metrics", lambda: prometheus.health(namespace, prometheus.OF_THE_OPERATOR) == {MASTER: "up"})
+    values = ["--set", "metrics.podMonitorLabels.release=monitoring,metrics.alerts=true"]
+    namespace.install(*OPTIONS, *data_values(), *ENDLESS, *values)
+    wait_for("the metrics", lambda: prometheus.health(namespace, pod) == {MASTER: "up"})
     annotations = namespace.list("pod")[MASTER]["metadata"]["annotations"]
     assert not [name for name in annotations if name.startswith("prometheus.io/")]
-    check_its_numbers(namespace, prometheus.OF_THE_OPERATOR)
-    check_the_dashboard(namespace, prometheus.OF_THE_OPERATOR)
+    check_its_numbers(namespace, pod)
+    check_the_dashboard(namespace, pod)
+    (group,) = yaml.safe_load((CHART / "alerts/torchtally.yaml").read_text())["groups"]
+    names = [rule.get("alert") or rule["record"] for rule in group["rules"]]
+    wait_for("the rules", lambda: prometheus.rules(namespace, pod) == dict.fromkeys(names, "ok"))
+    assert prometheus.query(namespace, pod, "run:torchtally_epoch:max")
+    assert prometheus.query(namespace, pod, "ALERTS") == []

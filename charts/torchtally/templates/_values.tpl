@@ -44,6 +44,7 @@ metrics:
   podMonitorLabels: {}
   from: [{namespaceSelector: {}, podSelector: {matchLabels: {app.kubernetes.io/name: prometheus}}}]
   dashboard: false
+  alerts: false
 {{- end }}
 
 {{- /* Sets the values that a map lacks, from (list MAP DEFAULTS). */}}
