@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             "watch": commands.watch,
             "logs": commands.logs,
             "fetch": commands.fetch,
+            "report": commands.report,
         }
         return run[options.command](options)
     except (ClusterError, NoLogs, BadInput, UnknownRun) as error:
@@ -72,6 +73,8 @@ def _options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     fetch = kinds.add_parser("fetch", parents=[of_job], help="copy the model and its proof from the job's claim")
     fetch.add_argument("folder", metavar="DIR", help="new or empty folder to copy to")
     fetch.add_argument("--checkpoints", action="store_true", help="copy the checkpoints as well")
+    report = kinds.add_parser("report", parents=[of_job], help="write a page of the newest run, with charts")
+    report.add_argument("page", metavar="FILE", help="HTML file to write")
     options, rest = parser.parse_known_args(argv)
     if rest and options.command != "verify":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

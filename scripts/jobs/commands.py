@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import verify_shards
 
+from torchtally.page import document
+from torchtally.verifier.verdict import judge
 from verify.job_kinds import ClusterJob, Unreachable
 
 from . import fetching, files, show, views, watching
@@ -108,6 +110,26 @@ def fetch(options: Options) -> int:
     return 0
 
 
+def report(options: Options) -> int:
+    """The page of the newest run."""
+    if files.is_path(options.job):
+        log = views.read_files(Path(options.job))
+    else:
+        cluster = _cluster(options)
+        _, _, log = views.read_job(cluster, cluster.job(options.job))
+    snapshot = log.record.snapshot
+    if snapshot.run is None:
+        raise verify_shards.BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
+    (verdict,) = judge(log, snapshot.run.id)
+    path = Path(options.page)
+    try:
+        document.write(snapshot, verdict, path)
+    except OSError as error:
+        raise verify_shards.BadInput(f"cannot write {path}: {error.strerror}") from error
+    show.output(show.dumped({"page": str(path), "outcome": verdict.outcome}) if options.json else f"wrote {path}")
+    return 0
+
+
 def _copied(folder: Path, names: list[str]) -> str:
     return f"copied to {folder}: {', '.join(names)}" if names else f"the claim has no file yet: {folder} is empty"
 
@@ -118,9 +140,9 @@ def _cluster(options: Options) -> Cluster:
 
 def _overview(options: Options) -> Overview:
     if files.is_path(options.job):
-        return views.of_files(Path(options.job))[0]
+        return views.of_files(Path(options.job))
     cluster = _cluster(options)
-    return views.of_job(cluster, cluster.job(options.job))[0]
+    return views.of_job(cluster, cluster.job(options.job))
 
 
 def _of_file(file: Path) -> Iterator[Entry]:

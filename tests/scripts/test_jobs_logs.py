@@ -115,6 +115,15 @@ def test_a_run_that_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert found.get("standing", found.get("outcome")) == "proved"
 
 
+def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
+    assert torchtally_jobs.main(["report", path, str(tmp_path / "demo.html")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'demo.html'}\n"
+    assert "3f9c2a7b10de" in (tmp_path / "demo.html").read_text()
+    assert torchtally_jobs.main(["report", path, str(tmp_path / "nowhere/demo.html")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
 def test_a_log_that_says_so_is_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The lines state that nothing is lost, and the digest of one shows what is."""
     wrong = bruteforce.run(
