@@ -65,7 +65,10 @@ def _options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kinds.add_parser("list", parents=[common], help="the jobs of a namespace: state, progress, restarts, proof")
     kinds.add_parser("status", parents=[of_job], help="a job: progress, its pods, restarts and their causes, proof")
-    kinds.add_parser("watch", parents=[of_job], help="the same until the job ends; without a terminal, line by line")
+    watch = kinds.add_parser(
+        "watch", parents=[of_job], help="the same until the job ends; without a terminal, line by line"
+    )
+    watch.add_argument("--run", nargs=argparse.REMAINDER, metavar="...", help="last: a command that writes the log JOB")
     logs = kinds.add_parser("logs", parents=[of_job], help="the lines of all pods, merged by time")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     logs.add_argument("--all", action="store_true", help="show tally lines and events, which are folded otherwise")

@@ -2,6 +2,8 @@
 
 import argparse
 import heapq
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,9 +55,32 @@ def status(options: Options) -> int:
 def watch(options: Options) -> int:
     """A job until it ends."""
     screen = watching.Screen(as_json=options.json)
+    if options.run:
+        return _watch_command(Path(options.job), options.run, screen)
     if files.is_path(options.job):
         return watching.logs(Path(options.job), screen).status
     return watching.job(_cluster(options), options.job, screen).status
+
+
+def _watch_command(path: Path, command: list[str], screen: watching.Screen) -> int:
+    """Watch the log that a command writes. The command's own output is shown if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")  # an earlier run's lines are not of this one
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise verify_shards.BadInput(f"cannot run {command[0]}: {error.strerror}") from error
+        try:
+            standing = watching.logs(path, screen, lambda: process.poll() is None)
+        finally:
+            process.terminate()  # nothing where it has ended
+            process.wait()
+        if process.returncode:
+            said.seek(0)
+            print(said.read(), end="", file=show.errors())
+            return process.returncode if process.returncode > 0 else 128 - process.returncode
+    return standing.status
 
 
 def logs(options: Options) -> int:
