@@ -24,7 +24,8 @@ help: ## list the targets
 .PHONY: demo
 demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then verify the shards of every pod
 	@rm -rf build/demo && mkdir -p build
-	@TORCHTALLY_OUTPUT=build/demo scripts/run_local.py -f examples/fashion-mnist.yaml --log build/demo.log
+	@TORCHTALLY_OUTPUT=build/demo TORCHTALLY_PROGRESS_SECONDS=0.5 scripts/torchtally_jobs.py watch build/demo.log \
+		--run scripts/run_local.py -f examples/fashion-mnist.yaml --log build/demo.log
 	@printf '\nVerifying the samples from build/demo.log alone:\n'
 	@scripts/verify_shards.py build/demo.log
 

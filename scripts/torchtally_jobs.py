@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             "watch": commands.watch,
             "logs": commands.logs,
             "fetch": commands.fetch,
+            "report": commands.report,
         }
         return run[options.command](options)
     except (ClusterError, NoLogs, BadInput, UnknownRun) as error:
@@ -64,7 +65,10 @@ def _options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kinds.add_parser("list", parents=[common], help="the jobs of a namespace: state, progress, restarts, proof")
     kinds.add_parser("status", parents=[of_job], help="a job: progress, its pods, restarts and their causes, proof")
-    kinds.add_parser("watch", parents=[of_job], help="the same until the job ends; without a terminal, line by line")
+    watch = kinds.add_parser(
+        "watch", parents=[of_job], help="the same until the job ends; without a terminal, line by line"
+    )
+    watch.add_argument("--run", nargs=argparse.REMAINDER, metavar="...", help="last: a command that writes the log JOB")
     logs = kinds.add_parser("logs", parents=[of_job], help="the lines of all pods, merged by time")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     logs.add_argument("--all", action="store_true", help="show tally lines and events, which are folded otherwise")
@@ -72,6 +76,8 @@ def _options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     fetch = kinds.add_parser("fetch", parents=[of_job], help="copy the model and its proof from the job's claim")
     fetch.add_argument("folder", metavar="DIR", help="new or empty folder to copy to")
     fetch.add_argument("--checkpoints", action="store_true", help="copy the checkpoints as well")
+    report = kinds.add_parser("report", parents=[of_job], help="write a page of the newest run, with charts")
+    report.add_argument("page", metavar="FILE", help="HTML file to write")
     options, rest = parser.parse_known_args(argv)
     if rest and options.command != "verify":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -2,12 +2,16 @@
 
 import argparse
 import heapq
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import verify_shards
 
+from torchtally.page import document
+from torchtally.verifier.verdict import judge
 from verify.job_kinds import ClusterJob, Unreachable
 
 from . import fetching, files, show, views, watching
@@ -51,9 +55,32 @@ def status(options: Options) -> int:
 def watch(options: Options) -> int:
     """A job until it ends."""
     screen = watching.Screen(as_json=options.json)
+    if options.run:
+        return _watch_command(Path(options.job), options.run, screen)
     if files.is_path(options.job):
         return watching.logs(Path(options.job), screen).status
     return watching.job(_cluster(options), options.job, screen).status
+
+
+def _watch_command(path: Path, command: list[str], screen: watching.Screen) -> int:
+    """Watch the log that a command writes. The command's own output is shown if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")  # an earlier run's lines are not of this one
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise verify_shards.BadInput(f"cannot run {command[0]}: {error.strerror}") from error
+        try:
+            standing = watching.logs(path, screen, lambda: process.poll() is None)
+        finally:
+            process.terminate()  # nothing where it has ended
+            process.wait()
+        if process.returncode:
+            said.seek(0)
+            print(said.read(), end="", file=show.errors())
+            return process.returncode if process.returncode > 0 else 128 - process.returncode
+    return standing.status
 
 
 def logs(options: Options) -> int:
@@ -108,6 +135,26 @@ def fetch(options: Options) -> int:
     return 0
 
 
+def report(options: Options) -> int:
+    """The page of the newest run."""
+    if files.is_path(options.job):
+        log = views.read_files(Path(options.job))
+    else:
+        cluster = _cluster(options)
+        _, _, log = views.read_job(cluster, cluster.job(options.job))
+    snapshot = log.record.snapshot
+    if snapshot.run is None:
+        raise verify_shards.BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
+    (verdict,) = judge(log, snapshot.run.id)
+    path = Path(options.page)
+    try:
+        document.write(snapshot, verdict, path)
+    except OSError as error:
+        raise verify_shards.BadInput(f"cannot write {path}: {error.strerror}") from error
+    show.output(show.dumped({"page": str(path), "outcome": verdict.outcome}) if options.json else f"wrote {path}")
+    return 0
+
+
 def _copied(folder: Path, names: list[str]) -> str:
     return f"copied to {folder}: {', '.join(names)}" if names else f"the claim has no file yet: {folder} is empty"
 
@@ -118,9 +165,9 @@ def _cluster(options: Options) -> Cluster:
 
 def _overview(options: Options) -> Overview:
     if files.is_path(options.job):
-        return views.of_files(Path(options.job))[0]
+        return views.of_files(Path(options.job))
     cluster = _cluster(options)
-    return views.of_job(cluster, cluster.job(options.job))[0]
+    return views.of_job(cluster, cluster.job(options.job))
 
 
 def _of_file(file: Path) -> Iterator[Entry]:

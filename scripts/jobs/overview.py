@@ -10,7 +10,8 @@ from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Rest
 
 from .standing import Standing
 
-_SLOWER = 0.9  # of the others' median speed: whoever is below it is named
+_SLOWER = 0.8  # of the others' median speed: whoever is below it is named
+_REPORTS = 5  # of a pod, over which its speed is averaged: the pods' reports are not of the same moments
 # What a pod does, by the first moment of a start that has not come yet.
 _STEPS = (
     ("scheduled", "waits for a node"),
@@ -105,7 +106,7 @@ def of(
         "namespace": namespace,
         "proof": proof or stated(run),
         "pods": rows,
-        "slowest": _slowest(rows),
+        "slowest": _slowest(rows, run),
         "restarts": snapshot.restarts,
         "notes": tuple(warnings),
     }
@@ -208,9 +209,14 @@ def does(life: Life, *, trains: bool = False) -> str:
     return _STEPS[reached + 1][1]
 
 
-def _slowest(rows: Iterable[PodRow]) -> str | None:
+def _slowest(rows: Iterable[PodRow], run: Run | None) -> str | None:
     """The pod that is slower than the others by more than noise: pods that step together are all as slow as one."""
-    speeds = {row.name: row.samples_per_second / (len(row.ranks) or 1) for row in rows if row.samples_per_second}
+    trains = {row.name for row in rows if row.samples_per_second}
+    reports: dict[str, list[float]] = {}
+    for report in run.progress if run else ():
+        if report.pod in trains and run and run.attempts and report.attempt == run.attempts[-1].number:
+            reports.setdefault(report.pod, []).append(report.samples_per_second)
+    speeds = {pod: statistics.fmean(own[-_REPORTS:]) for pod, own in reports.items()}
     if len(speeds) < 2:
         return None
     slowest = min(speeds, key=speeds.__getitem__)

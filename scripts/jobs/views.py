@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torchtally.record.model import Snapshot
 from torchtally.verifier import phrasing
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
@@ -22,8 +21,14 @@ from .standing import Standing
 Pods = dict[str, Pod]
 
 
-def of_job(cluster: Cluster, job: ClusterJob) -> tuple[Overview, Snapshot]:
+def of_job(cluster: Cluster, job: ClusterJob) -> Overview:
     """With all logs. Raises ClusterError."""
+    pods, warnings, log = read_job(cluster, job)
+    return judged(log, job, pods, warnings)
+
+
+def read_job(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str], RecordingLog]:
+    """The pods, the cluster's warnings, and all logs. Raises ClusterError."""
     pods, warnings = _asked(cluster, job)
     log = RecordingLog()
     for name, pod in pods.items():
@@ -33,7 +38,7 @@ def of_job(cluster: Cluster, job: ClusterJob) -> tuple[Overview, Snapshot]:
                     log.record.add(name, line)
     verified.read(cluster.core, job, log)
     tell(log, job, pods)
-    return judged(log, job, pods, warnings), log.record.snapshot
+    return pods, warnings, log
 
 
 def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
@@ -46,13 +51,18 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
     return judged(log, job, own)
 
 
-def of_files(path: Path) -> tuple[Overview, Snapshot]:
+def of_files(path: Path) -> Overview:
     """Of logs. Raises NoLogs."""
+    return of_log(read_files(path), path.name or str(path))
+
+
+def read_files(path: Path) -> RecordingLog:
+    """All logs. Raises NoLogs."""
     log = RecordingLog()
     for file in found(path):
         with file.open(encoding="utf-8", errors="replace", newline="") as stream:
             log.read(str(file), stream)
-    return of_log(log, path.name or str(path)), log.record.snapshot
+    return log
 
 
 def of_log(log: RecordingLog, name: str) -> Overview:

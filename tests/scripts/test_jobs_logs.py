@@ -115,6 +115,15 @@ def test_a_run_that_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert found.get("standing", found.get("outcome")) == "proved"
 
 
+def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
+    assert torchtally_jobs.main(["report", path, str(tmp_path / "demo.html")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'demo.html'}\n"
+    assert "3f9c2a7b10de" in (tmp_path / "demo.html").read_text()
+    assert torchtally_jobs.main(["report", path, str(tmp_path / "nowhere/demo.html")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
 def test_a_log_that_says_so_is_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The lines state that nothing is lost, and the digest of one shows what is."""
     wrong = bruteforce.run(
@@ -180,6 +189,34 @@ def test_a_log_is_watched_while_it_grows(tmp_path: Path) -> None:
         rest = watching.stdout.read()
         assert watching.wait() == 0
     assert "the proof holds" in rest
+
+
+WRITES = """
+import sys, pathlib
+path, source, code = sys.argv[1:]
+pathlib.Path(path).write_text(pathlib.Path(source).read_text())
+print("what the command says")
+sys.exit(int(code))
+"""
+
+
+@pytest.mark.parametrize(("code", "end", "status"), [(0, 0, 0), (0, 12, 3), (7, 0, 7)])
+def test_a_command_is_run_and_its_log_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, end: int, status: int
+) -> None:
+    lines = [*told.KILLED, *told.RESUMED, *told.PROVED]
+    source, path = written(tmp_path, lines[: len(lines) - end]), tmp_path / "run.log"
+    path.write_text("\n".join(lines))  # of another run
+    command = [sys.executable, "-c", WRITES, str(path), source, str(code)]
+    assert torchtally_jobs.main(["watch", str(path), "--run", *command]) == status
+    out, err = capsys.readouterr()
+    assert ("the proof holds" in out) == (end == 0)
+    assert err == ("what the command says\n" if code else "")
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert torchtally_jobs.main(["watch", str(tmp_path / "run.log"), "--run", "./nothing"]) == 2
+    assert "cannot run ./nothing: No such file or directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
