@@ -45,7 +45,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
     if name == _ACCURACY:
         form, exact = ".0%" if max(values) - min(values) > 0.05 else ".1%", ".2%"
     elif name == "loss":
-        form, exact = "~g", ".4f"
+        form, exact = ",.3~r", ".4f"
 
     def scale(field: str, among: Sequence[object]) -> Spec:
         chosen = [among[_SERIES.index(series)] for series in present]
