@@ -58,7 +58,12 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
             "type": "quantitative",
             "title": "epochs trained",
             "scale": {"domain": domain, "nice": False, "zero": False},
-            "axis": {"grid": False, "format": "~g", "tickCount": 6, **({"tickMinStep": 1} if last - first > 2 else {})},
+            "axis": {
+                "grid": False,
+                "format": ",~r",
+                "tickCount": 6,
+                **({"tickMinStep": 1} if last - first > 2 else {}),
+            },
         },
         "y": {
             "field": "value",
@@ -70,7 +75,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
         "color": scale("series", _COLOURS),
         "tooltip": [
             {"field": "series"},
-            {"field": "epoch", "title": "epochs trained", "format": "~g"},
+            {"field": "epoch", "title": "epochs trained", "format": ",~r"},
             {"field": "value", "title": name, "format": exact},
         ],
     }

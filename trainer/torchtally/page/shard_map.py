@@ -73,7 +73,7 @@ def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spe
                 "type": "quantitative",
                 "title": "epoch, and how far into its order",
                 "scale": {"domain": [1, epochs + 1], "nice": False, "zero": False},
-                "axis": {"grid": False, "format": "~g", "tickCount": min(epochs + 1, 12), "labelBound": True},
+                "axis": {"grid": False, "format": ",~r", "tickCount": min(epochs + 1, 12), "labelBound": True},
             },
             "x2": {"field": "end"},
             "y": {
@@ -88,8 +88,8 @@ def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spe
             "description": {"field": "said"},
             "tooltip": [
                 {"field": "who"},
-                {"field": "begin", "title": "from epoch", "format": "~g"},
-                {"field": "end", "title": "before epoch", "format": "~g"},
+                {"field": "begin", "title": "from epoch", "format": ",~r"},
+                {"field": "end", "title": "before epoch", "format": ",~r"},
                 {"field": "state", "title": "samples"},
                 {"field": "lost"},
                 {"field": "doubled"},
