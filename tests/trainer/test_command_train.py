@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -126,7 +127,13 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     last = last_line(ended[0].stdout)
     assert (last["model"], last["discarded"], last["worlds"]) == (proof["model"], 0, [[1, 0, 2]])
     assert proof["lines"] == [found["train", "all"], found["test", "all"], last]
-    assert sorted(path.name for path in model.parent.iterdir()) == ["checkpoints", "model.pt", "proof.json"]
+    files = ["checkpoints", "model.pt", "proof.json", "report.html"]
+    assert sorted(path.name for path in model.parent.iterdir()) == files
+    report = (model.parent / "report.html").read_text()
+    assert "<strong>✓ Proved</strong>" in report
+    assert proof["model"] in report
+    rows = re.findall(r"<td[^>]*>demo-(master|worker)-0</td><td[^>]*>(\d)</td><td[^>]*>(\d+)</td>", report)
+    assert rows[:2] == [("master", "0", "30000"), ("worker", "1", "30000")]
     weights = torch.load(model, weights_only=True)
     assert [tuple(value.shape) for value in weights.values()] == [
         (512, 784),
@@ -261,6 +268,16 @@ def test_tally_report_only_reports(environment: dict[str, str], tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     assert "✗" in ended.stdout
     assert json.loads((tmp_path / "output" / "proof.json").read_text())["holds"] is False
+    assert "<strong>✗ Disproved</strong>" in (tmp_path / "output" / "report.html").read_text()
+
+
+def test_a_report_that_cannot_be_written_is_only_reported(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "output" / "report.html").mkdir(parents=True)
+    ended = alone(environment, QUICK)
+    assert ended.returncode == 0, ended.stderr
+    assert f"the report cannot be written to {tmp_path / 'output' / 'report.html'}: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert json.loads((tmp_path / "output" / "proof.json").read_text())["holds"]
 
 
 def test_a_gpu_that_was_asked_for_is_never_replaced_by_the_cpu(environment: dict[str, str]) -> None:

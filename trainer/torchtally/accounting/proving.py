@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torchtally import events, exchange, standard_output
+from torchtally.accounting import known
 from torchtally.accounting.printing import Wrong, emit, line_of
 from torchtally.accounting.tally import Tally
 from torchtally.errors import Refused, Unproven
@@ -92,6 +93,7 @@ def prove(
     )
     if run.rank == 0 and leads:
         emit(proof.lines[-1])
+        known.add(proof.lines)
         events.emit(events.Proved(phase=tally.phase.name, epoch=shard.epoch, holds=proof.holds), run.source)
     return proof
 
@@ -117,7 +119,7 @@ class _Own:
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:
-    known = {each.line["rank"]: each for each in leaders}
+    of_rank = {each.line["rank"]: each for each in leaders}
     commits = {each.commits for each in everyone}
     if len(commits) > 1:
         raise Unproven(
@@ -125,7 +127,7 @@ def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> N
             f"commits: {', '.join(map(str, sorted(commits, key=str)))}"
         )
     for each in everyone:
-        leader = known[each.line["rank"]]
+        leader = of_rank[each.line["rank"]]
         if (each.digest, each.dropped, each.line["consumed"]) != (
             leader.digest,
             leader.dropped,

@@ -45,7 +45,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
     if name == _ACCURACY:
         form, exact = ".0%" if max(values) - min(values) > 0.05 else ".1%", ".2%"
     elif name == "loss":
-        form, exact = "~g", ".4f"
+        form, exact = ",.3~r", ".4f"
 
     def scale(field: str, among: Sequence[object]) -> Spec:
         chosen = [among[_SERIES.index(series)] for series in present]
@@ -58,7 +58,12 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
             "type": "quantitative",
             "title": "epochs trained",
             "scale": {"domain": domain, "nice": False, "zero": False},
-            "axis": {"grid": False, "format": "~g", "tickCount": 6, **({"tickMinStep": 1} if last - first > 2 else {})},
+            "axis": {
+                "grid": False,
+                "format": ",~r",
+                "tickCount": 6,
+                **({"tickMinStep": 1} if last - first > 2 else {}),
+            },
         },
         "y": {
             "field": "value",
@@ -70,7 +75,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
         "color": scale("series", _COLOURS),
         "tooltip": [
             {"field": "series"},
-            {"field": "epoch", "title": "epochs trained", "format": "~g"},
+            {"field": "epoch", "title": "epochs trained", "format": ",~r"},
             {"field": "value", "title": name, "format": exact},
         ],
     }

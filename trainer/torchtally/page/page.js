@@ -28,6 +28,7 @@
       domainColor: "@line", gridColor: "@line", tickColor: "@line", labelColor: "@muted", titleColor: "@muted",
       labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500, titlePadding: 8, gridOpacity: 0.7,
     },
+    axisY: { labelOverlap: false },
     legend: { labelColor: "@text", labelFontSize: 12, titleColor: "@muted", symbolStrokeWidth: 0, symbolSize: 90, columnPadding: 14 },
   };
 
@@ -42,7 +43,8 @@
     }
     const spec = coloured(chart.spec, style);
     spec.config = coloured(theme, style);
-    if (narrow.matches) spec.config.axisY = { ...spec.config.axisY, labelLimit: 90 };
+    spec.config.legend.columns = narrow.matches ? 1 : 4;
+    if (narrow.matches) spec.config.axisY.labelLimit = 90;
     const { view } = await vegaEmbed(place, { ...spec, datasets }, {
       actions: false,
       ast: true, // expressions are interpreted: the page forbids that text becomes code

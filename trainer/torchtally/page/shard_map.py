@@ -40,7 +40,10 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
     bad = (line for line in lines if state_of(line, doubts) == WRONG)
     marks = [_mark(place) for place in places(bad)]
     half = 0.42 if ranks <= _FEW else 0.5
-    layers = [_cell_layer(cells, ranks, epochs, half), *(_mark_layers(half, {row["kind"] for row in marks}))]
+    layers = [_cell_layer(cells, ranks, epochs, half)]
+    if ranks <= _FEW and any(cell.state == WRONG for cell in cells):
+        layers.append(_cross_layer(ranks))
+    layers += _mark_layers(ranks, half, {row["kind"] for row in marks})
     if phase == "train" and began_again:
         layers.append(restarts("where"))
     return Chart(
@@ -70,7 +73,7 @@ def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spe
                 "type": "quantitative",
                 "title": "epoch, and how far into its order",
                 "scale": {"domain": [1, epochs + 1], "nice": False, "zero": False},
-                "axis": {"grid": False, "format": "~g", "tickCount": min(epochs + 1, 12), "labelBound": True},
+                "axis": {"grid": False, "format": ",~r", "tickCount": min(epochs + 1, 12), "labelBound": True},
             },
             "x2": {"field": "end"},
             "y": {
@@ -78,21 +81,15 @@ def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spe
                 "type": "quantitative",
                 "title": "rank",
                 "scale": {"domain": [-1.5, ranks - 0.5], "reverse": True, "nice": False, "zero": False},
-                "axis": {
-                    "grid": False,
-                    "ticks": False,
-                    "domain": False,
-                    "labelExpr": "datum.value == -1 ? 'all' : format(datum.value, '~d')",
-                    **({"values": [*range(-1, ranks)], "labelOverlap": False} if ranks <= 16 else {"tickMinStep": 1}),
-                },
+                "axis": _rank_axis(ranks),
             },
             "y2": {"field": "bottom"},
             "color": coloured("state", _COLOURS, {cell.state for cell in cells}),
             "description": {"field": "said"},
             "tooltip": [
                 {"field": "who"},
-                {"field": "begin", "title": "from epoch", "format": "~g"},
-                {"field": "end", "title": "before epoch", "format": "~g"},
+                {"field": "begin", "title": "from epoch", "format": ",~r"},
+                {"field": "end", "title": "before epoch", "format": ",~r"},
                 {"field": "state", "title": "samples"},
                 {"field": "lost"},
                 {"field": "doubled"},
@@ -101,7 +98,29 @@ def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spe
     }
 
 
-def _mark_layers(half: float, kinds: set[str]) -> list[Spec]:
+def _rank_axis(ranks: int) -> Spec:
+    shown: Spec = {"values": [*range(_ALL, ranks)]} if ranks <= 16 else {"tickMinStep": 1}
+    text = f"datum.value == {_ALL} ? 'all' : format(datum.value, '~d')"
+    return {"grid": False, "ticks": False, "domain": False, "labelOverlap": False, "labelExpr": text, **shown}
+
+
+def _cross_layer(ranks: int) -> Spec:
+    """A cross in each cell that is wrong, as not everybody sees its color."""
+    return {
+        "data": {"name": "cells"},
+        "transform": [
+            {"filter": f"datum.state == '{WRONG}'"},
+            {"calculate": "(datum.begin + datum.end) / 2", "as": "middle"},
+        ],
+        "mark": {"type": "text", "text": "✗", "color": "@lost", "fontSize": 12, "clip": True, "aria": False},
+        "encoding": {
+            "x": {"field": "middle", "type": "quantitative"},
+            "y": {"field": "rank", "type": "quantitative", "title": "rank", "axis": _rank_axis(ranks)},
+        },
+    }
+
+
+def _mark_layers(ranks: int, half: float, kinds: set[str]) -> list[Spec]:
     """What is lost or doubled: as wide as it is, and with a symbol, as most of it is too small to be seen."""
     if not kinds:
         return []
@@ -119,7 +138,7 @@ def _mark_layers(half: float, kinds: set[str]) -> list[Spec]:
         "encoding": {
             "x": {"field": "begin", "type": "quantitative"},
             "x2": {"field": "end"},
-            "y": {"field": "top", "type": "quantitative"},
+            "y": {"field": "top", "type": "quantitative", "title": "rank", "axis": _rank_axis(ranks)},
             "y2": {"field": "bottom"},
             "color": colour,
             "tooltip": tip,
@@ -131,7 +150,7 @@ def _mark_layers(half: float, kinds: set[str]) -> list[Spec]:
         "mark": {"type": "point", "filled": True, "size": 90, "clip": True, "stroke": "@background", "opacity": 1},
         "encoding": {
             "x": {"field": "middle", "type": "quantitative"},
-            "y": {"field": "rank", "type": "quantitative"},
+            "y": {"field": "rank", "type": "quantitative", "title": "rank", "axis": _rank_axis(ranks)},
             "color": {**colour, "legend": shape["legend"]},
             "shape": shape,
             "description": {"field": "what"},

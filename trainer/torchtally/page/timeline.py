@@ -75,11 +75,18 @@ def chart(found: list[Lived]) -> Chart:
         "field": "begin",
         "type": "quantitative",
         "title": f"{unit} since {date(begin)}",
-        "scale": {"domain": [0, max(since(end), 0.001)], "nice": False},
+        "scale": {"domain": [0, max(1.01 * since(end), 0.001)], "nice": False},
     }
-    axis: Spec = {"grid": False, "tickMinStep": 1, "labelLimit": 150, "ticks": False, "domain": False}
+    axis: Spec = {
+        "grid": False,
+        "tickMinStep": 1,
+        "labelLimit": 150,
+        "ticks": False,
+        "domain": False,
+        "labelOverlap": False,
+    }
     if few:
-        axis |= {"values": [*range(len(pods))], "labelExpr": "names[datum.value]", "labelOverlap": False}
+        axis |= {"values": [*range(len(pods))], "labelExpr": "names[datum.value]"}
     y = {
         "field": "top",
         "type": "quantitative",
@@ -114,7 +121,7 @@ def chart(found: list[Lived]) -> Chart:
     }
     kinds = {row["how"] for row in ends}
     shape = coloured("how", _SHAPES, kinds)
-    del shape["legend"]["symbolType"]
+    shape["legend"] = {"title": None, "orient": "bottom"}
     colour = {**coloured("how", _ENDS, kinds), "legend": shape["legend"]}
     marks = {
         "data": {"name": "ends"},
@@ -126,7 +133,7 @@ def chart(found: list[Lived]) -> Chart:
         "mark": {"type": "point", "filled": True, "size": 90 if few else 25, "opacity": 1, "stroke": "@background"},
         "encoding": {
             "x": {"field": "moment", "type": "quantitative"},
-            "y": {"field": "place", "type": "quantitative"},
+            "y": {"field": "place", "type": "quantitative", "title": y["title"], "axis": axis},
             "shape": shape,
             "color": colour,
             "description": {"field": "said"},

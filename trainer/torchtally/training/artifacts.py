@@ -17,7 +17,7 @@ from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training
 from torchtally.proof import run_summary, table
-from torchtally.training import checkpoint_file
+from torchtally.training import checkpoint_file, report
 from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
@@ -63,7 +63,7 @@ def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str,
         "epochs": [asdict(epoch) for epoch in train_state.epochs],
         "lines": [*train_state.lines, last],
     }
-    clear(output, [MODEL, *files, PROOF])
+    clear(output, [MODEL, *files, PROOF, report.REPORT])
     for name, contents in {MODEL: model, **files}.items():
         replace(output / name, contents)
     write_proof(proof, output)
@@ -71,6 +71,7 @@ def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str,
     log.info(f"wrote {output / MODEL} ({hashed}){others} and {output / PROOF}")
     emit(last)
     events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
+    report.write(train_state.lines, last, facts, output)
 
 
 def write_proof(proof: Mapping[str, Any], output: Path) -> None:

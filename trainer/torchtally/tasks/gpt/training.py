@@ -33,7 +33,7 @@ from torchtally.pod import device, failure
 from torchtally.tasks.gpt import text
 from torchtally.tasks.gpt.model import GPT
 from torchtally.tasks.gpt.options import Options
-from torchtally.training import artifacts
+from torchtally.training import artifacts, report
 
 MODEL, TOKENIZER, CONFIGURATION = "model.safetensors", "tokenizer.json", "gpt.json"
 _WARM_UP = 0.05  # of the training
@@ -206,6 +206,8 @@ def fit(name: str, options: Options, output: Path) -> None:
         if process.rank == 0:
             proof = {"holds": True, "model": None, "files": files, "training": identity, "lines": [account.last_line]}
             artifacts.write_proof(proof, output)
+            if account.last_line and identity:
+                report.write([], account.last_line, identity, output)
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         failure.exit_rank(ended.code)
