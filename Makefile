@@ -28,7 +28,7 @@ demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then ver
 		--run scripts/run_local.py -f examples/fashion-mnist.yaml --log build/demo.log
 	@printf '\nVerifying the samples from build/demo.log alone:\n'
 	@scripts/verify_shards.py build/demo.log
-	@scripts/report.py build/demo.log --output build/demo/report.html
+	@scripts/torchtally_jobs.py report build/demo.log build/demo/report.html
 
 .PHONY: scripts
 scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, run_local and startup need, without PyTorch: . .venv/bin/activate

@@ -151,7 +151,8 @@ def report(options: Options) -> int:
         document.write(snapshot, verdict, path)
     except OSError as error:
         raise verify_shards.BadInput(f"cannot write {path}: {error.strerror}") from error
-    show.output(show.dumped({"page": str(path), "outcome": verdict.outcome}) if options.json else f"wrote {path}")
+    told = f"{verdict.outcome}: see {path.absolute().as_uri()}"
+    show.output(show.dumped({"page": str(path), "outcome": verdict.outcome}) if options.json else told)
     return 0
 
 

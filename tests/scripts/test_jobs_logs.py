@@ -118,7 +118,7 @@ def test_a_run_that_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
     assert torchtally_jobs.main(["report", path, str(tmp_path / "demo.html")]) == 0
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'demo.html'}\n"
+    assert capsys.readouterr().out == f"proved: see {(tmp_path / 'demo.html').as_uri()}\n"
     assert "3f9c2a7b10de" in (tmp_path / "demo.html").read_text()
     assert torchtally_jobs.main(["report", path, str(tmp_path / "nowhere/demo.html")]) == 2
     assert "cannot write" in capsys.readouterr().err
