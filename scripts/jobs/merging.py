@@ -10,6 +10,7 @@ from rich.text import Text
 
 from torchtally import events
 from torchtally.proof.line import PREFIX
+from verify import console
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
@@ -38,7 +39,7 @@ class Printer:
     def print(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             if self._json:
-                print(json.dumps(asdict(entry)), flush=True)
+                console.show(json.dumps(asdict(entry)))
                 continue
             if self._fold and entry.for_programs:
                 if entry.text.startswith(events.PREFIX):

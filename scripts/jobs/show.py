@@ -95,12 +95,14 @@ def line(overview: Overview) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """As 45 s, 3 min, 2 h 05 min; empty for None."""
+    """As 45 s, 3 min, 2 h 05 min, 4 days; empty for None."""
     if seconds is None:
         return ""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
+    if minutes >= 48 * 60:
+        return f"{minutes // (24 * 60)} days"
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
@@ -162,7 +164,9 @@ def _numbers(overview: Overview) -> list[str]:
         numbers.append(f"accuracy {overview.accuracy:.2%}")
     if saved := overview.checkpoint:
         age = duration(max(0.0, overview.at - saved.time))
-        numbers.append(f"checkpoint {age} ago (epoch {saved.epoch}, position {saved.position})")
+        done = f"after epoch {saved.epoch - 1}" if saved.epoch > 1 else "at the beginning"
+        where = f"epoch {saved.epoch}, position {saved.position}" if saved.position else done
+        numbers.append(f"checkpoint {age} ago ({where})")
     return numbers
 
 

@@ -65,9 +65,9 @@ class Screen:
 
     def _print(self, overview: Overview) -> None:
         if self._json:
-            print(show.dumped(show.as_json(overview), indent=None), flush=True)
+            show.output(show.dumped(show.as_json(overview), indent=None))
         else:
-            print(f"{show.clock(overview.at)} {show.line(overview)}", flush=True)
+            show.output(f"{show.clock(overview.at)} {show.line(overview)}")
 
 
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:

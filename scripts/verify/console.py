@@ -1,12 +1,15 @@
 """The start and the end of a command-line program: encodings, signals, and an output that cannot be written."""
 
 import contextlib
+import errno
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+_OF_WRITING = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
 
 
 class _Unwritten(Exception):
@@ -22,7 +25,12 @@ def run(main: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name, or a ±, that the encoding cannot show
     try:
-        return main()
+        try:
+            return main()
+        except OSError as error:  # of what prints without `show`, as Rich does
+            if error.filename is None and error.errno in _OF_WRITING:
+                raise _unwritten(error) from None
+            raise
     except KeyboardInterrupt:
         return 130
     except _Unwritten as sentence:
@@ -37,7 +45,10 @@ def show(text: str) -> None:
     """Print a text. If it cannot be written, `run` reports this and returns 1."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # `| head`
-        raise _Unwritten from None
     except OSError as error:
-        raise _Unwritten(f"the result cannot be written to standard output: {error.strerror}") from None
+        raise _unwritten(error) from None
+
+
+def _unwritten(error: OSError) -> _Unwritten:
+    left = isinstance(error, BrokenPipeError)  # `| head`
+    return _Unwritten("" if left else f"the result cannot be written to standard output: {error.strerror}")

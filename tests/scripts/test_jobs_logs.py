@@ -255,3 +255,19 @@ def test_thousands_of_pods_make_few_rows() -> None:
     lines = text.getvalue().splitlines()
     assert "1001 pods; most of them: trains" in lines and len(lines) < 12
     assert any("demo-worker-1000" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", [("status",), ("logs",), ("logs", "--json"), ("watch",), ("watch", "--json")])
+@pytest.mark.parametrize("sink", ["nobody reads it", "it is full"])
+def test_an_output_that_cannot_be_written_ends_with_1(tmp_path: Path, command: tuple[str, ...], sink: str) -> None:
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
+    if sink == "it is full":
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    ended = subprocess.run([sys.executable, JOBS, *command, path], stdout=output, stderr=subprocess.PIPE, text=True)
+    os.close(output)
+    assert ended.returncode == 1
+    said = "torchtally_jobs: the result cannot be written to standard output: No space left on device\n"
+    assert ended.stderr == (said if sink == "it is full" else "")
