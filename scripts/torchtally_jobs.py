@@ -73,7 +73,7 @@ def _options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     logs.add_argument("--all", action="store_true", help="show tally lines and events, which are folded otherwise")
     kinds.add_parser("verify", parents=[of_job], help="what verify_shards.py does, with its options")
-    fetch = kinds.add_parser("fetch", parents=[of_job], help="copy the model and its proof from the job's claim")
+    fetch = kinds.add_parser("fetch", parents=[of_job], help="copy model, proof, and page from the job's claim")
     fetch.add_argument("folder", metavar="DIR", help="new or empty folder to copy to")
     fetch.add_argument("--checkpoints", action="store_true", help="copy the checkpoints as well")
     report = kinds.add_parser("report", parents=[of_job], help="write a page of the newest run, with charts")
