@@ -1,15 +1,21 @@
 """A batch that the loop leaves out of the weights, and says so, counts as dropped. Resumes: test_random_programs.py."""
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from accounts import alone, run
 from counting import Counting, Noisy
 from test_drops import judged
 from torch.utils.data import DataLoader
 
-from torchtally import Account, Batch, TalliedSampler
+from torchtally import Account, Batch, TalliedSampler, compat
+from torchtally.accounting.drops import Drops
+from torchtally.proof.digest import Digest
 
 N, SIZE = 30, 4
 
@@ -81,6 +87,20 @@ def test_the_samples_of_a_skipped_batch_are_dropped_and_no_other_is_lost(drive: 
     assert all("the program drops sample" in each["err"] for each in found)
 
 
+def leaves_out_another_batch(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """The backward pass of the skipped batch is none of the one that is left out without a word."""
+    for batch in batches:
+        if batch.step == 2:
+            continue
+        training.backward(*batch.data)
+        if batch.step == 1:
+            training.zero_grad()
+            account.skip("gradients overflow")
+            continue
+        training.step()
+        account.commit(batch)
+
+
 def after_the_step(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     for batch in batches:
         training.backward(*batch.data)
@@ -107,6 +127,7 @@ def the_reason_is_no_line(account: Account, batches: Iterator[Batch], training: 
 @pytest.mark.parametrize(
     ("drive", "sentence"),
     [
+        (leaves_out_another_batch, "commit() covers 2 batches after 1 backward pass"),
         (after_the_step, "skip() must come before optimizer.step()"),
         (twice, "skip() must have a batch that is handed out, and neither committed nor skipped"),
         (others_on_each_rank, "step to skip"),
@@ -117,6 +138,35 @@ def test_a_skip_of_another_batch_is_refused_on_all_ranks(drive: Any, sentence: s
     for each in run(2, trains, drive):
         assert each["code"] == 2
         assert sentence in each["err"], each["err"]
+
+
+def state_after_a_skip() -> str:
+    """Rank 1 is late: it tells what it drops when rank 0 has made its state, if rank 0 does so before."""
+    store, post = compat.default_store(), Drops.post
+    if dist.get_rank() == 1:
+
+        def late(drops: Drops, step: int, dropped: Digest) -> None:
+            with contextlib.suppress(dist.DistStoreError):
+                store.wait(["rank 0 has its state"], timedelta(seconds=2))
+            post(drops, step, dropped)
+
+        Drops.post = late  # type: ignore[method-assign]
+    training = Counting(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            if batch.step > 1:
+                step(account, training, batch)
+                continue
+            account.skip("loss is not finite")
+            state = json.dumps(account.state_dict())
+            store.set(f"rank {account.rank} has its state", "")
+    return state
+
+
+def test_a_state_after_a_skip_has_what_every_rank_has_dropped() -> None:
+    one, other = run(2, state_after_a_skip)
+    assert (one["code"], other["code"]) == (0, 0), one["err"] + other["err"]
+    assert one["result"] == other["result"]
 
 
 def with_a_sampler() -> list[int]:

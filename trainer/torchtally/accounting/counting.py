@@ -199,10 +199,12 @@ class Counting:
             wrong = wrong or current.unskippable(step, batch)
         if self._stepped:
             wrong = "skip() must come before optimizer.step(): an optimizer has stepped since the last commit"
+        if current and not wrong:
+            current.skip(step, reason)  # before the ranks agree: then a state of any rank has what all have dropped
+            if current.counted == current.handed:
+                self._used[current.phase].forget()
         self._attempt.agree({"step to skip": [current and current.name, step]}, wrong)
-        assert current
-        current.skip(step, reason)
-        if current.complete:
+        if current and current.complete:
             self._close(current)
 
     def stop(self, reason: str, state: str) -> None:

@@ -161,7 +161,7 @@ class EpochInProgress:
 
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""
-        own = self._pending[step - self.counted - 1][0] if self.counted < step <= self.handed else None
+        own = self._waiting(step)
         if own is not None and step not in self._skipped and (batch is None or batch.indices is own):
             return None
         return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
@@ -200,9 +200,8 @@ class EpochInProgress:
 
     def commit_upto(self, step: int, indices: Tensor) -> None:
         """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
-        pending = self.counted < step <= self.handed
-        own = self._pending[step - self.counted - 1][0] if pending else indices
-        if not pending or not (own is indices or torch.equal(own, torch.as_tensor(indices, device=own.device))):
+        own = self._waiting(step)
+        if own is None or not (own is indices or torch.equal(own, torch.as_tensor(indices, device=own.device))):
             raise Refused(
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
@@ -210,6 +209,10 @@ class EpochInProgress:
         self.explicit, self._skips = True, 0
         self.commits += 1
         self.count(step)
+
+    def _waiting(self, step: int) -> Tensor | None:
+        """The indices of a batch that is handed out and does not count yet."""
+        return self._pending[step - self.counted - 1][0] if self.counted < step <= self.handed else None
 
     def stop(self) -> None:
         """End the epoch after the samples that count."""

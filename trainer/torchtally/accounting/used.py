@@ -49,6 +49,10 @@ class Used:
         self._passing = False  # whether there was a backward pass before any commit
         self._stepping: bool | None = None  # whether there was a step before each commit
 
+    def forget(self) -> None:
+        """Forget the backward passes since the last commit: those of skipped batches speak for no other batch."""
+        self._passes = SEEN.passes
+
     def problem(self, batches: int, named: int) -> str | None:
         """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
         passes, stepped = SEEN.passes - self._passes, SEEN.steps > self._steps
