@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _LIMIT = 400  # seconds, on a machine that does much else
+_locks: deque[socket.socket] = deque(maxlen=100)  # of the newest ports: what is older listens by now, or has ended
 
 
 def run(world: int, function: Callable[..., Any], *arguments: Any, killed: bool = False) -> list[Any]:
@@ -59,12 +61,19 @@ def run(world: int, function: Callable[..., Any], *arguments: Any, killed: bool 
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to connections: one could take it until then."""
+    """A port that nobody listens on, below those that the system gives to connections: one could take it until then.
+
+    Its UDP port, which nothing here uses, is a lock: two workers of the tests do not choose the same one.
+    """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_768)
+        lock = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as listener, contextlib.suppress(OSError):
+            lock.bind(("127.0.0.1", port))
             listener.bind(("127.0.0.1", port))
+            _locks.append(lock)
             return port
+        lock.close()
 
 
 def main() -> None:
