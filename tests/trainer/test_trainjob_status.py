@@ -30,7 +30,7 @@ from torchtally.monitoring.trainjob_status import Reporter
 
 HERE = Path(__file__).parent
 EVERY = 0.4  # seconds between two reports of a training that is to be watched for some
-START = f"from torchtally.monitoring import trainjob_status; trainjob_status._EVERY = {EVERY}; {ENTRY}"
+START = f"from torchtally.monitoring import trainjob_status; trainjob_status._INTERVAL = {EVERY}; {ENTRY}"
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.first"
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/demo/trainjobs/digits/status"
 COMPLAINT = "torchtally: Kubeflow Trainer at 127.0.0.1 does not accept the training's progress: "
@@ -245,7 +245,7 @@ def test_a_run_that_is_taken_up_again_goes_on_from_where_it_stood(
     environment: dict[str, str], trainer: Trainer, token: Path
 ) -> None:
     environment |= url(trainer.server_address[1])
-    with running(environment, 400):
+    with running(environment, 100):
         until("1 % is done", lambda: trainer.percentages[-1:] >= [1])
         stepped = [report for report in trainer.reports if "train_loss" in metrics(report)]
         assert stepped
@@ -260,7 +260,7 @@ def test_a_run_that_is_taken_up_again_goes_on_from_where_it_stood(
     assert "estimatedRemainingSeconds" not in stopped
     assert trainer.tokens[0] == f"Bearer {TOKEN}"
     assert trainer.tokens[-1] == "Bearer second"
-    with running(environment, 400):
+    with running(environment, 100):
         until("it has stepped again", lambda: "estimatedRemainingSeconds" in trainer.reports[-1])
         assert trainer.percentages == sorted(trainer.percentages)
         assert trainer.percentages[count] == stopped["progressPercentage"]
@@ -268,7 +268,7 @@ def test_a_run_that_is_taken_up_again_goes_on_from_where_it_stood(
         assert trainer.reports[-1]["estimatedRemainingSeconds"] > 0
         proofs = [int(metrics(report)["proofs_held"]) for report in trainer.reports]
         assert proofs == sorted(proofs)
-        assert proofs[count] == int(metrics(stopped)["proofs_held"]) >= 8
+        assert proofs[count] == int(metrics(stopped)["proofs_held"]) >= 2
 
 
 def test_a_proof_that_ends_the_run_is_told(environment: dict[str, str], trainer: Trainer) -> None:
