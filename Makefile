@@ -34,16 +34,20 @@ demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then ver
 scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, run_local and startup need, without PyTorch: . .venv/bin/activate
 
 .PHONY: test
-test: .venv/.dev ## run all tests except the e2e tests; without a Docker engine, skip those that need one
+test: .venv/.dev ## run all tests except those of the image and of a cluster; without a Docker engine, skip those that need one
 	@scripts/tools.py helm helm-docs
 	@scripts/tools.py minio || echo "test: the tests of an object store are skipped"
-	python -m pytest --ignore=tests/e2e --ignore=tests/tasks $(TEST_OPTIONS) $(ARGS)
+	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
+
+.PHONY: test-image
+test-image: .venv/.dev ## run the tests of the image (TORCHTALLY_IMAGE=torchtally:cpu)
+	python -m pytest tests/image $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test-newest-torch
 test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
 	rm .venv/.dev
 	uv pip install --python .venv --upgrade torch torchvision
-	python -m pytest --ignore=tests/e2e --ignore=tests/tasks --ignore=tests/image $(TEST_OPTIONS) $(ARGS)
+	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: faults
 faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes

@@ -100,7 +100,7 @@ def all_kills(folder: Path, evaluated: tuple[int, ...], moments: dict[str, tuple
     [
         (IN_EACH, {"after the batches": EACH, AT_THE_END: EACH}),
         (EVERY_OTHER, {"after the batches": (2, 4, 6), AT_THE_END: EACH}),
-        (LATE, {"after the batches": (6,), AT_THE_END: (1, 2, 4, 5, 6)}),
+        pytest.param(LATE, {"after the batches": (6,), AT_THE_END: (1, 2, 4, 5, 6)}, marks=pytest.mark.nightly),
         (AFTER, {AT_THE_END: EACH[:-1], "after the training": (EPOCHS,)}),
     ],
     ids=str,
