@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Restart, Run, Snapshot, State
+from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Restart, Run, Snapshot, State, Straggler
 
 from .standing import Standing
 
@@ -60,9 +60,10 @@ class Overview:
     checkpoint: Checkpoint | None = None  # the newest that was written
     save_failed: str | None = None  # the cause, if none was written since
     slowest: str | None = None  # the pod that is slower than the others
+    straggler: Straggler | None = None  # what its ranks say of it
     pods: tuple[PodRow, ...] = ()
     restarts: tuple[Restart, ...] = ()
-    notes: tuple[str, ...] = ()  # why pods wait, and warnings of the cluster
+    notes: tuple[str, ...] = ()  # warnings of the cluster, and what a preflight has found
 
 
 def of(
@@ -93,6 +94,7 @@ def of(
         warnings: What the cluster warns of.
     """
     run, waits = snapshot.run, waits or {}
+    straggler = _straggler(run) if run else None
     report = progress_of(run) if run else None
     rows = tuple(_row(pod, run, waits.get(pod.name)) for pod in snapshot.pods)
     told = {pod.name for pod in snapshot.pods}
@@ -106,9 +108,10 @@ def of(
         "namespace": namespace,
         "proof": proof or stated(run),
         "pods": rows,
-        "slowest": _slowest(rows, run),
+        "slowest": straggler.slow if straggler else _slowest(rows, run),
+        "straggler": straggler,
         "restarts": snapshot.restarts,
-        "notes": tuple(warnings),
+        "notes": (*warnings, *(f"preflight: {pod.life.slow}" for pod in snapshot.pods if pod.life.slow)),
     }
     if run is None:
         return Overview(**common)
@@ -198,6 +201,8 @@ def does(life: Life, *, trains: bool = False) -> str:
     """What a start of a pod does, in words. `trains`: its ranks have reported, if its entry point has not."""
     if life.ended is not None:
         return "has ended" if life.code == 0 else f"ended with {life.code}"
+    if life.stuck is not None and life.stuck == life.last:
+        return f"is stuck: {life.stands}"
     moments = [getattr(life, name) for name, _ in _STEPS]
     reached = max((at for at, moment in enumerate(moments) if moment is not None), default=None)
     if trains and life.started is None and life.data is None:
@@ -207,6 +212,13 @@ def does(life: Life, *, trains: bool = False) -> str:
     if reached + 1 == len(_STEPS):
         return "trains"
     return _STEPS[reached + 1][1]
+
+
+def _straggler(run: Run) -> Straggler | None:
+    """The pod that the ranks of the newest attempt have named, while they train."""
+    newest = run.attempts[-1].number if run.attempts else None
+    named = [each for each in run.stragglers if each.attempt == newest]
+    return named[-1] if named and named[-1].slow and run.state is State.RUNNING else None
 
 
 def _slowest(rows: Iterable[PodRow], run: Run | None) -> str | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchtally.proof import table
+from torchtally.record import sentences
 from torchtally.record.model import Restart
 from verify import console as verify_console
 
@@ -87,7 +88,7 @@ def line(overview: Overview) -> str:
         parts.append(f"epoch {overview.epoch} of {overview.epochs}{step}")
     parts += _numbers(overview)
     if overview.slowest:
-        parts.append(f"slowest: {overview.slowest}")
+        parts.append(_slowest(overview))
     if overview.restarts:
         parts.append(f"{len(overview.restarts)} restarts of pods")
     waits = [f"{pod.name} {pod.does}" for pod in overview.pods if pod.does.startswith("waits:")]
@@ -195,7 +196,12 @@ def _pods(overview: Overview, width: int) -> Iterator[RenderableType]:
     if shown:
         yield rows
     if overview.slowest:
-        yield Text(f"slowest: {overview.slowest}", "yellow")
+        yield Text(_slowest(overview), "yellow")
+
+
+def _slowest(overview: Overview) -> str:
+    said = f"slowest: {overview.slowest}"
+    return f"{said}: {sentences.of_straggler(overview.straggler)}" if overview.straggler else said
 
 
 def _cells(pod: PodRow, slowest: str | None, narrow: bool, bars: bool, restarted: bool) -> Iterator[RenderableType]:

@@ -49,6 +49,7 @@ SCHEMA = [
     ("model.accessMode=Many", "at '/model/accessMode'"),
     ("network.nccl.debug=INFO", "at '/network/nccl': additional properties 'debug' not allowed"),
     ("network.interface=eth0 eth1", "at '/network/interface'"),
+    ("preflight=always", "at '/preflight'"),
     ("metrics.port=80", "at '/metrics/port'"),
     ("suspend=no-thanks", "at '/suspend': got string, want boolean"),
     ("managedBy=me", "at '/managedBy'"),

@@ -35,6 +35,9 @@ def test_a_proved_run(browser: Browser, tmp_path: Path) -> None:
     told += pages.event(5, epoch(1, 0.5, 0.7, 1234)) + pages.event(9, epoch(2, 0.25, 0.8, 4321))
     saved = events.Saved(path="/output/checkpoints/a.checkpoint", epoch=2, position=20, seconds=0.5)
     told += pages.event(8, saved)
+    slow = events.Straggler(slow="demo-worker-0", slow_rank=1, loses_in="compute", seconds=0.25, others=0.1)
+    none = events.Straggler(slow=None, slow_rank=None, loses_in=None, seconds=None, others=None)
+    told += pages.event(6, slow) + pages.event(7, none)
     path = tmp_path / "report.html"
     verdict = pages.write(pages.of_lines([*lines, bruteforce.last(lines)], told), path)
     assert verdict.outcome is Outcome.PROVED
@@ -53,6 +56,10 @@ def test_a_proved_run(browser: Browser, tmp_path: Path) -> None:
             ["2", "0.2500", "1.2500", "80.00%", "4,321"],
         ]
         assert pages.rows(page, "Checkpoints, times in UTC") == [["03:04:13", "2", "20", "0.500", "a.checkpoint"]]
+        assert pages.rows(page, "Slow pods, times in UTC") == [
+            ["03:04:11", "demo-worker-0", "1", "its steps compute for 0.25 s (the others: 0.10 s)"],
+            ["03:04:12", "none", "", "no pod is slower than the other pods any more"],
+        ]
         charts = page.locator(".chart[aria-label]")
         assert charts.count() == len(json.loads(page.locator("#charts").inner_text())) == 6
         assert "lost or doubled" not in page.locator("#map-0").inner_text()

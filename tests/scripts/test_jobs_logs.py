@@ -15,6 +15,7 @@ import torchtally_jobs
 
 from jobs import files, overview, show
 from jobs.standing import Standing
+from torchtally import events
 from torchtally.record.record import Record
 
 JOBS = Path(__file__).parents[2] / "scripts/torchtally_jobs.py"
@@ -87,6 +88,50 @@ def test_the_same_at_40_columns() -> None:
         "",
         "no epoch is complete",
     ]
+
+
+SLOW = told.straggler(28, 1, told.WORKER, loses_in="data_wait", seconds=0.31, others=0.0004)
+
+
+def test_the_pod_that_the_ranks_name_is_shown_with_the_reason_until_they_name_none() -> None:
+    lines = [*told.KILLED, *told.RESUMED, told.progress(27, told.WORKER, 1, 2, 1)]
+    reason = "slowest: demo-worker-0: its steps wait 0.31 s for data (the others: 0.4 ms)"
+    assert reason in drawn([*lines, SLOW], 120, Standing.RUNNING, 29)
+    over = told.straggler(29, 1, None)
+    assert not [line for line in drawn([*lines, SLOW, over], 120, Standing.RUNNING, 30) if "its steps" in line]
+    of_an_earlier_start = told.straggler(6, 0, told.WORKER, loses_in="compute", seconds=0.5, others=0.1)
+    shown = drawn([*told.KILLED, of_an_earlier_start, *told.RESUMED], 120, Standing.RUNNING, 30)
+    assert not [line for line in shown if "its steps" in line]
+
+
+def test_a_straggler_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torchtally_jobs.main(["status", written(tmp_path, [*told.KILLED, *told.RESUMED, SLOW]), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["slowest"] == found["straggler"]["slow"] == told.WORKER
+    assert (found["straggler"]["loses_in"], found["straggler"]["seconds"]) == ("data_wait", 0.31)
+
+
+def test_a_pod_whose_ranks_hang_says_where_they_stand_until_they_go_on() -> None:
+    stands = "rank 1 stands in load (data.py:7)"
+    hangs = told.line(28, told.WORKER, events.Stuck(seconds=240.0, stands=stands, stacks=None))
+    row = next(
+        line for line in drawn([*told.RESUMED, hangs], 120, Standing.RUNNING, 29) if line.startswith(told.WORKER)
+    )
+    assert f"is stuck: {stands}" in row
+    goes_on = told.progress(29, told.WORKER, 1, 2, 2)
+    row = next(
+        line
+        for line in drawn([*told.RESUMED, hangs, goes_on], 120, Standing.RUNNING, 30)
+        if line.startswith(told.WORKER)
+    )
+    assert "trains" in row
+
+
+def test_what_a_preflight_has_found_is_a_note() -> None:
+    slow = "demo-worker-0 on node a computes 49 GFLOP/s, and the median of the other pods is 100"
+    values = {"bandwidth": 1.0, "latency": 1.0, "all_reduce_bandwidth": 1.0, "all_reduce_latency": 1.0}
+    found = told.line(23, told.WORKER, events.Preflight(node="a", matrix=49e9, **values, slow=slow))
+    assert f"warning: preflight: {slow}" in drawn([*told.RESUMED, found], 120, Standing.RUNNING, 29)
 
 
 def test_each_step_of_a_start() -> None:

@@ -49,6 +49,12 @@ def progress(seconds: float, pod: str, attempt: int, epoch: int, step: int, spee
     return line(seconds, pod, event, attempt)
 
 
+def straggler(at: float, attempt: int, slow: str | None, **values: float | str | None) -> str:
+    """Of rank 0."""
+    told = {"slow_rank": slow and PODS.index(slow), "loses_in": None, "seconds": None, "others": None} | values
+    return line(at, MASTER, events.Straggler(slow=slow, **told), attempt)
+
+
 MASTER, WORKER = PODS
 KILLED = [
     *start(0),

@@ -35,12 +35,27 @@ EXAMPLES: list[events.Event] = [
     ),
     events.Rendezvous(pods=2),
     events.Data(train=60000, test=10000, seconds=0.5),
+    events.Preflight(
+        node="a", matrix=1e9, bandwidth=1e8, latency=1e-4, all_reduce_bandwidth=None, all_reduce_latency=None, slow=None
+    ),
     events.Begun(task="fashion-mnist", world=2),
     events.Resumed(task="fashion-mnist", world=2, checkpoint="/output/a", epoch=2, position=0, discarded=0),
     events.Step(epoch=1),
     events.Progress(
-        phase="train", epoch=1, epochs=2, step=3, steps=9, samples_per_second=1e4, loss=None, seconds_left=2.5
+        phase="train",
+        epoch=1,
+        epochs=2,
+        step=3,
+        steps=9,
+        samples_per_second=1e4,
+        loss=None,
+        seconds_left=2.5,
+        timed_steps=3,
+        data_wait=0.25,
+        compute=0.5,
+        communication=0.0,
     ),
+    events.Straggler(slow="demo-worker-0", slow_rank=1, loses_in="data_wait", seconds=0.5, others=None),
     events.Saved(path="/output/a", epoch=1, position=0, seconds=0.25),
     events.SaveFailed(epoch=1, position=0, cause="[Errno 28] No space left on device"),
     events.Proved(phase="train", epoch=1, holds=True),
@@ -48,6 +63,7 @@ EXAMPLES: list[events.Event] = [
     events.Stopped(signal=15, saved=True, epoch=1, position=250),
     events.WriteFailed(output="/output", cause="[Errno 28] No space left on device"),
     events.Complete(model=None, output="/output"),
+    events.Stuck(seconds=240.0, stands="rank 1 stands in load (data.py:7)", stacks="/output/stacks-demo-worker-0.txt"),
     events.Ended(code=0, kind=None, cause=None),
 ]
 

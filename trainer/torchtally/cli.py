@@ -92,7 +92,8 @@ def _launch(program: _Program) -> Callable[[], int]:
     from torchtally.pod import launch  # imports torch
 
     is_complete = partial(_is_complete, program.task) if program.task else lambda _: False
-    code = launch.launch(program.command, os.environ, is_complete, program.module)
+    output = tasks.options_of(program.task).output if program.task else None
+    code = launch.launch(program.command, os.environ, is_complete, program.module, output)
     if callable(code):
         return code
     standard_output.flush()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PRIVATE = (
     "torch._dynamo",
+    "torch.autograd:Variable._execution_engine.queue_callback",
     "torch.distributed._functional_collectives:all_to_all_single_autograd",
     "torch.distributed.distributed_c10d:_get_default_store",
     "torch.distributed.elastic.agent.server.api:_TERMINAL_STATE_SYNC_ID",
@@ -42,6 +43,11 @@ def default_store() -> Store:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Call `function` at the end of the backward pass in progress, before what is queued later."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def has_batch_norm(model: nn.Module) -> bool:

@@ -268,14 +268,28 @@ def mlflow_experiment(env: Mapping[str, str] = os.environ) -> str | None:
 
 def progress_seconds(env: Mapping[str, str] = os.environ) -> float:
     """Seconds between two reports of a pod's progress. Raises Refused."""
-    text = env.get("TORCHTALLY_PROGRESS_SECONDS") or "10"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise Refused(f"TORCHTALLY_PROGRESS_SECONDS={text!r} must be a number of seconds from 0")
-    return seconds
+    return _seconds(env, "TORCHTALLY_PROGRESS_SECONDS", "10")
+
+
+def hang_seconds(env: Mapping[str, str] = os.environ) -> float:
+    """Seconds without a sample until the ranks of a pod count as hanging; 0 for never. Raises Refused."""
+    return _seconds(env, "TORCHTALLY_HANG_SECONDS", "240")
+
+
+def preflight_mode(env: Mapping[str, str] = os.environ) -> Literal["report", "refuse"] | None:
+    """Whether the pods are checked before the first step, and what a slow one means. Raises Refused."""
+    match env.get("TORCHTALLY_PREFLIGHT") or None:
+        case None:
+            return None
+        case ("report" | "refuse") as mode:
+            return mode
+        case other:
+            raise Refused(f"TORCHTALLY_PREFLIGHT={other!r} must be report or refuse")
+
+
+def node_name(env: Mapping[str, str] = os.environ) -> str | None:
+    """The name of the pod's node; None if it is not given."""
+    return env.get("TORCHTALLY_NODE") or None
 
 
 def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:
@@ -322,6 +336,17 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | Non
     if not text.isdecimal() or not low <= int(text) <= high:
         raise Refused(f"{name}={text!r} must be a whole number from {low} to {high}")
     return int(text)
+
+
+def _seconds(env: Mapping[str, str], name: str, default: str) -> float:
+    text = env.get(name) or default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise Refused(f"{name}={text!r} must be a number of seconds from 0")
+    return seconds
 
 
 def _processes(env: Mapping[str, str]) -> ProcessCount:

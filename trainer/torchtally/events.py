@@ -71,6 +71,19 @@ class Data(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preflight(Event):
+    """The first rank of a pod has compared it with the others, before the first step."""
+
+    node: Annotated[str | None, "name of the pod's node; null if TORCHTALLY_NODE is not set"]
+    matrix: Annotated[float, "floating-point operations a second in a matrix product, of the pod's slowest rank"]
+    bandwidth: Annotated[float | None, "bytes a second in each direction, with the best of up to three other pods"]
+    latency: Annotated[float | None, "seconds of a message and its answer, with the best of those"]
+    all_reduce_bandwidth: Annotated[float | None, "bytes a second in an all-reduce of all ranks; null for one rank"]
+    all_reduce_latency: Annotated[float | None, "seconds of an all-reduce of one number by all ranks"]
+    slow: Annotated[str | None, "what is slow in this pod, as a sentence; null if nothing is"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Begun(Event):
     """A run begins at its first sample."""
 
@@ -113,6 +126,23 @@ class Progress(Event):
         float | None, "mean loss of this rank's last step, or the last that the program has logged; else null"
     ]
     seconds_left: Annotated[float | None, "until the plan is fulfilled, by the speed since this start; null if unknown"]
+    timed_steps: Annotated[
+        int | None, "steps of this rank since its last report; null if the task does not time them"
+    ] = None
+    data_wait: Annotated[float | None, "seconds of those steps in which this rank waited for its next batch"] = None
+    compute: Annotated[float | None, "seconds of those steps in neither of the other two"] = None
+    communication: Annotated[float | None, "seconds of those steps in which this rank waited for other ranks"] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler(Event):
+    """Two meetings of the ranks have found that a pod is slower than the others, or that none is any more."""
+
+    slow: Annotated[str | None, "name of the pod; null: none is slower any more"]
+    slow_rank: Annotated[int | None, "its slowest rank"]
+    loses_in: Annotated[str | None, "where it loses time: data_wait, compute, or communication"]
+    seconds: Annotated[float | None, "that a step of it takes there; in communication, a message to rank 0 and back"]
+    others: Annotated[float | None, "median of the same over the other pods; null if there is none to compare"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +212,15 @@ class Complete(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stuck(Event):
+    """The ranks of a pod hang. The pod's entry point has written their stacks."""
+
+    seconds: Annotated[float | None, "time without a sample; null: the ranks are killed, as another pod has failed"]
+    stands: Annotated[str, "where the ranks stand, of all pods that have told it"]
+    stacks: Annotated[str | None, "file with the stacks; null if it could not be written"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ended(Event):
     """The entry point of a pod ends. A pod that refuses its arguments, or that is killed, does not report it."""
 
@@ -194,10 +233,12 @@ KINDS: dict[str, type[Event]] = {
     "started": Started,
     "rendezvous": Rendezvous,
     "data": Data,
+    "preflight": Preflight,
     "begun": Begun,
     "resumed": Resumed,
     "step": Step,
     "progress": Progress,
+    "straggler": Straggler,
     "saved": Saved,
     "save_failed": SaveFailed,
     "proved": Proved,
@@ -205,6 +246,7 @@ KINDS: dict[str, type[Event]] = {
     "stopped": Stopped,
     "write_failed": WriteFailed,
     "complete": Complete,
+    "stuck": Stuck,
     "ended": Ended,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}

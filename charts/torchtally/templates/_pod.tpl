@@ -44,9 +44,13 @@
 {{- /* Only the policy keeps others from RPC's ports. It applies neither to the host's network nor to a secondary one. */}}
 {{- $isolated := and .Values.networkPolicy.enabled (not .Values.hostNetwork) (not (dig "interface" "" (.Values.network | default dict))) }}
 {{- if and $isolated (has "parameter-server" (prepend (.Values.args | default list) .Values.task)) }}{{ $_ := set $own "TORCHTALLY_TRUSTED_NETWORK" "true" }}{{ end }}
+{{- with .Values.preflight }}{{ $_ := set $own "TORCHTALLY_PREFLIGHT" . }}{{ end }}
 {{- $env := list }}
 {{- range $name, $value := $own }}
 {{- if not (hasKey $given $name) }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+{{- end }}
+{{- if and .Values.preflight (not (hasKey $given "TORCHTALLY_NODE")) }}
+{{- $env = append $env (dict "name" "TORCHTALLY_NODE" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) }}
 {{- end }}
 {{- toYaml (concat $env .Values.env) }}
 {{- end }}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim.optimizer import Optimizer
@@ -19,15 +20,21 @@ from torchtally.accounting.restart import Record
 from torchtally.accounting.state import State
 from torchtally.accounting.tally import Run
 from torchtally.accounting.trained import Trained
+from torchtally.distributed import preflight
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process
 from torchtally.errors import Refused
-from torchtally.pod import retries
+from torchtally.pod import retries, stacks
 from torchtally.proof import line as tally_line
 
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 _accounts = count(1)  # of this process
 _completed: set[str] = set()  # ids of the runs that this process has completed
+
+
+def _device() -> torch.device:
+    """That on which the program's group communicates."""
+    return torch.device("cuda" if "nccl" in dist.get_backend_config() else "cpu")
 
 
 class Attempt:
@@ -66,6 +73,7 @@ class Attempt:
             problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
         else:
             problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
+        stacks.listen()
         own, self._path, record = restart.find(number, process.run, task)
         # A seed of another type, which is refused with the other facts, may have no JSON form.
         facts = {"task": task, "plan": dict(plan), "seed": seed if type(seed) is int else repr(seed), "anew": anew}
@@ -92,6 +100,7 @@ class Attempt:
             data="",
             began=agreed["_began"],
         )
+        preflight.run(process, _device())
         restart.claim(self._path)  # not of a start that is refused: another one in this process is a restart, too
 
     @property
@@ -166,6 +175,7 @@ class Attempt:
 
     def complete(self) -> None:
         """Record and report that the plan is fulfilled."""
+        stacks.over()
         _completed.add(self.run.run)
         if self.prints:
             events.emit(events.Complete(model=None, output=None), self.run.source)

@@ -14,12 +14,14 @@ from torchtally.accounting import loader, randomness
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.meeting import Meeting
 from torchtally.accounting.pace import Pace
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.printing import emit
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
+from torchtally.accounting.step_time import StepTime
 from torchtally.accounting.used import SEEN, Used
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
@@ -46,6 +48,8 @@ class Counting:
     ):
         self._attempt, self._progress, self._phases = attempt, progress, phases
         self._reports, self._pace = reports, pace
+        self._steps = StepTime(attempt.members.everyone.size())
+        self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
         self._proved = 0  # epochs of this attempt
@@ -95,14 +99,17 @@ class Counting:
         self._used.setdefault(phase, Used())
         if self._reports:
             self._reports.begin(current)
-        if self._pace and current.trains:
-            self._pace.begin(phase, current.samples(0, current.counted), self._phases.share)
+        if current.trains:
+            self._steps.begin()
+            self._meeting = self._meeting or Meeting(self._attempt.run, self._steps)
+            if self._pace:
+                self._pace.begin(phase, current.samples(0, current.counted), self._phases.share)
         seed = randomness.mixed(self._attempt.run.seed, randomness.number_of(phase), epoch, self._attempt.members.rank)
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         ours = isinstance(batches, loader.Loader)
-        for taken in batches:
+        for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             self._before_batch(current)
@@ -166,18 +173,22 @@ class Counting:
             for current in pending:
                 current.commit()
         self._stepped = False
+        self._steps.stepped()
+        if self._meeting and self._meeting.due:
+            self._meeting.hold()
         for current in [each for each in self._phases.open.values() if each.trains]:
             self._attempt.stepped(current.tally.phase.epoch)
             if self._reports:
                 self._reports.stepped(current)
             if self._pace and self._pace.due:
                 loss = self._reports.loss(current.phase) if self._reports else None
-                self._pace.report(current, self._phases.share, loss)
+                self._pace.report(current, self._phases.share, loss, self._steps.total)
             if current.complete:
                 self._close(current)
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
         if self.checkpoints:
             self.checkpoints.after_commit()
+        self._steps.begin()
 
     def _check_used(self, batches: tuple[Batch, ...]) -> None:
         """Refuse to count batches that the weights cannot have."""
@@ -279,7 +290,9 @@ class Counting:
                 "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "
                 "num_workers"
             )
+        self._steps.pause()
         self.checkpoints.before_batch()
+        self._steps.go_on()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
         SEEN.add(steps=1)

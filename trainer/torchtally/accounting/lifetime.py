@@ -18,7 +18,7 @@ from torchtally.accounting.phases import Phases
 from torchtally.accounting.plan import Planned
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.reports import Reports
-from torchtally.environment import Process
+from torchtally.environment import Process, preflight_mode
 from torchtally.errors import Ending, Refused
 from torchtally.monitoring.requested import Requested
 from torchtally.pod import failure
@@ -77,6 +77,7 @@ class Lifetime:
             requested, pace, refused = None, None, None
             try:
                 requested, pace = Requested.of(), Pace.of(Process.from_env(os.environ))
+                preflight_mode(os.environ)
             except Refused as error:
                 refused = str(error)  # of which all ranks learn
             self._attempt = Attempt(

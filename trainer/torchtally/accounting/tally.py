@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.accounting import cuda
+from torchtally.pod import stacks
 from torchtally.proof import digest
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
@@ -94,6 +95,7 @@ class Tally:
 
     def record(self, indices: torch.Tensor, dropped: Indices | None = None) -> None:
         """Note `indices` (int64) as consumed, others as dropped: call it after the step that used them."""
+        stacks.consumed()
         if dropped is not None:
             self._flush()
             self.dropped += self.digest_of(torch.from_numpy(dropped))

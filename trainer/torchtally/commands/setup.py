@@ -11,12 +11,12 @@ import torch
 
 from torchtally import events, tasks
 from torchtally.accounting.pace import Pace
-from torchtally.distributed import process_group
-from torchtally.environment import Places, Process
+from torchtally.distributed import preflight, process_group
+from torchtally.environment import Places, Process, preflight_mode
 from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training
-from torchtally.pod import device
+from torchtally.pod import device, stacks
 from torchtally.training.task import Samples, Task
 
 
@@ -49,11 +49,13 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     """
     process = Process.from_env(os.environ)
     places = Places.from_env(os.environ)
+    stacks.listen()
 
     # The handshake gives a problem of one rank to all, so that all pods report it.
     problem = train = test = where = pace = None
     try:
         where, pace = device.choose(places.device, process.local_rank), Pace.of(process)
+        preflight_mode(os.environ)
         if process.rank == 0:
             prepare()
         began = time.monotonic()
@@ -81,4 +83,5 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     assert train is not None and test is not None and where is not None
 
     process_group.create(store, process, where)
+    preflight.run(process, where)
     return RankContext(process=process, run=run, task=task, train=train, test=test, device=where, pace=pace)

@@ -19,6 +19,7 @@ from torchtally.log import log
 from torchtally.monitoring.callback import Callbacks
 from torchtally.monitoring.requested import Requested
 from torchtally.options import Training
+from torchtally.pod import stacks
 from torchtally.pod.failure import exit_rank
 from torchtally.training import artifacts, loop
 from torchtally.training.checkpointer import FOLDER, Checkpointer, resume
@@ -112,6 +113,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             memory=shared_memory.connect(process.local_world) if device.type == "cpu" else None,
         )
         train_state = training.fit(state)
+        stacks.over()
         if process.rank == 0:
             _write(train_state, task, output, identity)
 

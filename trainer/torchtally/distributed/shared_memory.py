@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from torchtally import exchange
 from torchtally.distributed import handshake
+from torchtally.distributed.waiting import WAITED
 from torchtally.errors import Lost
 
 _SEGMENT = 1 << 20  # bytes: gloo's kMaxSegmentSize
@@ -124,6 +126,7 @@ class SharedGradients:
 
     def _barrier(self) -> None:
         """Wait until all ranks are here. Raises Lost."""
+        began = time.perf_counter()
         for (after, to), (before, of) in zip(self._after.items(), self._before.items(), strict=True):
             try:
                 to.send(b"\0")
@@ -139,6 +142,7 @@ class SharedGradients:
                 received = b""
             if not received:
                 raise _lost(before)
+        WAITED.add(time.perf_counter() - began)
 
 
 def _distances(world: int) -> list[int]:

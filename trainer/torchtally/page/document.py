@@ -66,6 +66,7 @@ def _sections(content: Content) -> Iterator[Html]:
     yield from _map(content)
     yield from _curves(content)
     yield from _timeline(content)
+    yield from tables.stragglers(content)
     yield from tables.restarts(content)
     yield from tables.checkpoints(content)
     yield from tables.setting(content)

@@ -13,6 +13,7 @@ from torchtally.page.wrong import WRONG, doubted, places, state_of
 from torchtally.proof import table as proof_table
 from torchtally.proof.line import TallyLine
 from torchtally.record.model import Attempt
+from torchtally.record.sentences import of_straggler
 from torchtally.verifier.problem import Block
 from torchtally.verifier.verdict import fulfilled
 
@@ -107,6 +108,20 @@ def pods(content: Content) -> Html:
         for life in sorted(content.lives, key=lambda life: life.how == SUCCEEDED)[:_MOST]
     ]
     return table("Lives of the pods, times in UTC", header, rows, ("lasted", "exit code"))
+
+
+def stragglers(content: Content) -> Iterator[Html]:
+    """The pods that the ranks have named as slow."""
+    if not content.run or not content.run.stragglers:
+        return
+    yield element("h2", "Slow pods")
+    rows = [
+        [clock(each.time), each.slow, each.slow_rank, of_straggler(each)]
+        if each.slow
+        else [clock(each.time), "none", "", "no pod is slower than the other pods any more"]
+        for each in content.run.stragglers[-_MOST:]
+    ]
+    yield table("Slow pods, times in UTC", ["time", "pod", "rank", "what is slow"], rows, ("rank",))
 
 
 def restarts(content: Content) -> Iterator[Html]:

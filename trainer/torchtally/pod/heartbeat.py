@@ -26,11 +26,19 @@ _INTERVAL = 1  # between two heartbeats
 class Heartbeat:
     """This pod's heartbeat, and a watch over those of the others. Both are threads, from `start` to `stop`."""
 
-    def __init__(self, store: JobStore, rank: int, names: Names, open_exit_barrier: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        rank: int,
+        names: Names,
+        open_exit_barrier: Callable[[], None],
+        before_kill: Callable[[], None],
+    ) -> None:
         self.first_reported: Failure | None = None  # the first failure of another pod that was a cause
         self.store_lost = False  # or frozen
         self.ranks_killed = False  # because they did not notice that a peer was gone
         self._store, self._rank, self._names, self._open_exit_barrier = store, rank, names, open_exit_barrier
+        self._before_kill = before_kill
         self._answered, self._job_failed, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
@@ -77,6 +85,7 @@ class Heartbeat:
             self.store_lost = True
         # A pod that was asked to stop has its own time for it.
         while not self._stopped.wait(GRACE) and not signals.begun():
+            self._before_kill()
             self.ranks_killed |= any(signals.ranks())  # before they end: the main thread reads it then
             if not signals.kill_ranks() and not self.store_lost:
                 # Its ranks have succeeded: the agent would wait 5 minutes for the other pods.

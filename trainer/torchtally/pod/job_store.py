@@ -35,6 +35,15 @@ class JobStore:
             rank, kind, code, text = json.loads(self.keys.get(f"failure/{number}"))
             yield rank, Failure(Kind(kind), code, text)
 
+    def stand(self, rank: int, text: str) -> None:
+        """Post where the ranks of pod `rank` stand; empty once they go on."""
+        self.keys.set(_stands(rank), text)
+
+    def stands(self) -> list[str]:
+        """Return what each pod has posted; empty where none has."""
+        keys = [_stands(rank) for rank in range(self.count)]
+        return [self.keys.get(key).decode() if self.keys.check([key]) else "" for key in keys]
+
     def beat(self, rank: int) -> None:
         self.keys.add(_beat(rank), 1)
 
@@ -74,6 +83,10 @@ class _WithTimeout:
             answer.set_result(getattr(self._store, name)(*arguments))
         except DistError as error:
             answer.set_exception(error)
+
+
+def _stands(rank: int) -> str:
+    return f"stands/{rank}"
 
 
 def _beat(rank: int) -> str:

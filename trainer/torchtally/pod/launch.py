@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import shutil
+import tempfile
 import uuid
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -19,11 +20,22 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
 from torchtally import compat, events
-from torchtally.environment import Job, Places, forks, pod_name
+from torchtally.environment import Job, Places, forks, hang_seconds, pod_name
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
-from torchtally.pod import address, device, failure, prefork, rendezvous, script, signals, task, termination_message
+from torchtally.pod import (
+    address,
+    device,
+    failure,
+    prefork,
+    rendezvous,
+    script,
+    signals,
+    task,
+    termination_message,
+)
 from torchtally.pod.failure import Failure, Kind
+from torchtally.pod.hang import Hang
 from torchtally.pod.keeper import Keeper
 from torchtally.pod.rendezvous import Rendezvous
 from torchtally.pod.retries import Retries
@@ -34,12 +46,17 @@ _RUN = "TORCHTALLY_RUN"  # an id of each start
 
 
 def launch(
-    command: list[str], env: Mapping[str, str], is_complete: Callable[[Path], bool], module: str | None = None
+    command: list[str],
+    env: Mapping[str, str],
+    is_complete: Callable[[Path], bool],
+    module: str | None = None,
+    output: Path | None = None,
 ) -> int | Callable[[], int]:
     """Run `command` once for each process of this pod under torchrun's agent.
 
     Torch is imported once for all of them (see prefork.py) if the command runs main() of a `module` of this package, or
-    Python. If `is_complete` holds for the output folder, the first pod ends without the others.
+    Python. If `is_complete` holds for the output folder, the first pod ends without the others. `output` replaces the
+    folder that the environment sets.
 
     Returns:
         The exit code. In a forked rank: what runs its program and returns the rank's exit code.
@@ -52,6 +69,7 @@ def launch(
     places = Places.from_env(env)
     host, port = job.master or (address.LOOPBACK, 0)
     pods = None if job.elastic else Rendezvous(host, port, job.node_rank, job.max_nodes, pod_name(env))
+    seconds = hang_seconds(env)
     retries = Retries(env, counts=job.elastic or job.node_rank == 0)
     if job.node_rank == 0 and not job.elastic and is_complete(places.output):
         if pods:
@@ -68,7 +86,8 @@ def launch(
     given = env.get("OMP_NUM_THREADS")
     threads = given or str(max(1, cpus // processes))
     program = _forkable(command, env, module)
-    _set_environment(job, threads)
+    folder = Path(tempfile.mkdtemp(prefix="torchtally-"))
+    _set_environment(job, threads, folder, output or places.output)
     address.keep_on_loopback(job)
     keeper = Keeper(f"{_RUN}={os.environ[_RUN]}")
     signals.not_ranks.add(keeper.pid)
@@ -79,7 +98,10 @@ def launch(
     if job.elastic:
         compat.serve_elastic_store_on(lambda host, port: address.listener(host, port, job.max_nodes))
     _report_start(job, processes, why, threads)
+    hang = Hang(pod_name(env), folder, output or places.output, seconds, pods.share if pods else None)
+    hang.start()
     if pods:
+        pods.before_kill = hang.look
         rendezvous_handler_registry.register(rendezvous.BACKEND, pods.create)
     else:
         signals.handle()
@@ -90,7 +112,9 @@ def launch(
     except Exhausted as sentence:
         ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
     keeper.dismiss()
-    return _report_end(ended)
+    hung = hang.sentence
+    shutil.rmtree(folder, ignore_errors=True)
+    return _report_end(ended, hung)
 
 
 def _forkable(command: list[str], env: Mapping[str, str], module: str | None) -> Callable[[], int] | None:
@@ -106,8 +130,10 @@ def _forkable(command: list[str], env: Mapping[str, str], module: str | None) ->
     return found.run
 
 
-def _set_environment(job: Job, threads: str) -> None:
+def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None:
     os.environ["OMP_NUM_THREADS"] = threads
+    os.environ["TORCHTALLY_STACKS"] = str(folder)
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(output / f"nccl-{pod_name()}-"))  # NCCL's flight recorder
     os.environ[_RUN] = uuid.uuid4().hex[:12]
     os.environ.pop("PET_STANDALONE", None)  # the operator sets "", which torchrun takes for a number
     if job.elastic:
@@ -195,11 +221,11 @@ def _report_start(job: Job, processes: int, why: str, threads: str) -> None:
     events.emit(event, events.Source(pod=pod_name()))
 
 
-def _report_end(ended: Failure | None) -> int:
-    """Report what ended the pod. Returns the exit code."""
+def _report_end(ended: Failure | None, hung: str | None = None) -> int:
+    """Report what ended the pod, and where its ranks `hung`. Returns the exit code."""
     event = events.Ended(code=OK, kind=None, cause=None)
     if ended:
-        termination_message.announce(ended.text)
+        termination_message.announce(f"{ended.text}\nBefore: {hung}" if hung else ended.text)
         event = events.Ended(code=ended.code, kind=ended.kind.name.lower(), cause=ended.text)
     events.emit(event, events.Source(pod=pod_name()))
     return event.code

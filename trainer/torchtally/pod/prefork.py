@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from torchtally import compat, standard_output
 from torchtally.errors import Ending
+from torchtally.pod import stacks
 from torchtally.pod.keeper import Keeper
 
 Result = TypeVar("Result")
@@ -135,6 +136,7 @@ def _wait(go: Connection, others: Sequence[Connection], threads: int | None) -> 
     _close_inherited_files()
     os.environ.clear()
     os.environ.update(env)
+    stacks.listen()
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(f"rank {env['RANK']}")  # which `ps` and `top` show
     # In any case, and here: a fork leaves torch's thread pool to be made anew by its next user, and two threads at once

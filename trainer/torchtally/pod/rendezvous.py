@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import (  # type: ignore[attr-defined]  # they are there, unannounced
@@ -36,6 +37,7 @@ BACKEND = "torchtally"
 TIMEOUT = 900  # for all pods to join; torchrun's own --rdzv-conf=timeout=… changes it
 _PROGRESS = 30  # between two messages about the pods that are missing
 _ANNOUNCE = 15  # for the pods of a run that is over to learn of it, if they were started again, too
+_SHARE = 5  # for an answer of the store, while ranks hang
 _DEPART = 15  # for the other pods to depart, after which pod 0 takes the store with it
 
 
@@ -55,6 +57,8 @@ class Rendezvous(RendezvousHandler):
         self._names = Names(host)
         self._store: TCPStore | None = None
         self._heartbeat: Heartbeat | None = None
+        self._board: JobStore | None = None
+        self.before_kill: Callable[[], None] = lambda: None  # of ranks that do not notice that a peer is gone
 
     def create(self, parameters: RendezvousParameters) -> RendezvousHandler:
         """Take torchrun's parameters, as its registry of backends asks."""
@@ -129,6 +133,15 @@ class Rendezvous(RendezvousHandler):
         if self._store is None or self._heartbeat is None or self._count == 1:
             return own
         return cause.find(own, JobStore(self._store, self._count), self._heartbeat, self._rank, self._names)
+
+    def share(self, own: str | None) -> list[str]:
+        """Tell the other pods where this one's ranks stand; return what all have told. Raises DistError."""
+        if self._store is None:
+            return [own or ""]
+        if self._board is None:
+            self._board = JobStore(self._store.clone(), self._count, _SHARE)
+        self._board.stand(self._rank, own or "")
+        return self._board.stands()
 
     def _join(self) -> TCPStore:
         until = time.monotonic() + self._timeout
@@ -230,7 +243,8 @@ class Rendezvous(RendezvousHandler):
             with contextlib.suppress(DistError):
                 PrefixStore(self._run_id, connection).set(compat.exit_barrier_key(), "")
 
-        heartbeat = Heartbeat(JobStore(connection, self._count), self._rank, self._names, open_exit_barrier)
+        store = JobStore(connection, self._count)
+        heartbeat = Heartbeat(store, self._rank, self._names, open_exit_barrier, self.before_kill)
         heartbeat.start()
         return heartbeat
 

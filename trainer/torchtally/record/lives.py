@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import pairwise
+from typing import Any
 
 from torchtally import events
 from torchtally.record.model import Life, Pod, Restart
@@ -36,6 +37,10 @@ class Lives:
                 self._note(time, rendezvous=time)
             case events.Data():
                 self._note(time, data=time, data_seconds=event.seconds)
+            case events.Preflight():
+                self._note(time, slow=event.slow)
+            case events.Stuck():
+                self._note(time, anew=True, stuck=time, stands=event.stands)
             case events.Ended():
                 self._note(time, ended=time, code=event.code, kind=event.kind, cause=event.cause)
             case events.Step() | events.Progress():
@@ -77,22 +82,22 @@ class Lives:
                 cause=life.cause,
             )
 
-    def _of_run(self, run: str | None, attempt: int | None, time: float, **moments: float) -> None:
+    def _of_run(self, run: str | None, attempt: int | None, time: float, **moments: Any) -> None:
         """A rank's event. Without an entry point, a higher attempt of the run is all that tells a start."""
         known = self._lives[-1] if self._lives else None
         if known and known.started is None and known.run == run and (attempt or 0) > (known.attempt or 0):
             self._lives.append(Life(run=run, attempt=attempt))
         self._note(time, run=run, attempt=attempt, **moments)
 
-    def _note(self, time: float, **values: float | int | str | None) -> None:
-        """Add what is not known yet of the start in which `time` lies."""
+    def _note(self, time: float, *, anew: bool = False, **values: Any) -> None:
+        """Add what is not known yet of the start in which `time` lies, or what replaces what was known."""
         if not self._lives:
             self._lives.append(Life())
         within = [at for at, life in enumerate(self._lives) if life.started is None or life.started <= time]
         at = within[-1] if within else 0
         life = self._lives[at]
-        new = {name: value for name, value in values.items() if getattr(life, name) is None}
-        self._lives[at] = replace(life, **new, last=max(time, life.last or time))  # type: ignore[arg-type]
+        new = {name: value for name, value in values.items() if anew or getattr(life, name) is None}
+        self._lives[at] = replace(life, **new, last=max(time, life.last or time))
 
     def _joined(self) -> list[Life]:
         """The lives, with the cluster's parts of each, and those that only the cluster knows."""

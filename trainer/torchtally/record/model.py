@@ -36,6 +36,9 @@ class Life:
     data_seconds: float | None = None
     first_step: float | None = None  # of this start; other pods than rank 0's report a later step
     last: float | None = None  # any line that bears a time
+    slow: str | None = None  # what the preflight has found slow in it
+    stuck: float | None = None  # its ranks hang, as far as `last` is no later
+    stands: str | None = None  # where they stand
     ended: float | None = None
     code: int | None = None
     kind: str | None = None  # known, unexplained, consequence: as the event `ended` has it
@@ -156,6 +159,23 @@ class Progress:
     samples_per_second: float  # of all ranks
     loss: float | None
     seconds_left: float | None
+    timed_steps: int | None  # since the pod's last report; the next three are seconds of these steps
+    data_wait: float | None
+    compute: float | None
+    communication: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A pod that is slower than the others, or with `slow` None the end of that."""
+
+    time: float
+    attempt: int | None
+    slow: str | None
+    slow_rank: int | None
+    loses_in: str | None  # data_wait, compute, or communication
+    seconds: float | None  # a step; in communication, of a message to rank 0 and back
+    others: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +244,7 @@ class Run:
     progress: tuple[Progress, ...]  # by pod and time; of a long run, a part that is evenly spread
     epochs: tuple[Epoch, ...]
     checkpoints: tuple[Checkpoint, ...]  # a part of very many
+    stragglers: tuple[Straggler, ...]  # by time; a part of very many
     last_line: LastLine | None
 
 

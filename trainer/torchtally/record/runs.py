@@ -2,17 +2,28 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from torchtally import events
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.record.blocks import Block
-from torchtally.record.model import Attempt, Checkpoint, Epoch, EpochProof, LastLine, Phase, Progress, Run, State
+from torchtally.record.model import (
+    Attempt,
+    Checkpoint,
+    Epoch,
+    EpochProof,
+    LastLine,
+    Phase,
+    Progress,
+    Run,
+    State,
+    Straggler,
+)
 from torchtally.record.spread import Spread
 
 _REPORTS = 256  # of each pod, that are kept
-_CHECKPOINTS = 1024
+_CHECKPOINTS = _STRAGGLERS = 1024
 _SECOND = 1.0
 _Key = tuple[int, int, str, int]  # attempt, its begin, phase, epoch
 _Place = tuple[float, float]  # in the run's story: epoch, and number of the phase in the plan
@@ -31,6 +42,7 @@ class RunLines:
         self._progress: dict[str, Spread[Progress]] = defaultdict(lambda: Spread(_REPORTS))
         self._epochs: dict[tuple[int | None, int], Epoch] = {}
         self._checkpoints: Spread[Checkpoint] = Spread(_CHECKPOINTS)
+        self._stragglers: Spread[Straggler] = Spread(_STRAGGLERS)
         self._last: RunSummary | None = None
         self._newest: TallyLine | None = None
         self._stopped = self._complete = 0.0  # moments
@@ -44,9 +56,11 @@ class RunLines:
                 self._attempts.append(_attempt(time, source.attempt or 0, event))
                 return
             case events.Progress():
-                values = {name: getattr(event, name) for name in events.Progress.__dataclass_fields__}
-                report = Progress(time=time, pod=source.pod, attempt=source.attempt, **values)
-                self._progress[source.pod].add(report)
+                self._progress[source.pod].add(
+                    Progress(time=time, pod=source.pod, attempt=source.attempt, **asdict(event))
+                )
+            case events.Straggler():
+                self._stragglers.add(Straggler(time=time, attempt=source.attempt, **asdict(event)))
             case events.Proved():
                 self._proved[source.attempt or 0, event.phase, event.epoch] = time, event.holds
             case events.Epoch():
@@ -116,6 +130,7 @@ class RunLines:
             progress=tuple(report for pod in sorted(self._progress) for report in self._progress[pod].items),
             epochs=tuple(sorted(self._epochs.values(), key=lambda each: (each.epoch, each.time))),
             checkpoints=tuple(self._checkpoints.items),
+            stragglers=tuple(self._stragglers.items),
             last_line=_last_line(last) if last else None,
         )
 

@@ -16,8 +16,10 @@ from tqdm import tqdm
 from torchtally import events, standard_output
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.evaluation import Evaluation, evaluate
+from torchtally.accounting.meeting import Meeting
 from torchtally.accounting.pace import Pace
 from torchtally.accounting.proving import enforce, prove
+from torchtally.accounting.step_time import StepTime
 from torchtally.accounting.tally import Phase, Run, Tally
 from torchtally.distributed import ddp, running_stats
 from torchtally.distributed.shared_memory import SharedGradients
@@ -79,9 +81,9 @@ class Loop:
             self._say_where(train_state, saved)
         if self.callback:
             self.callback.begin(train_state.done, train_state.lines)
-        first = True
+        first, meeting = True, Meeting(run, StepTime(run.world))
         while train_state.epoch <= options.epochs:
-            self._epoch(train_state, phase(train_state.epoch), step, first)
+            self._epoch(train_state, phase(train_state.epoch), step, meeting, first)
             first = False
         return train_state
 
@@ -114,14 +116,14 @@ class Loop:
             return Captured(step, batch, CudaGraph(self.device), self.device)
         return step
 
-    def _epoch(self, train_state: TrainState, phase: Phase, step: Step, first: bool) -> None:
+    def _epoch(self, train_state: TrainState, phase: Phase, step: Step, meeting: Meeting, first: bool) -> None:
         """Train the rest of an epoch, prove it, evaluate, prove that, and save."""
         run, options, model = self.run, self.options, train_state.model
         current = train_state.begin(phase)
         tally, before = current.tally, current.counted
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        self._train(train_state, step, current, report=first and run.rank == 0)
+        self._train(train_state, step, current, meeting, report=first and run.rank == 0)
         speed = current.samples(before, current.total) / (time.perf_counter() - began)
         loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
@@ -150,18 +152,21 @@ class Loop:
             )
         self.checkpointer.after_epoch(train_state, last=train_state.epoch > options.epochs)
 
-    def _train(self, train_state: TrainState, step: Step, current: EpochInProgress, report: bool) -> None:
+    def _train(
+        self, train_state: TrainState, step: Step, current: EpochInProgress, meeting: Meeting, report: bool
+    ) -> None:
         """Make the rest of an epoch's steps, and `report` the first."""
         train_state.model.train()
         run, phase = current.tally.run, current.tally.phase
         statistics = running_stats.of(train_state.model)
-        pace = self.pace
+        pace, steps = self.pace, meeting.steps
+        steps.begin()
         if pace:
             pace.begin(phase.name, current.samples(0, current.counted), train_state.done)
         taken = current.schedule.tensors(self.device)
         if self.batches:
             taken = islice(self.batches(run, phase), current.counted, None)
-        for indices in _progress(taken, current):
+        for indices in _progress(steps.fetched(taken), current):
             rows = current.take(indices)
             _reseed(run, phase, current.counted, self.device)
             if self.task.rate:
@@ -173,12 +178,17 @@ class Loop:
             running_stats.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
             current.commit()
             train_state.loss += loss
+            steps.stepped()
+            if meeting.due:
+                meeting.hold()
             if report:
                 report = False
                 loss.item()  # which waits for the device
                 events.emit(events.Step(epoch=phase.epoch), run.source)
             if pace and pace.due:
-                pace.report(current, train_state.done, loss.item() / len(indices) if len(indices) else None)
+                pace.report(
+                    current, train_state.done, loss.item() / len(indices) if len(indices) else None, steps.total
+                )
             if self.callback:
                 self.callback.step(phase.epoch, rows, train_state.done)
                 if current.counted % LOSS_INTERVAL == 0 and len(indices):
@@ -187,6 +197,7 @@ class Loop:
             # The end of the epoch saves; and from among samples that pad it no other number of ranks could go on.
             if current.counted < current.total and train_state.position < phase.n:
                 self.checkpointer.after_step(train_state)
+            steps.begin()
 
     def _say_where(self, train_state: TrainState, saved: State | None) -> None:
         n, run = len(self.train), train_state.run

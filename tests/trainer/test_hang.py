@@ -1,0 +1,182 @@
+"""Ranks that hang: where each stands is known before they end. Real agents, real ranks."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import launched
+import pytest
+
+from torchtally import events
+from torchtally.pod import hang, stacks
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a signal for the stacks is Linux's alone")
+
+# The entry point with a shorter patience for ranks that do not notice that a peer is gone.
+STRICT = (
+    "import sys; from torchtally import cli; from torchtally.pod import heartbeat\n"
+    "heartbeat.GRACE = 1; sys.exit(cli.main(sys.argv[1:]))"
+)
+SCRIPT = """
+import sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torchtally import Account
+
+def never_returns():
+    while True:
+        {loop}
+
+def waits_for_all():
+    dist.all_reduce(torch.ones(1))
+
+dist.init_process_group("gloo", timeout=timedelta(seconds={timeout}))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Account(task="hangs", plan={{"train": 1}}) as account:
+    for batch in account.epoch("train", 1, account.loader("train", torch.ones(30, 1), batch_size=1)):
+        model(batch.data).sum().backward()
+        optimizer.step()
+        account.commit()
+        if batch.step == 3 and dist.get_rank() == dist.get_world_size() - 1:
+            never_returns()
+        waits_for_all()
+        time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[launched.Job]:
+    more = {"TORCHTALLY_HANG_SECONDS": "1", "TORCHTALLY_OUTPUT": str(tmp_path / "output")}
+    with launched.job(launched.environment(**more), tmp_path, 2) as job:
+        yield job
+
+
+def script(folder: Path, loop: str, timeout: int) -> list[str]:
+    (path := folder / "hangs.py").write_text(SCRIPT.format(loop=loop, timeout=timeout))
+    return ["run", str(path)]
+
+
+def stuck(pod: launched.Pod) -> list[events.Stuck]:
+    return [each.event for each in events.in_lines(pod.errors.splitlines()) if isinstance(each.event, events.Stuck)]
+
+
+@pytest.mark.parametrize("loop", ["time.sleep(1)", "pass"])
+def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, tmp_path: Path, loop: str) -> None:
+    command = script(tmp_path, loop, 8)
+    pods = [two.start(rank, command, entry=STRICT) for rank in range(2)]
+    assert [pod.wait() for pod in pods] == [203, 203], pods[0].errors
+    for pod, name in zip(pods, ("demo-master-0", "demo-worker-0"), strict=True):
+        (told,) = stuck(pod)
+        waits, hangs = (
+            r"rank 0( \(demo-master-0\))? stands in waits_for_all \(hangs.py:\d+\), inside of wait",
+            "never_returns",
+        )
+        assert re.search(waits, told.stands), told
+        assert re.search(rf"rank 1( \(demo-worker-0\))? stands in {hangs} \(hangs.py:\d+\)", told.stands), told
+        assert told.seconds == 1.0 and told.stacks == str(tmp_path / f"output/stacks-{name}.txt")
+        assert pod.message.endswith(f"\nBefore: {told.stands}"), pod.message
+    own = (tmp_path / "output/stacks-demo-worker-0.txt").read_text()
+    assert own.startswith("rank 1 (demo-worker-0)\n") and "in never_returns" in own and "waits_for_all" not in own
+
+
+def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> None:
+    """Rank 1 rests until both pods have written the stacks."""
+    both = f"len([*Path({str(tmp_path)!r}).glob('output/stacks-*')]) == 2"
+    command = script(tmp_path, f"from pathlib import Path; time.sleep(0.1)\n        if {both}: return", 100)
+    pods = two.all(command)
+    assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
+    for pod in pods:
+        assert len(stuck(pod)) == 1
+        assert "the ranks go on" in pod.errors and "Before:" not in pod.errors
+
+
+def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
+    """Without any sample: rank 1 has failed, and rank 0 does not notice it."""
+    (program := tmp_path / "deaf.py").write_text(
+        "import os, sys, time\n"
+        "import torch\n"
+        "def deaf():\n"
+        "    while True: time.sleep(1)\n"
+        "sys.exit(7) if os.environ['RANK'] == '1' else deaf()\n"
+    )
+    with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(tmp_path)), tmp_path, 2) as job:
+        pods = [job.start(rank, ["run", str(program)], entry=STRICT) for rank in range(2)]
+        assert [pod.wait() for pod in pods] == [203, 7]
+    (told,) = stuck(pods[0])
+    assert (told.seconds, told.stands) == (None, "rank 0 stands in deaf (deaf.py:4)")
+    assert "Before: rank 0 stands in deaf (deaf.py:4)" in pods[0].message
+    assert "in deaf" in (tmp_path / "stacks-demo-master-0.txt").read_text()
+
+
+def test_an_output_folder_that_takes_nothing_hides_no_stack(two: launched.Job, tmp_path: Path) -> None:
+    (tmp_path / "output").write_text("no folder")
+    command = script(tmp_path, "time.sleep(1)", 8)
+    pods = [two.start(rank, command, entry=STRICT) for rank in range(2)]
+    assert [pod.wait() for pod in pods] == [203, 203]
+    assert stuck(pods[0])[0].stacks is None and "never_returns" in pods[0].message
+    assert "the stacks of the ranks cannot be written" in pods[0].errors
+
+
+def test_a_time_that_is_none_is_refused(two: launched.Job) -> None:
+    pod = two.start(0, ["run", "--", "true"], TORCHTALLY_HANG_SECONDS="soon")
+    assert pod.wait() == 2
+    assert pod.message == "TORCHTALLY_HANG_SECONDS='soon' must be a number of seconds from 0"
+
+
+WAITS = """\
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.13/threading.py", line 359 in wait
+
+Current thread 0x00007f0 (most recent call first):
+  File "/venv/lib/python3.13/site-packages/torch/autograd/graph.py", line 829 in _engine_run_backward
+  File "/venv/lib/python3.13/site-packages/torch/_tensor.py", line 648 in backward
+  File "/app/train.py", line 41 in step
+  File "/app/train.py", line 90 in <module>
+"""
+OF_PY_SPY = """\
+Process 7: python /app/train.py
+Python v3.13.1 (/usr/bin/python3.13)
+
+Thread 7 (idle): "MainThread"
+    recv (/usr/lib/python3.13/socket.py:720)
+    fetch (/app/data.py:17)
+    <module> (/app/train.py:90)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (WAITS, "step (train.py:41), inside of _engine_run_backward"),
+        (OF_PY_SPY, "fetch (data.py:17), inside of recv"),
+        ("Current thread 0x1 (most recent call first):\n  <no Python frame>\n", "no Python code that is known"),
+    ],
+)
+def test_where_a_rank_stands(text: str, place: str) -> None:
+    assert stacks.place(text) == place
+
+
+def test_the_ranks_that_stand_elsewhere_are_named() -> None:
+    many = [(rank, f"pod-{rank}", "step (train.py:41)") for rank in range(12) if rank != 7]
+    assert hang.gist([*many, (7, "pod-7", "fetch (data.py:17)")]) == (
+        "ranks 0, 1, 2, 3, 4, 5, 6, 8 and 3 more stand in step (train.py:41); "
+        "rank 7 (pod-7) stands in fetch (data.py:17)"
+    )
+    assert (
+        len(hang.gist([(rank, "pod", f"function_{rank} (a_file_with_a_long_name.py:{rank})") for rank in range(99)]))
+        < 1000
+    )
+
+
+def test_py_spy_is_asked_where_faulthandler_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for it: this process has no handler of the signal, which would end it."""
+    (tool := tmp_path / "py-spy").write_text(
+        f"#!/bin/sh\n[ \"$*\" = 'dump --full-filenames --pid {os.getpid()}' ] && cat <<'END'\n{OF_PY_SPY}END\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "0").touch()
+    assert stacks.place(stacks.of(tmp_path, 0, os.getpid())) == "fetch (data.py:17), inside of recv"

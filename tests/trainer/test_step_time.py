@@ -1,0 +1,191 @@
+"""The steps of real ranks are timed, and a pod that is slower than the others is named with the part in which it is."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import run
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from torchtally import Account, events
+from torchtally.accounting import meeting, stragglers
+from torchtally.accounting.step_time import StepTime
+from torchtally.accounting.stragglers import RankTimes, Slow
+from torchtally.distributed import own_group
+
+SLEEP = 0.1
+STEPS = 12
+
+
+class Points(torch.utils.data.Dataset[torch.Tensor]):
+    """One sample a step of each rank; those of the slow rank take their time, up to a step."""
+
+    def __init__(self, n: int, slow: bool):
+        self.n, self.slow = n, slow
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.slow:
+            time.sleep(SLEEP)
+        return torch.ones(4)
+
+
+def by_ddp(model: nn.Module) -> Callable[[torch.Tensor], None]:
+    together = DistributedDataParallel(model)
+    return lambda batch: together(batch).sum().backward()
+
+
+def by_hand(model: nn.Module) -> Callable[[torch.Tensor], None]:
+    def step(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        for each in model.parameters():
+            dist.all_reduce(each.grad)
+
+    return step
+
+
+def trains(synchronized: Callable[[nn.Module], Callable[[torch.Tensor], None]], slow_in: str) -> dict[str, Any]:
+    """Rank 1 is slow. Returns the times of this rank, and those of the slow part by the clock."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = synchronized(model)
+    with Account(task="t", plan={"train": 1}) as account:
+        data = Points(STEPS * world, slow=slow_in == "data_wait" and rank == 1)
+        for batch in account.epoch("train", 1, account.loader("train", data, batch_size=1)):
+            if slow_in == "compute" and rank == 1:
+                time.sleep(SLEEP)
+            optimizer.zero_grad()
+            step(batch.data)
+            optimizer.step()
+            account.commit()
+        return vars(account._counting._steps.total)
+
+
+@pytest.mark.parametrize("synchronized", [by_ddp, by_hand])
+@pytest.mark.parametrize("slow_in", ["data_wait", "compute"])
+def test_a_step_is_divided_into_its_parts(synchronized: Callable[..., Any], slow_in: str) -> None:
+    fast, slow = (each["result"] for each in run(2, trains, synchronized, slow_in))
+    assert fast["steps"] == slow["steps"] == STEPS
+    assert slow[slow_in] >= STEPS * SLEEP
+    assert fast["communication"] > STEPS * SLEEP / 2 > fast[slow_in]
+    assert slow["communication"] < STEPS * SLEEP / 2
+
+
+def saves_between_steps() -> dict[str, Any]:
+    steps = StepTime(dist.get_world_size())
+    steps.begin()
+    for _ in steps.fetched(range(3)):
+        steps.pause()
+        time.sleep(SLEEP)
+        dist.all_reduce(torch.ones(1))
+        steps.go_on()
+        steps.stepped()
+        time.sleep(SLEEP)
+        steps.begin()
+    return vars(steps.total)
+
+
+def test_what_is_between_two_steps_is_in_none() -> None:
+    for each in run(2, saves_between_steps):
+        times = each["result"]
+        assert times["steps"] == 3
+        assert times["data_wait"] + times["compute"] + times["communication"] < SLEEP
+
+
+def meets(slow_steps: int, steps: int) -> list[dict[str, Any]]:
+    """Rank 2 computes longer than the others, and after so many steps it does not. Returns what rank 0 has reported."""
+    os.environ["TORCHTALLY_PROGRESS_SECONDS"] = "0.1"
+    meeting._LEAST_SECONDS = 0.1
+    rank = dist.get_rank()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = by_ddp(model)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Points(steps * dist.get_world_size(), slow=False), batch_size=1)
+        for batch in account.epoch("train", 1, loader):
+            time.sleep(SLEEP if rank == 2 and batch.step <= slow_steps else SLEEP / 10)
+            optimizer.zero_grad()
+            step(batch.data)
+            optimizer.step()
+            account.commit()
+            dist.barrier(own_group.of_all())  # steps of equal length for the test's sake
+    return []
+
+
+def told(out: str, kind: type[events.Event]) -> Iterator[events.Event]:
+    return (record.event for record in events.in_lines(out.splitlines()) if isinstance(record.event, kind))
+
+
+def test_the_ranks_name_a_slow_pod_until_it_is_not_slow_any_more() -> None:
+    first, *others = run(3, meets, 15, 60)
+    named = [*told(first["out"], events.Straggler)]
+    assert (named[0].slow, named[0].slow_rank, named[0].loses_in) == ("pod-2", 2, "compute")
+    assert named[0].seconds >= SLEEP > named[0].others
+    assert named[1].slow is None
+    assert "pod-2 (rank 2) is slower than the other pods: its steps compute for 0.1" in first["err"]
+    assert "no pod is slower than the other pods any more" in first["err"]
+    for each in others:
+        assert not [*told(each["out"], events.Straggler)]
+    reports = [*told(first["out"], events.Progress)]
+    # By the word of the fields: the parts of all steps between two reports.
+    assert sum(each.timed_steps for each in reports) <= 60
+    assert all(each.timed_steps and each.compute > 0 and each.data_wait > 0 for each in reports)
+    assert max(each.communication for each in reports) > SLEEP / 2
+
+
+def times(rank: int, pod: str, data_wait: float = 0.01, compute: float = 0.1, trip: float = 0.0002) -> RankTimes:
+    return RankTimes(rank=rank, pod=pod, data_wait=data_wait, compute=compute, communication=0.1, trip=trip)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slow"),
+    [
+        ([times(0, "a"), times(1, "b"), times(2, "c")], None),
+        (
+            [times(0, "a"), times(1, "b", compute=0.3)],
+            Slow(pod="b", rank=1, loses_in="compute", seconds=0.3, others=0.1),
+        ),
+        (
+            [times(0, "a", data_wait=0.2, compute=0.15), times(1, "b"), times(2, "c")],
+            Slow(pod="a", rank=0, loses_in="data_wait", seconds=0.2, others=0.01),
+        ),
+        ([times(0, "a"), times(1, "b", compute=0.15), times(2, "c")], None),  # below the factor
+        # A pod is as slow as its slowest rank.
+        (
+            [times(0, "a"), times(1, "a"), times(2, "b"), times(3, "b", compute=0.3)],
+            Slow(pod="b", rank=3, loses_in="compute", seconds=0.3, others=0.1),
+        ),
+        ([times(0, "a"), times(1, "a", compute=0.3)], None),  # one pod
+        (
+            [times(0, "a", trip=0.0001), times(1, "b", trip=0.05), times(2, "c")],
+            Slow(pod="b", rank=1, loses_in="communication", seconds=0.05, others=0.0002),
+        ),
+        (
+            [times(0, "a", trip=0.0001), times(1, "b", trip=0.05)],
+            Slow(pod="b", rank=1, loses_in="communication", seconds=0.05, others=None),
+        ),
+        ([times(0, "a"), times(1, "b", trip=0.004)], None),  # far more than the others, and next to nothing
+        ([times(0, "a", trip=0.0001), times(1, "b", trip=0.05), times(2, "c", trip=0.05)], None),  # whose link it is?
+        # What is slow itself comes before a link: its messages are late as well.
+        (
+            [times(0, "a"), times(1, "b", compute=0.3, trip=0.05), times(2, "c")],
+            Slow(pod="b", rank=1, loses_in="compute", seconds=0.3, others=0.1),
+        ),
+    ],
+)
+def test_which_pod_is_slow(ranks: list[RankTimes], slow: Slow | None) -> None:
+    assert stragglers.find(ranks) == slow
+
+
+def test_a_slow_link_is_named_where_ranks_wait_for_it() -> None:
+    ranks = [times(0, "a"), times(1, "b", trip=0.05), times(2, "c")]
+    idle = [RankTimes(**{**vars(each), "communication": 0.001}) for each in ranks]
+    assert stragglers.find(ranks) and stragglers.find(idle) is None

@@ -1,0 +1,142 @@
+"""A watch over ranks that hang: where each of them stands is written down before anything ends them.
+
+Ranks that wait for one another all stop where one of them does. So a pod hangs if none of its ranks has consumed
+anything for a while. Each pod finds this by itself, and the pods tell each other where their ranks stand.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch.distributed import DistError
+
+from torchtally import events
+from torchtally.log import log
+from torchtally.pod import signals, stacks
+
+_OTHERS = 10.0  # seconds for the other pods to tell where their ranks stand
+_MOST = 1 << 20  # characters of a file
+_NAMED = 8  # ranks of a place, and places
+_GIST = 900  # characters: the termination message has the cause as well
+Stands = list[tuple[int, str, str]]  # rank, pod, and place
+# Tells the other pods where this one's ranks stand (None: they go on), and returns what all have told.
+Share = Callable[[str | None], Sequence[str]]
+
+
+class Hang:
+    """The watch of one pod.
+
+    Args:
+        pod: Its name.
+        folder: In which its ranks show that they go on, and write their stacks.
+        output: The folder that gets the stacks.
+        seconds: How long the ranks consume nothing until they count as hanging; 0 for never.
+        share: None if the pods of this job tell each other nothing.
+    """
+
+    def __init__(self, pod: str, folder: Path, output: Path, seconds: float, share: Share | None) -> None:
+        self._pod, self._folder, self._output, self._seconds, self._share = pod, folder, output, seconds, share
+        self._told: str | None = None  # where the ranks stand, if they still do
+        self._count = 0  # of what they had consumed by then
+        self._one_at_a_time = threading.Lock()
+
+    @property
+    def sentence(self) -> str | None:
+        """Where the ranks stand, if they hang or have ended so."""
+        return self._told if self._consumed() == self._count else None
+
+    def start(self) -> None:
+        """Begin to watch, in a thread."""
+        if self._seconds:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def look(self) -> None:
+        """Write down where the ranks stand, which are about to be ended."""
+        self._write(None, wait=0.0)
+
+    def _watch(self) -> None:
+        interval = min(1.0, self._seconds / 4)
+        # Looks are counted, not time: the clock runs on while this pod is frozen itself.
+        still, before = 0, 0
+        while True:
+            time.sleep(interval)
+            now = self._consumed()
+            still = still + 1 if now == before and now and not signals.begun() else 0
+            if self._told and now != self._count:
+                self._goes_on()
+            before = now
+            if still * interval >= self._seconds and not self._told:
+                self._write(self._seconds, wait=_OTHERS)
+
+    def _consumed(self) -> int:
+        return sum(sign.count for sign in stacks.signs(self._folder))
+
+    def _goes_on(self) -> None:
+        self._told = None
+        log.info("the ranks go on")
+        if self._share:
+            with contextlib.suppress(DistError):
+                self._share(None)
+
+    def _write(self, seconds: float | None, wait: float) -> None:
+        with self._one_at_a_time:
+            if self._told:
+                return
+            found = [(sign.rank, stacks.of(self._folder, sign.rank, sign.pid)) for sign in stacks.signs(self._folder)]
+            own: Stands = [(rank, self._pod, stacks.place(text)) for rank, text in found if text]
+            if not own:
+                return
+            self._count = self._consumed()
+            path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
+            self._told = gist(self._all(own, wait))
+            how = f"no rank of this pod has consumed anything for {seconds:g} s: " if seconds else ""
+            log.warning(f"{how}{self._told}" + (f"; their stacks are in {path}" if path else ""))
+            event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
+            events.emit(event, events.Source(pod=self._pod))
+
+    def _keep(self, text: str) -> Path | None:
+        """Write the file of this pod, of which there is one at most."""
+        path = self._output / f"stacks-{self._pod}.txt"
+        try:
+            self._output.mkdir(parents=True, exist_ok=True)
+            path.write_text(text[:_MOST])
+        except OSError as error:
+            log.warning(f"the stacks of the ranks cannot be written: {error}")
+            return None
+        return path
+
+    def _all(self, own: Stands, wait: float) -> Stands:
+        """Where the ranks of all pods stand, as far as those tell it in time."""
+        if not self._share:
+            return own
+        told = [json.dumps(own)]
+        until = time.monotonic() + wait
+        with contextlib.suppress(DistError):
+            while True:
+                posted = self._share(told[0])
+                told = [told[0], *(each for each in posted if each and each != told[0])]
+                if len(told) == len(posted) or time.monotonic() >= until:
+                    break
+                time.sleep(0.2)
+        return sorted((rank, pod, place) for each in told for rank, pod, place in json.loads(each))
+
+
+def gist(stands: Stands) -> str:
+    """Where most ranks stand, and which stand elsewhere."""
+    places: dict[str, list[tuple[int, str]]] = {}
+    for rank, pod, place in stands:
+        places.setdefault(place, []).append((rank, pod))
+    first, *others = sorted(places.items(), key=lambda each: -len(each[1]))
+    parts = [_stand(*first), *(_stand(*each, pods=True) for each in others[:_NAMED])]
+    return "; ".join(parts)[:_GIST]
+
+
+def _stand(place: str, ranks: list[tuple[int, str]], pods: bool = False) -> str:
+    names = [f"{rank} ({pod})" if pods else str(rank) for rank, pod in ranks[:_NAMED]]
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    if len(ranks) == 1:
+        return f"rank {names[0]} stands in {place}"
+    return f"ranks {', '.join(names)}{more} stand in {place}"

@@ -1,0 +1,144 @@
+"""The Python stacks of a pod's ranks, whatever the ranks do: faulthandler writes them when a signal comes.
+
+Each rank has two files in a folder that the entry point makes: its stacks, and a sign of how much it has consumed.
+"""
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+_SIGNAL = signal.SIGRTMIN + 9 if sys.platform == "linux" else 0  # that no library uses
+_SIGN = struct.Struct("qq")  # process id, and batches that were recorded
+_MOST = 1 << 16  # characters of a rank's stacks
+_ANSWER = 2.0  # seconds for a rank to write them
+_FRAME = re.compile(
+    r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$'  # of faulthandler
+    r"|^    (?P<named>\S+) \((?P<path>.*):(?P<at>\d+)\)",  # of py-spy
+    re.MULTILINE,
+)
+_OURS = "/torchtally/"
+_LIBRARIES = ("/lib/python3.", "<frozen", _OURS)  # Python's own, and packages
+
+
+class _Listening:
+    """What a rank keeps open."""
+
+    def __init__(self, folder: Path, rank: str) -> None:
+        self.pid, self.count = os.getpid(), 0
+        self.stacks: IO[Any] = (folder / rank).open("w")
+        (folder / f"{rank}.sign").write_bytes(_SIGN.pack(self.pid, 0))
+        with (folder / f"{rank}.sign").open("r+b") as file:
+            self.sign = mmap.mmap(file.fileno(), _SIGN.size)
+
+
+_listening: _Listening | None = None
+
+
+def listen() -> None:
+    """As a rank, be ready to write the stacks. It may be called again."""
+    global _listening
+    folder, rank = os.environ.get("TORCHTALLY_STACKS"), os.environ.get("RANK")
+    if not (_SIGNAL and folder and rank) or (_listening and _listening.pid == os.getpid()):
+        return
+    with contextlib.suppress(OSError):  # a full disk
+        _listening = _Listening(Path(folder), rank)
+        faulthandler.register(_SIGNAL, _listening.stacks)
+
+
+def consumed() -> None:
+    """As a rank, show that it goes on."""
+    if _listening:
+        _listening.count += 1
+        _SIGN.pack_into(_listening.sign, 0, _listening.pid, _listening.count)
+
+
+def over() -> None:
+    """As a rank, show that all is consumed, so that nothing more is expected."""
+    if _listening:
+        _SIGN.pack_into(_listening.sign, 0, _listening.pid, 0)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rank shows."""
+
+    rank: int
+    pid: int
+    count: int  # batches that were recorded; 0 before the first and after the last
+
+
+def signs(folder: Path) -> Iterator[Sign]:
+    """The signs of this pod's ranks."""
+    for path in sorted(folder.glob("*.sign")):
+        with contextlib.suppress(OSError, struct.error):  # it is just being written
+            pid, count = _SIGN.unpack(path.read_bytes())
+            yield Sign(int(path.stem), pid, count)
+
+
+def of(folder: Path, rank: int, pid: int) -> str:
+    """The stacks of all threads of a rank; empty where neither faulthandler nor py-spy can tell them."""
+    path = folder / str(rank)
+    try:
+        if not _catches(pid):
+            return _by_py_spy(pid)
+        before = size = path.stat().st_size
+        os.kill(pid, _SIGNAL)
+        until = time.monotonic() + _ANSWER
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            last, size = size, path.stat().st_size
+            if size == last > before:
+                break
+        return path.read_text(errors="replace")[before:][:_MOST]
+    except OSError:  # the rank has ended
+        return ""
+
+
+def place(stacks: str) -> str:
+    """Where a rank stands, in a few words: the innermost frame of the program in its main thread."""
+    threads = re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE)
+    # py-spy names it, and faulthandler puts it last.
+    main = next((each for each in threads if '"MainThread"' in each), threads[-1])
+    frames = [_frame(found) for found in _FRAME.finditer(main)]
+    if not frames:
+        return "no Python code that is known"
+    own = [each for each in frames if not any(part in each[0] for part in _LIBRARIES)]
+    own = own or [each for each in frames if _OURS in each[0]] or frames
+    file, line, function = own[0]
+    inner = "" if own[0] == frames[0] else f", inside of {frames[0][2]}"
+    return f"{function} ({Path(file).name}:{line}){inner}"
+
+
+def _frame(found: re.Match[str]) -> tuple[str, str, str]:
+    if found["file"]:
+        return found["file"], found["line"], found["function"]
+    return found["path"], found["at"], found["named"]
+
+
+def _catches(pid: int) -> bool:
+    """Whether a process has a handler, without which the signal would end it."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(caught and int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+
+
+def _by_py_spy(pid: int) -> str:
+    if not (found := shutil.which("py-spy")):
+        return ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        ended = subprocess.run(
+            [found, "dump", "--full-filenames", "--pid", str(pid)], capture_output=True, text=True, timeout=10
+        )
+        return ended.stdout[:_MOST] if ended.returncode == 0 else ""
+    return ""
