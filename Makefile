@@ -74,7 +74,7 @@ bench-cluster: .venv/.bench ## compare the time to the first step, by phase, wit
 	scripts/e2e.sh -- python -m bench.cluster $(ARGS)
 
 .PHONY: image
-image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,gpt,keras,mlflow,parquet,s3,spark,webdataset, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
+image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,gpt,keras,mlflow,parquet,s3,spark,tensorboard,webdataset, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
 	docker/image.sh build
 
 .PHONY: image-again

@@ -19,7 +19,7 @@ for package in torch torchvision; do
     fi
 done
 
-extras=(gpt keras mlflow parquet s3 spark webdataset)
+extras=(gpt keras mlflow parquet s3 spark tensorboard webdataset)
 
 export_lock() {
     "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --group scripts "$@" \

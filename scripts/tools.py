@@ -57,6 +57,36 @@ func main() {
 }
 """
 
+# Grafana's own types, which its CUE schema generates: they refuse fields and values that the schema does not have.
+GRAFANA_SCHEMA_MAIN = """
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/grafana/grafana-foundation-sdk/go/cog/plugins"
+	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
+)
+
+func main() {
+	plugins.RegisterDefaultPlugins()
+	text, err := os.ReadFile(os.Args[1])
+	found := dashboard.Dashboard{}
+	check(err)
+	check(found.UnmarshalJSONStrict(text))
+	check(found.Validate())
+}
+
+// An empty list of errors is an error without a text.
+func check(err error) {
+	if err != nil && err.Error() != "" {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+"""
+
 TOOLS = {
     "helm": Tool(
         version="4.3.0",
@@ -180,6 +210,10 @@ TOOLS = {
     "promtool": Tool(
         version="3.9.1",
         go_main=("github.com/prometheus/prometheus@v0.309.1", "github.com/prometheus/prometheus/cmd/promtool"),
+    ),
+    "grafana-schema": Tool(
+        version="0.0.18",
+        go_main=("github.com/grafana/grafana-foundation-sdk/go@v0.0.18", GRAFANA_SCHEMA_MAIN),
     ),
     "minio": Tool(
         version="0.0.0-20260212201848-7aac2a2c5b7c",

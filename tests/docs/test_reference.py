@@ -9,6 +9,8 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from metric_names import FAMILIES
+from prometheus_client import Metric
 
 from torchtally import errors, events
 
@@ -91,6 +93,20 @@ def test_each_event_is_documented() -> None:
     assert re.findall(r"^### (\w+)$", page(name), re.MULTILINE) == list(events.KINDS)
     (example,) = re.findall(r"^TORCHTALLY-EVENT .*$", page(name), re.MULTILINE)
     assert events.read(example)
+
+
+@pytest.mark.parametrize(("source", "heading"), [("pod", "## Metrics of each pod"), ("run", "## Metrics of the run")])
+def test_each_metric_is_documented(source: str, heading: str) -> None:
+    documented = re.findall(r"^\| `torchtally_[a-z].*", page("reference/metrics.md", heading), re.MULTILINE)
+    assert documented == [*map(row_of, FAMILIES[source])]
+
+
+def row_of(family: Metric) -> str:
+    """A family of metrics as a table has it, with its labels."""
+    suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+    labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
+    name = f"{family.name}{suffix}{{{','.join(labels)}}}" if labels else f"{family.name}{suffix}"
+    return f"| `{name}` | {family.type} | {family.documentation} |"
 
 
 def test_each_exit_code_is_documented() -> None:

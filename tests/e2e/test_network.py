@@ -25,6 +25,7 @@ def test_a_stranger_is_kept_from_the_pods_and_prometheus_from_all_but_the_metric
     if not enforces(namespace):
         pytest.skip("the network of this cluster enforces no NetworkPolicy")
     assert reaches(namespace, "prometheus", master, METRICS)
+    assert reaches(namespace, "prometheus", address(namespace, "demo-worker-0"), METRICS)
     assert not reaches(namespace, "prometheus", master, STORE)
     assert not reaches(namespace, STRANGER, master, METRICS)
     assert not reaches(namespace, STRANGER, master, STORE)

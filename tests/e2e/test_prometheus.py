@@ -19,10 +19,14 @@ from torchtally import events
 pytestmark = pytest.mark.nightly
 
 WORKER = "demo-worker-0"
+UP = {MASTER: "up", WORKER: "up"}
 ADDED = {"__name__", "instance", "job", "namespace", "pod", "container", "endpoint"}  # by Prometheus, to each series
 OPTIONS = [*KIND_VALUES, "--set", "workers=1,metrics.enabled=true"]
 ENDLESS = ["--set-json", f"args={json.dumps(['--epochs', '100000', '--batch-size', '1000'])}"]
+FIRING = 'ALERTS{alertstate="firing"}'
 READ = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9090/metrics').read().decode())"
+
+REMAINING = "torchtally_remaining_seconds"
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -42,8 +46,8 @@ def served(namespace: Namespace) -> Series:
 
 
 def scraped(namespace: Namespace, pod: str) -> Series:
-    found = prometheus.query(namespace, pod, '{__name__=~"torchtally_.+"}')
-    assert {(each["metric"]["namespace"], each["metric"]["pod"]) for each in found} <= {(namespace.name, MASTER)}
+    found = prometheus.query(namespace, pod, f'{{__name__=~"torchtally_.+",pod="{MASTER}"}}')
+    assert {each["metric"]["namespace"] for each in found} <= {namespace.name}
     return {
         (each["metric"]["__name__"], frozenset((k, v) for k, v in each["metric"].items() if k not in ADDED)): float(
             each["value"][1]
@@ -53,15 +57,24 @@ def scraped(namespace: Namespace, pod: str) -> Series:
 
 
 def same(one: Series, other: Series) -> bool:
-    """A value that is not known yet is not a number, which equals nothing."""
+    """A value that is not known yet is not a number, which equals nothing. The time left grows while all waits."""
     return one.keys() == other.keys() and all(
-        value == other[name] or (math.isnan(value) and math.isnan(other[name])) for name, value in one.items()
+        value == other[name] or (math.isnan(value) and math.isnan(other[name])) or name[0] == REMAINING
+        for name, value in one.items()
     )
+
+
+def speeds_of_pods(namespace: Namespace, pod: str) -> dict[str, float] | None:
+    found = prometheus.query(namespace, pod, "rate(torchtally_pod_samples_total[1m]) > 0")
+    speeds = {each["metric"]["pod"]: float(each["value"][1]) for each in found}
+    return speeds if speeds.keys() == UP.keys() else None
 
 
 def check_its_numbers(namespace: Namespace, pod: str) -> None:
     """Those of Prometheus in `pod` are those that the job serves, and that its log has."""
     wait_for("two epochs", lambda: len(namespace.reported(MASTER, events.Epoch)) >= 2)
+    speeds = wait_for("speeds of both pods", lambda: speeds_of_pods(namespace, pod))
+    assert speeds[MASTER] == pytest.approx(speeds[WORKER], rel=0.5)
     with standing_still(namespace):
         wait_for("the same numbers", lambda: same(scraped(namespace, pod), served(namespace)))
         numbers = scraped(namespace, pod)
@@ -106,12 +119,12 @@ def test_by_the_annotations_of_the_pods(
     prometheus.of_annotations(namespace, "prometheus", prometheus.LABELS)
     prometheus.of_annotations(namespace, "unnamed", {})
     namespace.install(*OPTIONS, *data_values(), *ENDLESS)
-    wait_for("the metrics", lambda: prometheus.health(namespace, "prometheus") == {MASTER: "up"})
+    wait_for("the metrics", lambda: prometheus.health(namespace, "prometheus") == UP)
     check_its_numbers(namespace, "prometheus")
     check_the_dashboard(namespace, "prometheus")
     # The NetworkPolicy names Prometheus by its label.
     let_in = "down" if enforces(namespace) else "up"
-    wait_for("the other Prometheus", lambda: prometheus.health(namespace, "unnamed") == {MASTER: let_in})
+    wait_for("the other Prometheus", lambda: prometheus.health(namespace, "unnamed") == dict.fromkeys(UP, let_in))
 
 
 def test_by_the_pod_monitor_and_with_the_alerts(
@@ -122,7 +135,7 @@ def test_by_the_pod_monitor_and_with_the_alerts(
     prometheus.of_the_operator(namespace, {"release": "monitoring"})
     values = ["--set", "metrics.podMonitorLabels.release=monitoring,metrics.alerts=true"]
     namespace.install(*OPTIONS, *data_values(), *ENDLESS, *values)
-    wait_for("the metrics", lambda: prometheus.health(namespace, pod) == {MASTER: "up"})
+    wait_for("the metrics", lambda: prometheus.health(namespace, pod) == UP)
     annotations = namespace.list("pod")[MASTER]["metadata"]["annotations"]
     assert not [name for name in annotations if name.startswith("prometheus.io/")]
     check_its_numbers(namespace, pod)
@@ -131,4 +144,28 @@ def test_by_the_pod_monitor_and_with_the_alerts(
     names = [rule.get("alert") or rule["record"] for rule in group["rules"]]
     wait_for("the rules", lambda: prometheus.rules(namespace, pod) == dict.fromkeys(names, "ok"))
     assert prometheus.query(namespace, pod, "run:torchtally_epoch:max")
-    assert prometheus.query(namespace, pod, "ALERTS") == []
+    assert prometheus.query(namespace, pod, FIRING) == []
+
+
+def test_an_alert_fires_where_a_run_restarts_without_progress(
+    prometheus_operator: None, operator: None, namespace: Namespace
+) -> None:
+    """Three kills in an epoch of some minutes."""
+    pod = prometheus.OF_THE_OPERATOR
+    prometheus.allow_to_find_pods(namespace)
+    prometheus.of_the_operator(namespace, {"release": "monitoring"})
+    values = ["--set", "metrics.podMonitorLabels.release=monitoring,metrics.alerts=true"]
+    long = ["--set-json", f"args={json.dumps(['--epochs', '3', '--batch-size', '1', '--save-seconds', '2'])}"]
+    namespace.install(*OPTIONS, *data_values(), *long, *values)
+
+    def attempt() -> float:
+        found = prometheus.query(namespace, pod, "run:torchtally_attempt:max and run:torchtally_epoch:max == 1")
+        return max((float(each["value"][1]) for each in found), default=-1.0)
+
+    for kills in range(3):
+        wait_for(f"attempt {kills} in its first epoch", lambda kills=kills: attempt() == kills)
+        assert prometheus.query(namespace, pod, FIRING) == []
+        act(namespace, MASTER, "kill", "ranks", "any")
+    (alert,) = wait_for("the alert", lambda: prometheus.query(namespace, pod, FIRING))
+    assert alert["metric"]["alertname"] == "TorchtallyRestartsWithoutProgress"
+    assert alert["metric"]["run"] in namespace.log(MASTER)

@@ -1,6 +1,5 @@
-"""Rank 0's metrics, as Prometheus reads them while it trains."""
+"""The metrics of a training, as Prometheus reads them in the meantime."""
 
-import json
 import math
 import os
 import re
@@ -15,14 +14,20 @@ from typing import Any
 
 import pytest
 import ranks
+from accounts import run
+from counting import Counting, Noisy
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
+from torchtally import Account
+from torchtally.accounting.step_time import StepTime, Times
 from torchtally.accounting.tally import Run
-from torchtally.monitoring.prometheus import Metrics
+from torchtally.checkpoints import checkpoints
+from torchtally.monitoring.pod_metrics import PARTS, PodMetrics
+from torchtally.monitoring.run_metrics import RunMetrics
 
 LIMIT = 300  # seconds
-DASHBOARD = Path(__file__).parents[2] / "charts/torchtally/dashboards/torchtally.json"
-NAME = re.compile(r"torchtally_\w+")
 RUN = Run(
     run="abc", attempt=2, pod="pod", task="toy", plan={"train": 3, "test": 3}, rank=0, world=4, seed=0, data="sha256:1"
 )
@@ -44,6 +49,12 @@ def command(epochs: int) -> list[str]:
     return [sys.executable, "-m", "torchtally.cli", "run", "fashion-mnist", *quick]
 
 
+def registry(collector: Collector) -> CollectorRegistry:
+    found = CollectorRegistry()
+    found.register(collector)
+    return found
+
+
 def scraped(port: int) -> dict[str, float]:
     """All samples by name and labels; none where nobody answers."""
     try:
@@ -59,7 +70,7 @@ def scraped(port: int) -> dict[str, float]:
 
 
 def test_a_run_is_watched_while_it_trains(environment: dict[str, str]) -> None:
-    port = ranks.free_port()
+    port, began = ranks.free_port(), time.time()
     process = subprocess.Popen(command(10_000), env={**environment, "TORCHTALLY_METRICS_PORT": str(port)})
     try:
         ends = time.monotonic() + LIMIT
@@ -70,6 +81,12 @@ def test_a_run_is_watched_while_it_trains(environment: dict[str, str]) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(LIMIT)
+    assert 2 / 10_000 <= seen["torchtally_progress_ratio"] < 0.5
+    assert seen["torchtally_remaining_seconds"] > 1
+    assert seen["torchtally_steps_total"] >= 2 * 120
+    assert seen["torchtally_pod_samples_total"] >= 120_000
+    assert began <= seen["torchtally_last_checkpoint_timestamp_seconds"] <= time.time()
+    assert seen["torchtally_checkpoint_interval_seconds"] == 300
     assert seen["torchtally_samples_total"] >= 120_000
     assert seen["torchtally_samples_total"] % 500 == 0
     assert seen["torchtally_step_seconds_count"] >= 2 * 119
@@ -106,8 +123,8 @@ def line(phase: str, lost: int | None, doubled: int | None) -> dict[str, Any]:
 
 
 def test_what_is_wrong_is_counted() -> None:
-    metrics = Metrics(RUN)
-    value = metrics.registry.get_sample_value
+    metrics = RunMetrics(RUN, None)
+    value = registry(metrics).get_sample_value
     assert math.isnan(value("torchtally_test_loss") or 0)
     metrics.proof(line("train", 0, 0), True)
     metrics.proof(line("train", 3, 1), False)
@@ -121,26 +138,124 @@ def test_what_is_wrong_is_counted() -> None:
 
 
 def test_a_programs_own_number_does_not_replace_another_metric(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = Metrics(RUN)
+    metrics = RunMetrics(RUN, None)
     for value in (1.0, 2.0):
-        metrics.metrics(1, train_perplexity=value, step_seconds=value)
-    assert metrics.registry.get_sample_value("torchtally_train_perplexity") == 2
-    assert metrics.registry.get_sample_value("torchtally_step_seconds_count") == 0
-    assert capsys.readouterr().err.count("torchtally_step_seconds is another metric") == 1
-
-
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
-    dashboard = json.loads(DASHBOARD.read_text())
-    asked = {name for panel in dashboard["panels"] for each in panel["targets"] for name in NAME.findall(each["expr"])}
-    asked |= {name for each in dashboard["templating"]["list"] for name in NAME.findall(each["query"])}
-    served = {each.name for family in Metrics(RUN).registry.collect() for each in family.samples}
-    assert asked
-    assert asked <= served
+        metrics.metrics(1, train_perplexity=value, step_seconds=value, pod_samples_total=value)
+    found = registry(metrics)
+    assert found.get_sample_value("torchtally_train_perplexity") == 2
+    assert found.get_sample_value("torchtally_step_seconds_count") == 0
+    assert found.get_sample_value("torchtally_pod_samples_total") is None
+    printed = capsys.readouterr().err
+    assert printed.count("torchtally_step_seconds is another metric") == 1
+    assert printed.count("torchtally_pod_samples_total is another metric") == 1
 
 
 def test_the_test_between_two_epochs_is_no_step() -> None:
-    metrics = Metrics(RUN)
+    metrics = RunMetrics(RUN, None)
     for epoch in (1, 1, 1, 2, 2):
         metrics.step(epoch, 5, 0.1)
-    assert metrics.registry.get_sample_value("torchtally_step_seconds_count") == 3
-    assert metrics.registry.get_sample_value("torchtally_samples_total") == 25
+    found = registry(metrics)
+    assert found.get_sample_value("torchtally_step_seconds_count") == 3
+    assert found.get_sample_value("torchtally_step_seconds_bucket", {"le": "+Inf"}) == 3
+    assert found.get_sample_value("torchtally_samples_total") == 25
+
+
+def test_the_time_left_follows_from_the_speed_of_this_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    metrics = RunMetrics(RUN, None)
+    value = registry(metrics).get_sample_value
+    metrics.begin(10, 0.5, [])
+    assert math.isnan(value("torchtally_remaining_seconds") or 0)
+    now = 130.0
+    metrics.step(2, 5, 0.6)
+    assert value("torchtally_progress_ratio") == 0.6
+    assert value("torchtally_remaining_seconds") == pytest.approx(120)
+
+
+def watched(ports: list[int], folder: Path) -> dict[str, Any]:
+    """A rank that is a pod: what it serves after each step of two ranks, which have 10 samples, and at the end."""
+    rank = int(os.environ["RANK"])
+    os.environ["TORCHTALLY_METRICS_PORT"] = str(ports[rank])
+    checkpoints._SYNCHRONIZE_SECONDS = 0
+    training = Counting(10)
+    seen = {}
+    with Account(task="watched", plan={"train": 2}, seed=1) as account:
+        objects = {"counts": training.counts, "model": training.model}
+        objects |= {f"optimizer-{index}": each for index, each in enumerate(training._optimizers)}
+        saving = account.checkpoints(folder, objects, every=60)
+        saving.resume()
+        loader = account.loader("train", Noisy(10), batch_size=2)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                training.step()
+                account.commit()
+                seen[epoch, batch.step] = scraped(ports[rank])
+        saving.save(wait=True)
+        seen["saved"] = scraped(ports[rank])
+    assert scraped(ports[rank]) == {}
+    return seen
+
+
+def test_each_pod_serves_its_own_metrics_and_that_of_rank_0_those_of_the_run(tmp_path: Path) -> None:
+    began = time.time()
+    found = run(2, watched, [ranks.free_port(), ranks.free_port()], tmp_path)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+        seen = each["result"]
+        steps = [seen[epoch, step] for epoch in (1, 2) for step in (1, 2, 3)]
+        assert [now["torchtally_steps_total"] for now in steps] == [1, 2, 3, 4, 5, 6]
+        assert [now["torchtally_pod_samples_total"] for now in steps] == [2, 4, 5, 7, 9, 10]
+        assert seen["saved"]["torchtally_timed_steps_total"] == 6
+        parts = [seen["saved"][f"torchtally_step_part_seconds_total,part={part}"] for part in PARTS]
+        assert all(seconds > 0 for seconds in parts)
+        assert [name for name in seen["saved"] if re.search("torchtally_run_info,data=.*,task=watched", name)]
+    first, second = (each["result"]["saved"] for each in found)
+    assert first["torchtally_samples_total"] == 20
+    assert first["torchtally_progress_ratio"] == 1
+    assert began < first["torchtally_last_checkpoint_timestamp_seconds"] <= time.time()
+    early = found[0]["result"][1, 1]["torchtally_last_checkpoint_timestamp_seconds"]
+    assert early < first["torchtally_last_checkpoint_timestamp_seconds"]
+    assert first["torchtally_checkpoint_interval_seconds"] == 60
+    assert "torchtally_steps_total" in second
+    assert "torchtally_samples_total" not in second
+
+
+class Current:
+    def __init__(self, phase: str, counted: int):
+        self.phase, self.counted = phase, counted
+
+    def samples(self, first: int, last: int) -> int:
+        return 10 * (last - first)
+
+
+def test_the_counts_of_a_pod_grow_while_an_epoch_ends_and_another_begins() -> None:
+    """Of phases side by side, and of one that goes on after a restart."""
+
+    metrics = PodMetrics(RUN, 0.25)
+    value = registry(metrics).get_sample_value
+    metrics.begin(train := Current("train", 3), StepTime(1))
+    metrics.begin(tune := Current("tune", 0), StepTime(1))
+    train.counted, tune.counted = 5, 1
+    assert (value("torchtally_steps_total"), value("torchtally_pod_samples_total")) == (3, 7.5)
+    metrics.begin(train := Current("train", 0), StepTime(1))
+    assert (value("torchtally_steps_total"), value("torchtally_pod_samples_total")) == (3, 7.5)
+    train.counted = 1
+    assert (value("torchtally_steps_total"), value("torchtally_pod_samples_total")) == (4, 10)
+
+
+def test_the_times_of_a_pod_never_decrease() -> None:
+    """As where the loop is between two of their sums."""
+
+    class Timer:
+        total = Times(steps=3, data_wait=0.25, compute=2.0, communication=0.5)
+
+    metrics, timer = PodMetrics(RUN, 1.0), Timer()
+    value = registry(metrics).get_sample_value
+    metrics.begin(Current("train", 0), timer)
+    for compute, served in ((2.0, 2.0), (1.5, 2.0), (2.5, 2.5)):
+        timer.total = Times(steps=3, data_wait=0.25, compute=compute, communication=0.5)
+        assert value("torchtally_step_part_seconds_total", {"part": "compute"}) == served
+    assert value("torchtally_step_part_seconds_total", {"part": "data_wait"}) == 0.25
+    assert value("torchtally_timed_steps_total") == 3

@@ -65,7 +65,9 @@ def test_an_own_loop_is_watched_and_its_failure_is_the_pods_last_word(entry: str
         (tmp_path / "go").touch()
         output, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == (1 if entry == "torchrun" else 3), output
-    assert seen["torchtally_samples_total"] == 100
+    assert seen["torchtally_samples_total"] == seen["torchtally_pod_samples_total"] == 100
+    assert seen["torchtally_progress_ratio"] == 0.5
+    assert "torchtally_last_checkpoint_timestamp_seconds" not in seen  # it saves none
     assert seen["torchtally_step_seconds_count"] == 2 * 4
     assert (seen["torchtally_epochs"], seen["torchtally_world_size"], seen["torchtally_attempt"]) == (4, 2, 0)
     assert seen["torchtally_epoch"] == 2

@@ -348,7 +348,7 @@ def begun(token: Path, certificates: Certificates) -> Iterator[Callable[[int], R
     def begin(port: int) -> Reporter:
         server = StatusServer(host="127.0.0.1", port=port, path=PATH, ca=certificates.ca, token=token)
         started.append(Reporter(server))
-        started[0].begin(0.5, [{"phase": "train", "lost": 3, "doubled": 1}])
+        started[0].begin(50, 0.5, [{"phase": "train", "lost": 3, "doubled": 1}])
         return started[0]
 
     yield begin

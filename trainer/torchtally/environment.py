@@ -252,18 +252,23 @@ def trusts_network(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def metrics_address(env: Mapping[str, str] = os.environ) -> str | None:
-    """The address of rank 0's metrics; None if it is not given."""
+    """The address of a pod's metrics; None if it is not given."""
     return env.get("TORCHTALLY_METRICS_ADDRESS") or None
 
 
 def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
-    """The port of rank 0's metrics; None if they are not requested. Raises Refused."""
+    """The port of a pod's metrics; None if they are not requested. Raises Refused."""
     return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)
 
 
 def mlflow_experiment(env: Mapping[str, str] = os.environ) -> str | None:
     """The experiment of MLflow in which the run is recorded; None if that is not requested."""
     return env.get("TORCHTALLY_MLFLOW") or None
+
+
+def tensorboard_folder(env: Mapping[str, str] = os.environ) -> str | None:
+    """The folder or URL in which TensorBoard finds the run; None if that is not requested."""
+    return env.get("TORCHTALLY_TENSORBOARD") or None
 
 
 def progress_seconds(env: Mapping[str, str] = os.environ) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torchtally.proof.contract import CONTRACTS, Contract
 
 AllReduce = Literal["float32", "bfloat16"]
-_WITHOUT_EFFECT_ON_WEIGHTS = ("save_seconds", "keep", "checkpoints", "tally", "data", "output", "mlflow")
+_WITHOUT_EFFECT_ON_WEIGHTS = ("save_seconds", "keep", "checkpoints", "tally", "data", "output", "mlflow", "tensorboard")
 
 
 def whole_number(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
@@ -103,6 +103,11 @@ class Training:
         None,
         "record the run in this experiment of MLflow (default: TORCHTALLY_MLFLOW)",
         metavar="NAME",
+    )
+    tensorboard: str | None = option(
+        None,
+        "record the run for TensorBoard in this folder, or at this URL (default: TORCHTALLY_TENSORBOARD)",
+        metavar="DIR",
     )
 
     def training_options(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@
 {{- if and (eq (include "torchtally.restartPolicy" .) "ExitCode") (not .Values.runtime) }}
 {{- $_ := set $own "TORCHTALLY_RETRIES" (include "torchtally.retries" .) }}
 {{- end }}
+{{- with .Values.tensorboard }}{{ $_ := set $own "TORCHTALLY_TENSORBOARD" . }}{{ end }}
 {{- with .Values.network }}
 {{- with .interface }}
 {{- $_ := set $own "GLOO_SOCKET_IFNAME" . }}
@@ -95,7 +96,7 @@ container's. Workers pull the image first, because the operator appends an init 
 {{- $own := set (omit .root "Values") "Values" $values }}
 {{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
 {{- $keeps := and $values.model.enabled (or $mayBeRank0 (eq $values.model.accessMode "ReadWriteMany")) }}
-{{- $metrics := and $values.metrics.enabled $mayBeRank0 }}
+{{- $metrics := $values.metrics.enabled }}
 {{- $init := include "torchtally.initContainers" (dict "root" .root "own" $own "pulls" (not $mayBeRank0)) -}}
 metadata:
   labels:

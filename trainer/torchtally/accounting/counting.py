@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -27,6 +28,9 @@ from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof import line as tally_line
 
+if TYPE_CHECKING:
+    from torchtally.monitoring.prometheus import Exporter
+
 
 class Counting:
     """What one start of a run counts.
@@ -37,6 +41,7 @@ class Counting:
         phases: Its phases, and their epochs in progress.
         reports: On the process that prints for all.
         pace: On the first rank of a pod.
+        exporter: As well, if metrics are requested.
 
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
@@ -44,10 +49,16 @@ class Counting:
     """
 
     def __init__(
-        self, attempt: Attempt, progress: Progress, phases: Phases, reports: Reports | None, pace: Pace | None
+        self,
+        attempt: Attempt,
+        progress: Progress,
+        phases: Phases,
+        reports: Reports | None,
+        pace: Pace | None,
+        exporter: "Exporter | None",
     ):
         self._attempt, self._progress, self._phases = attempt, progress, phases
-        self._reports, self._pace = reports, pace
+        self._reports, self._pace, self._exporter = reports, pace, exporter
         self._steps = StepTime(attempt.members.everyone.size())
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Checkpoints | None = None
@@ -97,8 +108,13 @@ class Counting:
             return
         current = self._phases.begin(phase, epoch, batches)
         self._used.setdefault(phase, Used())
+        run = replace(current.tally.run, data=self._phases.fingerprint)
+        if self._exporter:
+            self._exporter.open(run)
+            if current.trains:
+                self._exporter.begin(current, self._steps)
         if self._reports:
-            self._reports.begin(current)
+            self._reports.begin(current, run, self.checkpoints)
         if current.trains:
             self._steps.begin()
             self._meeting = self._meeting or Meeting(self._attempt.run, self._steps)

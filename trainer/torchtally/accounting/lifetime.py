@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 
@@ -20,8 +20,11 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.reports import Reports
 from torchtally.environment import Process, preflight_mode
 from torchtally.errors import Ending, Refused
-from torchtally.monitoring.requested import Requested
+from torchtally.monitoring.requested import Requested, exporter
 from torchtally.pod import failure
+
+if TYPE_CHECKING:
+    from torchtally.monitoring.prometheus import Exporter
 
 _unproved: dict[str, Watch] = {}  # by task: runs that an error has ended, which the program may have caught
 
@@ -44,6 +47,7 @@ class Lifetime:
         self._driven: list[Epochs] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
         self._reports: Reports | None = None  # on the process that prints for all
+        self._exporter: Exporter | None = None  # on the first rank of a pod, if metrics are requested
         self.last_line: dict[str, Any] | None = None  # of the run, once it has ended
 
     @property
@@ -76,7 +80,8 @@ class Lifetime:
             self._progress = Progress(self._plan)
             requested, pace, refused = None, None, None
             try:
-                requested, pace = Requested.of(), Pace.of(Process.from_env(os.environ))
+                process = Process.from_env(os.environ)
+                requested, pace, self._exporter = Requested.of(), Pace.of(process), exporter(process)
                 preflight_mode(os.environ)
             except Refused as error:
                 refused = str(error)  # of which all ranks learn
@@ -90,8 +95,9 @@ class Lifetime:
             )
             self._phases = Phases(self._progress, self._attempt, self._order)
             if self._attempt.prints and requested:
-                self._reports = Reports(requested, self._phases, {"seed": self._seed, "plan": self._progress.given})
-            self._counting = Counting(self._attempt, self._progress, self._phases, self._reports, pace)
+                options = {"seed": self._seed, "plan": self._progress.given}
+                self._reports = Reports(requested, self._exporter, self._phases, options)
+            self._counting = Counting(self._attempt, self._progress, self._phases, self._reports, pace, self._exporter)
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self
@@ -113,6 +119,8 @@ class Lifetime:
                 error = sentence
         if self._reports:
             self._reports.end(error)
+        if self._exporter:
+            self._exporter.close()
         if watch := _unproved.pop(self._task, None):
             watch.over()
         if isinstance(error, Ending):

@@ -11,8 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -20,9 +19,14 @@ from torchtally import standard_output
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.proving import Proof
+from torchtally.accounting.tally import Run
+from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.environment import Places
-from torchtally.monitoring.callback import Callbacks
+from torchtally.monitoring.callback import Callback, Callbacks
 from torchtally.monitoring.requested import Requested
+
+if TYPE_CHECKING:
+    from torchtally.monitoring.prometheus import Exporter
 
 _LOG_SECONDS = 10.0  # between two lines of progress
 _READ_SECONDS = 1.0  # between two readings of the logged numbers, which can wait for a GPU
@@ -31,8 +35,8 @@ _READ_SECONDS = 1.0  # between two readings of the logged numbers, which can wai
 class Reports:
     """The reports of one start of a run, on the process that prints for all."""
 
-    def __init__(self, requested: Requested, phases: Phases, options: Mapping[str, Any]):
-        self._requested, self._phases, self._options = requested, phases, options
+    def __init__(self, requested: Requested, exporter: "Exporter | None", phases: Phases, options: Mapping[str, Any]):
+        self._requested, self._exporter, self._phases, self._options = requested, exporter, phases, options
         self._watchers: Callbacks | None = None
         self._open = ExitStack()
         self._begun = False
@@ -45,12 +49,12 @@ class Reports:
         self._read_at = 0.0
         self._line_at = time.monotonic() + _LOG_SECONDS
 
-    def begin(self, current: EpochInProgress) -> None:
+    def begin(self, current: EpochInProgress, run: Run, checkpoints: Checkpoints | None) -> None:
         """An epoch begins, or goes on."""
         self._planned, self._consumed = self._phases.extent
         if not self._begun:
             self._begun = True
-            self._notify(current)
+            self._notify(run, checkpoints)
         if current.trains:
             self._counted[current.phase] = current.counted
             self._trained[current.phase] = time.perf_counter(), current.counted
@@ -106,17 +110,17 @@ class Reports:
         atexit.unregister(self._abandoned)
         self._open.__exit__(type(error) if error else None, error, None)
 
-    def _notify(self, current: EpochInProgress) -> None:
+    def _notify(self, run: Run, checkpoints: Checkpoints | None) -> None:
         """Find the watchers, now that the run and its plan are known."""
-        run = replace(current.tally.run, data=self._phases.fingerprint)
-        output = Places.from_env(os.environ).output
-        watchers = [*self._requested.callbacks(run, self._options, output)]
+        watchers: list[Callback] = [self._exporter.of_run(run, checkpoints)] if self._exporter else []
+        for each in self._requested.callbacks(run, self._options, Places.from_env(os.environ).output):
+            watchers.append(self._open.enter_context(each))
         if watchers:
             atexit.register(self._abandoned)
-            self._watchers = Callbacks([self._open.enter_context(each) for each in watchers])
+            self._watchers = Callbacks(watchers)
             share = self._consumed / self._planned if self._planned else 0.0
             # Earlier epochs were proved, or there would be no state.
-            self._watchers.begin(share, [{"lost": 0, "doubled": 0}] * self._phases.proved)
+            self._watchers.begin(self._phases.steps_so_far, share, [{"lost": 0, "doubled": 0}] * self._phases.proved)
 
     def _abandoned(self) -> None:
         """Python ends, and the account was not left."""

@@ -68,6 +68,9 @@ class Checkpoints:
         objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
         every: Time between two checkpoints: a number of seconds, or text such as `"5m"`.
         keep: Number of checkpoints that are kept.
+
+    Attributes:
+        interval: Seconds between two checkpoints.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Checkpoints:
         every: str | float = "5m",
         keep: int = 2,
     ):
-        self._account, self._seconds = account, seconds_of("checkpoints: every", every)
+        self._account, self.interval = account, seconds_of("checkpoints: every", every)
         if type(keep) is not int or keep < 1:
             raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
         self._objects, self._storage = Objects(objects), Storage(folder)
@@ -107,6 +110,11 @@ class Checkpoints:
             if isinstance(each, torch.optim.Optimizer)
         ]
         self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    @property
+    def saved_at(self) -> float:
+        """When the last one was written, or else when this was made: seconds since 1970."""
+        return self._writer.saved_at
 
     def resume(self) -> bool:
         """Load the newest whole checkpoint into the objects and the account. Returns whether there is one.
@@ -261,7 +269,7 @@ class Checkpoints:
     def _synchronize(self) -> None:
         now, rank = time.monotonic(), dist.get_rank()
         busy = self._writer.busy
-        due = rank == 0 and now - self._saved >= self._seconds
+        due = rank == 0 and now - self._saved >= self.interval
         # Rank 0's clock sets the pace for all.
         spent = max(now - self._synchronized, 1e-6)
         pace = max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if rank == 0 else 0

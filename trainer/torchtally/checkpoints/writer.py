@@ -43,6 +43,7 @@ class Writer:
 
     Attributes:
         failed: Whether the last checkpoint could not be written.
+        saved_at: When the last one was written, or else when this was made: seconds since 1970.
     """
 
     def __init__(self, storage: Storage, catalog: Catalog, keep: int):
@@ -53,7 +54,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, "torchtally-checkpoints")
         self._writing: Future[events.Saved | events.SaveFailed | Refused] | None = None
         self._began = 0.0
-        self.failed = False
+        self.failed, self.saved_at = False, time.time()
 
     @property
     def busy(self) -> bool:
@@ -84,6 +85,7 @@ class Writer:
         if isinstance(event, Refused):
             raise event
         failed, self.failed = self.failed, isinstance(event, events.SaveFailed)
+        self.saved_at = self.saved_at if self.failed else time.time()
         if dist.get_rank() == 0:
             events.emit(event, self._source)
             if isinstance(event, events.SaveFailed):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,9 +15,13 @@ from torchtally.distributed import preflight, process_group
 from torchtally.environment import Places, Process, preflight_mode
 from torchtally.errors import Refused
 from torchtally.log import log
+from torchtally.monitoring import requested
 from torchtally.options import Training
 from torchtally.pod import device, stacks
 from torchtally.training.task import Samples, Task
+
+if TYPE_CHECKING:
+    from torchtally.monitoring.prometheus import Exporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class RankContext:
     test: Samples  # on the CPU
     device: torch.device
     pace: Pace | None  # on the first rank of a pod
+    exporter: "Exporter | None"  # as well, if metrics are requested
 
 
 def load_task(name: str, options: Training) -> Task:
@@ -52,10 +57,11 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     stacks.listen()
 
     # The handshake gives a problem of one rank to all, so that all pods report it.
-    problem = train = test = where = pace = None
+    problem = train = test = where = pace = exporter = None
     try:
         where, pace = device.choose(places.device, process.local_rank), Pace.of(process)
         preflight_mode(os.environ)
+        exporter = requested.exporter(process)
         if process.rank == 0:
             prepare()
         began = time.monotonic()
@@ -84,4 +90,6 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
 
     process_group.create(store, process, where)
     preflight.run(process, where)
-    return RankContext(process=process, run=run, task=task, train=train, test=test, device=where, pace=pace)
+    return RankContext(
+        process=process, run=run, task=task, train=train, test=test, device=where, pace=pace, exporter=exporter
+    )

@@ -16,7 +16,7 @@ from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places
 from torchtally.errors import Volume
 from torchtally.log import log
-from torchtally.monitoring.callback import Callbacks
+from torchtally.monitoring.callback import Callback, Callbacks
 from torchtally.monitoring.requested import Requested
 from torchtally.options import Training
 from torchtally.pod import stacks
@@ -59,7 +59,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
 
     def prepare() -> None:
         nonlocal requested
-        requested = Requested.of(options.mlflow)
+        requested = Requested.of(options.mlflow, options.tensorboard)
         artifacts.prepare(output)
         if not options.checkpoints:
             in_use.hold(output / FOLDER)
@@ -93,11 +93,15 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             seed=options.seed,
             data=task.fingerprint,
         )
-        callbacks = []
+        callbacks: list[Callback] = []
+        if context.exporter:
+            stack.enter_context(context.exporter).open(run)
+            if process.rank == 0:
+                callbacks.append(context.exporter.of_run(run, checkpointer))
         if requested:
             example = task.inputs(context.test.inputs[:2]).tolist()
             watchers = requested.callbacks(run, options.training_options(), output, example)
-            callbacks = [stack.enter_context(each) for each in watchers]
+            callbacks += [stack.enter_context(each) for each in watchers]
         training = loop.Loop(
             task=task,
             options=options,
@@ -110,6 +114,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             checkpointer=checkpointer,
             callback=Callbacks(callbacks) if callbacks else None,
             pace=context.pace,
+            exporter=context.exporter,
             memory=shared_memory.connect(process.local_world) if device.type == "cpu" else None,
         )
         train_state = training.fit(state)

@@ -4,28 +4,33 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from torchtally.environment import StatusServer, metrics_port, mlflow_experiment
-from torchtally.monitoring import mlflow_client, trainjob_status
+from torchtally.environment import Process, StatusServer, metrics_port, mlflow_experiment, tensorboard_folder
+from torchtally.monitoring import mlflow_client, tensorboard, trainjob_status
 from torchtally.monitoring.callback import Callback, Run
+
+if TYPE_CHECKING:
+    from torchtally.monitoring.prometheus import Exporter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requested:
-    """Who is to be notified of a training."""
+    """Who is to be notified of a training by rank 0."""
 
     experiment: str | None  # of MLflow
-    port: int | None  # of the metrics for Prometheus
+    folder: str | None  # of TensorBoard, or a URL
     server: StatusServer | None  # of Kubeflow Trainer
 
     @classmethod
-    def of(cls, experiment: str | None = None) -> Self:
-        """What the environment requests, and this experiment of MLflow. Raises Refused."""
-        experiment = experiment or mlflow_experiment()
+    def of(cls, experiment: str | None = None, folder: str | None = None) -> Self:
+        """What the environment requests, and this experiment of MLflow and folder of TensorBoard. Raises Refused."""
+        experiment, folder = experiment or mlflow_experiment(), folder or tensorboard_folder()
         if experiment is not None:
             mlflow_client.check(experiment)
-        return cls(experiment=experiment, port=metrics_port(), server=StatusServer.from_env())
+        if folder is not None:
+            tensorboard.check(folder)
+        return cls(experiment=experiment, folder=folder, server=StatusServer.from_env())
 
     def callbacks(
         self, run: Run, options: Mapping[str, Any], output: Path, example: Any = None
@@ -36,9 +41,17 @@ class Requested:
         """
         if self.experiment is not None:
             yield mlflow_client.recorder(self.experiment, run, options, output, example)
-        if self.port is not None:
-            from torchtally.monitoring import prometheus  # imports an HTTP server
-
-            yield prometheus.exporter(self.port, run)
+        if self.folder is not None:
+            yield tensorboard.recorder(self.folder, run, options)
         if self.server:
             yield trainjob_status.reporter(self.server)
+
+
+def exporter(process: Process) -> "Exporter | None":
+    """The exporter of metrics if they are requested, on the first rank of a pod. Raises Refused on any rank."""
+    port = metrics_port()
+    if port is None or process.local_rank:
+        return None
+    from torchtally.monitoring.prometheus import Exporter  # imports an HTTP server
+
+    return Exporter(port, process.local_world / process.world)

@@ -52,7 +52,7 @@ class Reporter(Callback):
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
         self._began, self._done_before, self._done = time.monotonic(), done, done
         self._proofs = [(line, not table.wrong(line)) for line in lines]
         # The first report is the status before the first step.

@@ -32,7 +32,7 @@ def keep_on_loopback(job: Job) -> None:
 
 
 def of_metrics() -> list[str]:
-    """The addresses of rank 0's metrics: those given, or loopback and, in a job of several hosts, the pod's own."""
+    """The addresses of a pod's metrics: those given, or loopback and, in a job of several hosts, the pod's own."""
     if given := metrics_address():
         return [given]
     host = job_host()

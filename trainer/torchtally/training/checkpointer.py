@@ -78,12 +78,18 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device, grows: 
 
 
 class Checkpointer:
-    """Saves into `folder` of rank 0, and stops. Without a folder it only stops. Making one is a collective call."""
+    """Saves into `folder` of rank 0, and stops. Without a folder it only stops. Making one is a collective call.
+
+    Attributes:
+        interval: Seconds between two checkpoints.
+        saved_at: On rank 0, when it wrote the last one, or else when it was made: seconds since 1970.
+    """
 
     def __init__(
         self, folder: Path | None, facts: Mapping[str, Any], device: torch.device, keep: int, seconds: float
     ) -> None:
-        self._folder, self._keep, self._seconds = folder, keep, seconds
+        self._folder, self._keep, self.interval = folder, keep, seconds
+        self.saved_at = time.time()
         self._facts = {"facts": dict(facts), "numerics": conditions.of_all_ranks(device)}
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # steps between two exchanges, and until the next
@@ -131,13 +137,13 @@ class Checkpointer:
             return events.SaveFailed(epoch=epoch, position=position, cause=str(error))
         if self._failed:
             log.info(f"checkpoints can be written again: {path}")
-        self._failed = False
+        self._failed, self.saved_at = False, time.time()
         seconds = round(time.monotonic() - began, 3)
         return events.Saved(path=str(path), epoch=epoch, position=position, seconds=seconds)
 
     def _synchronize(self, train_state: TrainState) -> None:
         now = time.monotonic()
-        due = self._folder is not None and dist.get_rank() == 0 and now - self._saved >= self._seconds
+        due = self._folder is not None and dist.get_rank() == 0 and now - self._saved >= self.interval
         # Rank 0's clock sets the pace for all.
         spent = max(now - self._synchronized, 1e-6)
         pace = (

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,9 @@ from torchtally.training.shared_checkpointer import SharedCheckpointer
 from torchtally.training.task import Samples, Task
 from torchtally.training.train_state import Epoch, TrainState
 
+if TYPE_CHECKING:
+    from torchtally.monitoring.prometheus import Exporter
+
 _EVALUATION_BATCH = 1000
 _LOG_SECONDS = 10
 
@@ -55,6 +58,7 @@ class Loop:
     checkpointer: Checkpointer | SharedCheckpointer
     callback: Callback | None = None
     pace: Pace | None = None  # on the first rank of a pod
+    exporter: "Exporter | None" = None  # as well, if metrics are requested
     memory: SharedGradients | None = None  # in which the ranks of one pod sum their gradients
     batches: Batches | None = None  # of a test: the indices of each step, on the CPU
 
@@ -80,7 +84,8 @@ class Loop:
         if run.rank == 0:
             self._say_where(train_state, saved)
         if self.callback:
-            self.callback.begin(train_state.done, train_state.lines)
+            so_far = _steps_so_far(phase(train_state.epoch), train_state.position)
+            self.callback.begin(so_far, train_state.done, train_state.lines)
         first, meeting = True, Meeting(run, StepTime(run.world))
         while train_state.epoch <= options.epochs:
             self._epoch(train_state, phase(train_state.epoch), step, meeting, first)
@@ -163,6 +168,8 @@ class Loop:
         steps.begin()
         if pace:
             pace.begin(phase.name, current.samples(0, current.counted), train_state.done)
+        if self.exporter:
+            self.exporter.begin(current, steps)
         taken = current.schedule.tensors(self.device)
         if self.batches:
             taken = islice(self.batches(run, phase), current.counted, None)

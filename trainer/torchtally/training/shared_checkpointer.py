@@ -43,6 +43,16 @@ class SharedCheckpointer:
         objects = {"model": model, "optimizer": optimizer}
         self._checkpoints = Checkpoints(self._training, folder, objects, every=seconds, keep=keep)
 
+    @property
+    def interval(self) -> float:
+        """Seconds between two checkpoints."""
+        return self._checkpoints.interval
+
+    @property
+    def saved_at(self) -> float:
+        """When the last one was written, or else when this was made: seconds since 1970."""
+        return self._checkpoints.saved_at
+
     def resume(self) -> State | None:
         """Load the model and the optimizer from the newest whole checkpoint, and return the rest of its state.
 

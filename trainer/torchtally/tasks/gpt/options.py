@@ -35,3 +35,4 @@ class Options(Training):
     all_reduce: AllReduce = not_offered("all_reduce")
     tally: Literal["enforce", "report"] = not_offered("tally")
     mlflow: str | None = not_offered("mlflow")
+    tensorboard: str | None = not_offered("tensorboard")

@@ -23,6 +23,7 @@ class Options(Training):
     checkpoints: str | None = not_offered("checkpoints")
     data: Path | None = not_offered("data")
     mlflow: str | None = not_offered("mlflow")
+    tensorboard: str | None = not_offered("tensorboard")
     form: Literal["rpc", "collective"] = option(
         "rpc",
         "access to the table: by RPC to the server, or by collective calls, with its rows sharded over the server and "
