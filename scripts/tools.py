@@ -215,6 +215,13 @@ TOOLS = {
         version="0.0.18",
         go_main=("github.com/grafana/grafana-foundation-sdk/go@v0.0.18", GRAFANA_SCHEMA_MAIN),
     ),
+    "oras": Tool(
+        version="1.3.6",
+        at_least=(1, 3),
+        below=(2,),
+        ask=("version",),
+        go="oras.land/oras/cmd/oras",
+    ),
     "minio": Tool(
         version="0.0.0-20260212201848-7aac2a2c5b7c",
         go="github.com/minio/minio",

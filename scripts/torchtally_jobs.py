@@ -5,13 +5,13 @@ import argparse
 import sys
 
 try:
-    from verify_shards import BadInput
-
+    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
     from jobs import commands
     from jobs.files import NoLogs
     from jobs.standing import MISTAKE, UNREACHABLE
     from torchtally.verifier.verdict import UnknownRun
     from verify import console
+    from verify.errors import BadInput
     from verify.job_kinds import ClusterError, Unreachable
 except ModuleNotFoundError as error:
     print(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove from a job's logs alone that every rank consumed exactly the samples that its contract names."""
+"""Prove from a job's logs, or its proof.json, that every rank consumed exactly the samples that its contract names."""
 
 import argparse
 import io
@@ -11,8 +11,9 @@ try:
     import verify  # noqa: F401  # first, as it finds torchtally in this checkout
     from torchtally.verifier.log import Log
     from torchtally.verifier.outcome import worst
-    from torchtally.verifier.verdict import UnknownRun, judge
-    from verify import console, report
+    from torchtally.verifier.verdict import UnknownRun, Verdict, judge
+    from verify import archived, console, report
+    from verify.errors import BadInput
 except ModuleNotFoundError as error:
     print(
         f"verify_shards: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
@@ -30,10 +31,6 @@ the job has not ended; 5 failed: the job has failed. Of several runs, the first 
 """
 
 
-class BadInput(Exception):
-    """What the user gave cannot be read."""
-
-
 def main(argv: list[str] | None = None) -> int:
     try:
         return check(argv)
@@ -45,12 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 def check(argv: list[str] | None) -> int:
     """Print the verdict, and return the exit status that tells it. Raises BadInput and UnknownRun."""
     options = _options(argv)
-    log = _read_job(options) if options.job else Log()
-    for path in options.paths:
-        _read(log, path)
-    for path in options.sizes:
-        _read_sizes(log, path)
-    verdicts = judge(log, options.run, options.expect_per_pod)
+    verdicts = _verdicts(options)
     if options.json:
         console.show(report.as_json(verdicts))
     else:
@@ -58,11 +50,29 @@ def check(argv: list[str] | None) -> int:
     return worst(verdict.outcome for verdict in verdicts).status
 
 
+def _verdicts(options: argparse.Namespace) -> list[Verdict]:
+    documents = [path for path in map(Path, options.paths) if archived.is_one(path)]
+    if documents and len(options.paths) > 1:
+        raise BadInput(f"{documents[0]} is a proof, which is judged by itself: give no other path")
+    log = _read_job(options) if options.job else Log()
+    for path in options.sizes:
+        _read_sizes(log, path)
+    if documents:
+        return [archived.verdict(documents[0], options.model, options.run, options.expect_per_pod, log.told)]
+    if options.model:
+        raise BadInput("--model goes with a proof: the logs have the model's hash at most")
+    for path in options.paths:
+        _read(log, path)
+    return judge(log, options.run, options.expect_per_pod)
+
+
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="verify_shards", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="logs: files, folders, or - for standard input")
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="logs: files, folders, or - for standard input; or a proof.json"
+    )
     parser.add_argument("--job", metavar="NAME", help="read the logs of this job's pods in the cluster")
     parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
     parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
@@ -78,6 +88,13 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         default=[],
         metavar="FILE",
         help="sizes of a dataset's shard files, as a list in JSON",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file, or a folder of a checkpoint, that the proof must be of; repeatable",
     )
     options = parser.parse_args(argv)
     if bool(options.job) == bool(options.paths):
@@ -124,6 +141,9 @@ def _read(log: Log, path: str) -> None:
         if not files:
             raise BadInput(f"the folder {path} holds no file")
     for file in files:
+        if archived.is_one(file):
+            log.notes.append(f"{file} is a proof and no log: verify it by itself")
+            continue
         try:
             with file.open(encoding="utf-8", errors="replace", newline="") as stream:
                 log.read(str(file), stream)

@@ -12,6 +12,7 @@ import verify_shards
 
 from torchtally.page import document
 from torchtally.verifier.verdict import judge
+from verify.errors import BadInput
 from verify.job_kinds import ClusterJob, Unreachable
 
 from . import fetching, files, show, views, watching
@@ -70,7 +71,7 @@ def _watch_command(path: Path, command: list[str], screen: watching.Screen) -> i
         try:
             process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         except OSError as error:
-            raise verify_shards.BadInput(f"cannot run {command[0]}: {error.strerror}") from error
+            raise BadInput(f"cannot run {command[0]}: {error.strerror}") from error
         try:
             standing = watching.logs(path, screen, lambda: process.poll() is None)
         finally:
@@ -88,7 +89,7 @@ def logs(options: Options) -> int:
     printer = Printer(show.console(), fold=not options.all, as_json=options.json)
     if files.is_path(options.job):
         if options.follow:
-            raise verify_shards.BadInput("--follow goes with a job in the cluster; `watch` follows logs in files")
+            raise BadInput("--follow goes with a job in the cluster; `watch` follows logs in files")
         printer.print(heapq.merge(*map(_of_file, files.found(Path(options.job))), key=lambda entry: entry.time))
     else:
         cluster = _cluster(options)
@@ -114,10 +115,10 @@ def verify(options: Options, rest: list[str]) -> int:
 def fetch(options: Options) -> int:
     """The results of a job."""
     if files.is_path(options.job):
-        raise verify_shards.BadInput(f"fetch copies from a job in the cluster, and {options.job} names logs")
+        raise BadInput(f"fetch copies from a job in the cluster, and {options.job} names logs")
     folder = Path(options.folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise verify_shards.BadInput(f"{folder} exists and is no empty folder: name another one")
+        raise BadInput(f"{folder} exists and is no empty folder: name another one")
     cluster = _cluster(options)
     job = cluster.job(options.job)
     if not job.ended:
@@ -127,7 +128,7 @@ def fetch(options: Options) -> int:
     try:
         names = fetching.fetch(cluster, job, folder, checkpoints=options.checkpoints)
     except OSError as error:
-        raise verify_shards.BadInput(f"cannot write {error.filename or folder}: {error.strerror}") from error
+        raise BadInput(f"cannot write {error.filename or folder}: {error.strerror}") from error
     except fetching.Wrong as error:
         print(f"torchtally_jobs: {error}", file=show.errors())
         return Standing.DISPROVED.status
@@ -144,13 +145,13 @@ def report(options: Options) -> int:
         _, _, log = views.read_job(cluster, cluster.job(options.job))
     snapshot = log.record.snapshot
     if snapshot.run is None:
-        raise verify_shards.BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
+        raise BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
     (verdict,) = judge(log, snapshot.run.id)
     path = Path(options.page)
     try:
         document.write(snapshot, verdict, path)
     except OSError as error:
-        raise verify_shards.BadInput(f"cannot write {path}: {error.strerror}") from error
+        raise BadInput(f"cannot write {path}: {error.strerror}") from error
     told = f"{verdict.outcome}: see {path.absolute().as_uri()}"
     show.output(show.dumped({"page": str(path), "outcome": verdict.outcome}) if options.json else told)
     return 0

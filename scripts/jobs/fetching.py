@@ -1,8 +1,6 @@
 """Copies the results of a job from its claim, through a pod that mounts the claim and is deleted afterwards."""
 
-import hashlib
 import io
-import json
 import tarfile
 import time
 import uuid
@@ -17,6 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream.ws_client import STDERR_CHANNEL, STDOUT_CHANNEL
 from websocket import WebSocketException
 
+from torchtally.proof.statement import Statement, sha256_of
 from verify.job_kinds import TIMEOUT, ClusterError, ClusterJob, PyTorchJob, Unreachable
 
 from .cluster import Cluster, waits
@@ -179,21 +178,19 @@ class _Packed(io.RawIOBase):
 
 
 def _check(folder: Path) -> None:
-    """Compare the model's files with their hashes in the proof. Raises Wrong."""
+    """Compare the files with their hashes in the proof; a checkpoint, if it was copied. Raises Wrong."""
     proof = folder / "proof.json"
     if not proof.exists():
         return
     try:
-        read = json.loads(proof.read_text(encoding="utf-8"))
-        stated = {"model.pt": read["model"]} if read["model"] else {}
-        stated |= read["files"]
-    except (ValueError, LookupError, TypeError) as error:
+        stated = Statement.parse(proof.read_bytes())
+    except ValueError as error:
         raise Wrong(f"{proof} is no proof: {error}") from error
-    for name, hashed in stated.items():
+    for name, sha256 in stated.subjects.items():
         file = folder / name
         if not file.exists():
+            if name == stated.predicate.checkpoint:
+                continue
             raise Wrong(f"{file} is missing, and {proof} names it")
-        with file.open("rb") as stream:
-            found = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
-        if found != hashed:
-            raise Wrong(f"{file} is {found}, and {proof} is of {hashed}")
+        if (found := sha256_of(file)[1]) != sha256:
+            raise Wrong(f"{file} is sha256:{found}, and {proof} is of sha256:{sha256}")

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchtally.proof import statement
+
 _CRI = re.compile(r"(\S+) (?:stdout|stderr) [FP] ")
 _POD = re.compile(r"\[(?:pod/)?([a-z0-9][a-z0-9.-]*)(?:/[a-z0-9-]+)?\] ")  # before each line by run_local and kubectl
 
@@ -21,9 +23,10 @@ def found(path: Path) -> list[Path]:
     """The files with logs. Raises NoLogs."""
     try:
         if not path.is_dir():
-            path.open().close()
+            if statement.is_one(path):
+                raise NoLogs(f"{path} is a proof and no log, which only verify takes")
             return [path]
-        files = sorted(file for file in path.rglob("*") if file.is_file())
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not statement.is_one(file))
     except OSError as error:
         raise NoLogs(f"cannot read {path}: {error.strerror}") from error
     if not files:

@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import failpoint
+import proofs
 import psutil
 import pytest
 from fault_table import Row, last, lost_and_doubled, record
@@ -116,8 +117,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def weights(training: Training) -> str:
-    model: str = json.loads((training.output / "proof.json").read_text())["model"]
-    return model
+    return proofs.model(training.output / "proof.json")
 
 
 def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[str, str] | None = None) -> None:

@@ -1,10 +1,10 @@
 """The parameter server's job as its manifest says: it dies, all pods start again, and the new run is a whole one."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
+import proofs
 import pytest
 from livejobs import Live, rank
 from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
@@ -39,9 +39,9 @@ def test_a_server_that_dies_starts_again_with_all_others_from_the_beginning(tmp_
     assert ended.verdict.outcome is Outcome.SUCCEEDED
     assert set(live.starts.values()) == {2}
 
-    proof = json.loads((tmp_path / "output" / "proof.json").read_text())
-    assert proof["holds"]
-    (last,) = (line for line in proof["lines"] if line["phase"] == "all")
+    proof = tmp_path / "output" / "proof.json"
+    assert proofs.predicate(proof).holds
+    (last,) = (line for line in proofs.lines(proof) if line["phase"] == "all")
     log = tmp_path / "job.log"
     log.write_text("\n".join(live.lines))
     script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), "--run", last["run"]]

@@ -12,6 +12,7 @@ from typing import Any
 
 import bruteforce
 import pytest
+import stated
 import told
 import torchtally_jobs
 from answering import JOB, LAST, LINES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
@@ -330,7 +331,7 @@ def claimed(cluster: Server) -> Server:
 
 
 MODEL = b"the weights" * 1000
-PROOF = {"model": f"sha256:{hashlib.sha256(MODEL).hexdigest()}", "files": {}}
+PROOF = stated.statement(bruteforce.run(), model=hashlib.sha256(MODEL).hexdigest())
 
 
 def test_the_model_and_its_proof_are_copied(

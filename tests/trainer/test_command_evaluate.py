@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import launched
+import proofs
 import pytest
 import torch
 
@@ -64,13 +65,12 @@ def test_three_pods_find_what_the_training_found_and_the_master_alone_has_the_mo
     (tmp_path / "0" / "mine.pt").write_bytes((trained / "model.pt").read_bytes())
     pods, logs = evaluated(environment, tmp_path, 3, *SMALL, "--checkpoint", "mine.pt")
     assert [pod.wait() for pod in pods] == [0, 0, 0], pods[0].errors
-    proof = json.loads((trained / "proof.json").read_text())
-    known = proof["epochs"][0]
+    known = proofs.predicate(trained / "proof.json").epochs[0]
     found = json.loads((tmp_path / "0/output/evaluation.json").read_text())
     assert {name: found[name] for name in ("holds", "checkpoint", "model", "correct", "count")} == {
         "holds": True,
         "checkpoint": "mine.pt",
-        "model": proof["model"],
+        "model": proofs.model(trained / "proof.json"),
         "correct": known["correct"],
         "count": 10000,
     }
@@ -84,7 +84,7 @@ def test_three_pods_find_what_the_training_found_and_the_master_alone_has_the_mo
         assert f'"expected":{share},"consumed":{share}' in logs[rank]
     judged = subprocess.run([sys.executable, VERIFIER, "-"], input="".join(logs), text=True, capture_output=True)
     assert judged.returncode == 0, judged.stdout + judged.stderr
-    assert f"3 ranks, test 1 epoch, model {proof['model']}" in judged.stdout
+    assert f"3 ranks, test 1 epoch, model {proofs.model(trained / 'proof.json')}" in judged.stdout
 
 
 @pytest.mark.cold

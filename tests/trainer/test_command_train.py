@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import clean_log
+import jsonschema
+import proofs
 import psutil
 import pytest
 import ranks
@@ -24,6 +26,8 @@ LIMIT = 240  # seconds
 # Large batches of a small model: what is tested here is not learning.
 BATCHES = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000"]
 QUICK = [*BATCHES, "--hidden", "16"]
+IMAGE = "ghcr.io/me/torchtally:1.2.3-cpu"
+SCHEMA = json.loads((HERE.parents[1] / "docs/reference/statement-v1.schema.json").read_text())
 BFLOAT16 = ["--all-reduce", "bfloat16"]
 
 
@@ -100,6 +104,7 @@ def assert_refused(ended: subprocess.CompletedProcess[str], *parts: str) -> None
 
 @pytest.mark.cold
 def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[str, str], tmp_path: Path) -> None:
+    environment |= {"TORCHTALLY_IMAGE": IMAGE, "TORCHTALLY_CHART": "1.2.3"}
     each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
     (tmp_path / "master").mkdir()
     (tmp_path / "master" / ".model.pt.u3k_9x2a").write_text("what a killed process has left")
@@ -120,18 +125,29 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     assert len({line["run"] for line in found.values()}) == 1
     assert "✓ every sample exactly once" in ended[0].stdout
     assert not (tmp_path / "worker").exists()
-    model, proof = tmp_path / "master" / "model.pt", json.loads((tmp_path / "master" / "proof.json").read_text())
-    assert proof["holds"]
-    assert proof["epochs"][0]["tested"] == 10000
-    assert proof["model"] == f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
-    last = last_line(ended[0].stdout)
-    assert (last["model"], last["discarded"], last["worlds"]) == (proof["model"], 0, [[1, 0, 2]])
-    assert proof["lines"] == [found["train", "all"], found["test", "all"], last]
+    model, document = tmp_path / "master" / "model.pt", tmp_path / "master" / "proof.json"
+    hashed = hashlib.sha256(model.read_bytes()).hexdigest()
+    proof, last = proofs.predicate(document), last_line(ended[0].stdout)
+    assert proof.holds
+    assert proof.epochs[0]["tested"] == 10000
+    assert (last["model"], last["discarded"], last["worlds"]) == (f"sha256:{hashed}", 0, [[1, 0, 2]])
+    every = [found[phase, rank] for phase in ("train", "test") for rank in (0, 1, "all")]
+    assert proofs.lines(document) == [*every, last]
+    jsonschema.validate(json.loads(document.read_bytes()), SCHEMA)
+    saved = max((tmp_path / "master/checkpoints").glob("*.checkpoint"))
+    assert proofs.read(document).subjects == {
+        "model.pt": hashed,
+        f"checkpoints/{saved.name}": hashlib.sha256(saved.read_bytes()).hexdigest(),
+    }
+    assert (proof.checkpoint, proof.image, proof.chart) == (f"checkpoints/{saved.name}", IMAGE, "1.2.3")
+    # The proof is as good as the logs of all pods.
+    judged = verified("-", ended[0].stdout + ended[1].stdout)
+    assert (judged.returncode, verified(document).stdout) == (0, judged.stdout)
     files = ["checkpoints", "model.pt", "proof.json", "report.html"]
     assert sorted(path.name for path in model.parent.iterdir()) == files
     report = (model.parent / "report.html").read_text()
     assert "<strong>✓ Proved</strong>" in report
-    assert proof["model"] in report
+    assert hashed in report
     rows = re.findall(r"<td[^>]*>demo-(master|worker)-0</td><td[^>]*>(\d)</td><td[^>]*>(\d+)</td>", report)
     assert rows[:2] == [("master", "0", "30000"), ("worker", "1", "30000")]
     weights = torch.load(model, weights_only=True)
@@ -157,15 +173,21 @@ def test_a_complete_training_goes_on_to_more_epochs_and_one_proof_covers_both(
     assert last["worlds"] == [[1, 0, 2]]
     whole = alone({**two, "TORCHTALLY_OUTPUT": str(tmp_path / "whole")}, [*QUICK, "--epochs", "3"])
     assert last["model"] == last_line(whole.stdout)["model"]
-    judged = verified(first.stdout + grown.stdout)
+    judged = verified("-", first.stdout + grown.stdout)
     assert judged.returncode == 0 and "2 ranks, train 3 epochs, test 3 epochs" in judged.stdout, judged.stdout
-    assert verified(grown.stdout).returncode == 0
+    assert verified("-", grown.stdout).returncode == 0
+    # The proof has the lines of all ranks together of the first attempt, and all lines of the second.
+    archived = verified(tmp_path / "output/proof.json")
+    assert archived.returncode == 0 and archived.stdout.splitlines()[-1] == judged.stdout.splitlines()[-1]
+    together = [line for line in lines(first.stdout) if line["rank"] == "all"]
+    every = [*together, *lines(grown.stdout), last]
+    assert sorted(proofs.lines(tmp_path / "output/proof.json"), key=str) == sorted(every, key=str)
     assert_refused(alone(two, QUICK), "its option epochs is 3 and now it is 1")
 
 
-def verified(log: str) -> subprocess.CompletedProcess[str]:
+def verified(path: str | Path, log: str = "") -> subprocess.CompletedProcess[str]:
     verifier = HERE.parents[1] / "scripts/verify_shards.py"
-    return subprocess.run([sys.executable, str(verifier), "-"], input=log, capture_output=True, text=True)
+    return subprocess.run([sys.executable, str(verifier), str(path)], input=log, capture_output=True, text=True)
 
 
 def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[str, str], tmp_path: Path) -> None:
@@ -236,8 +258,8 @@ def test_gradients_in_bfloat16_between_pods_alone_and_the_model_is_about_as_good
         ended = pods(count, environment, [*command, *more], [own] * count)
         assert [pod.returncode for pod in ended] == [0] * count, ended[0].stderr
         assert all(line["lost"] == line["doubled"] == 0 for pod in ended for line in lines(pod.stdout))
-        proof = json.loads((tmp_path / name / "proof.json").read_text())
-        found[name] = proof["model"], proof["epochs"][0]["correct"] / 10000
+        proof = tmp_path / name / "proof.json"
+        found[name] = proofs.model(proof), proofs.predicate(proof).epochs[0]["correct"] / 10000
     assert found["one pod"] == found["float32"] != found["pods"]
     assert found["float32"][1] > 0.5
     assert abs(found["pods"][1] - found["float32"][1]) < 0.03
@@ -267,8 +289,24 @@ def test_tally_report_only_reports(environment: dict[str, str], tmp_path: Path) 
     ended = alone(environment, command)
     assert ended.returncode == 0, ended.stderr
     assert "✗" in ended.stdout
-    assert json.loads((tmp_path / "output" / "proof.json").read_text())["holds"] is False
+    proof = tmp_path / "output" / "proof.json"
+    assert proofs.predicate(proof).holds is False
     assert "<strong>✗ Disproved</strong>" in (tmp_path / "output" / "report.html").read_text()
+    judged = verified("-", ended.stdout)
+    assert (judged.returncode, verified(proof).stdout) == (1, judged.stdout)
+
+
+def test_a_wrong_rank_of_an_earlier_attempt_is_in_the_proof(environment: dict[str, str], tmp_path: Path) -> None:
+    """All ranks together were right there, so the lines that a checkpoint has of it anyway do not show it."""
+    command = ["run", "--", sys.executable, "faulty.py", "exchanged_shards", *QUICK[1:], "--tally", "report"]
+    two = {**environment, "PET_NPROC_PER_NODE": "2"}
+    first, grown = alone(two, command), alone(two, [*QUICK, "--tally", "report", "--epochs", "2"])
+    assert (first.returncode, grown.returncode) == (0, 0), first.stderr + grown.stderr
+    judged = [verified("-", first.stdout + grown.stdout), verified(tmp_path / "output/proof.json")]
+    assert [each.returncode for each in judged] == [1, 1]
+    assert [line for line in judged[0].stdout.splitlines() if line.startswith("✗")] == [
+        line for line in judged[1].stdout.splitlines() if line.startswith("✗")
+    ]
 
 
 def test_a_report_that_cannot_be_written_is_only_reported(environment: dict[str, str], tmp_path: Path) -> None:
@@ -277,7 +315,7 @@ def test_a_report_that_cannot_be_written_is_only_reported(environment: dict[str,
     assert ended.returncode == 0, ended.stderr
     assert f"the report cannot be written to {tmp_path / 'output' / 'report.html'}: " in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert json.loads((tmp_path / "output" / "proof.json").read_text())["holds"]
+    assert proofs.predicate(tmp_path / "output" / "proof.json").holds
 
 
 def test_a_gpu_that_was_asked_for_is_never_replaced_by_the_cpu(environment: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import jsonschema
 import launched
+import proofs
 import psutil
 import pytest
 
@@ -270,7 +271,7 @@ def test_a_run_that_is_stopped_and_resumed(
         master.until(events.Saved)
     assert [each.end() for each in (master, worker)] == [0, 0], again[0].errors
     assert master.one(events.Complete).output == str(output)
-    assert master.one(events.Complete).model == json.loads((output / "proof.json").read_text())["model"]
+    assert master.one(events.Complete).model == proofs.model(output / "proof.json")
     assert [event.epoch for event in master.all(events.Epoch)][-1] == 3
     assert all(proved.holds for proved in master.all(events.Proved))
     assert [each.one(events.Ended) for each in (master, worker)] == [events.Ended(code=0, kind=None, cause=None)] * 2

@@ -76,7 +76,7 @@ CHOSEN = tasks.OPTIONS["fashion-mnist"](hidden=4)
 def output(tmp_path: Path) -> Path:
     """What a run leaves behind."""
     torch.save(tasks.load("fashion-mnist").model(CHOSEN).state_dict(), tmp_path / "model.pt")
-    (tmp_path / "proof.json").write_text(json.dumps({"holds": True}))
+    (tmp_path / "proof.json").write_text(json.dumps({"predicate": {"holds": True}}))
     return tmp_path
 
 
@@ -148,7 +148,7 @@ def test_an_own_loop_is_recorded_with_its_numbers_and_its_proof(server: str) -> 
     assert losses[-1].step == 6
     assert run.data.tags["torchtally.proof"] == "every sample as the contract says"
     mlflow.set_tracking_uri(server)
-    proof = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/proof.json")
+    proof = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/lines.json")
     assert [line["phase"] for line in proof["lines"]] == ["train", "train", "all"]
 
 

@@ -1,6 +1,5 @@
 """The parameter server's task: the arithmetic of one process, in both forms; whole runs; and faults."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from unittest.mock import Mock
 
 import clean_log
 import launched
+import proofs
 import psutil
 import pytest
 import ranks
@@ -238,13 +238,15 @@ def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job:
     # The master's success is the job's: its log has the table, and its folder what came of it.
     assert "train      1  all                  2       100       100     0        0  ✓ every sample" in outputs[0]
     assert "30 steps by rpc in " in pods[0].errors
-    proof = json.loads((tmp_path / "out" / "proof.json").read_text())
-    assert proof["holds"]
+    proof = tmp_path / "out" / "proof.json"
+    assert proofs.predicate(proof).holds
+    archived = subprocess.run([sys.executable, VERIFY, str(proof)], capture_output=True, text=True)
+    assert (archived.returncode, archived.stdout) == (0, verified.stdout)
     model = Model()
     model.load_state_dict(torch.load(tmp_path / "out" / "model.pt", weights_only=True))
     wanted, losses, _ = in_one_process(Options(epochs=3), trainers=2)
     assert_same({name: value.tolist() for name, value in model.state_dict().items()}, wanted)
-    assert [epoch["loss"] for epoch in proof["epochs"]] == pytest.approx(losses)
+    assert [epoch["loss"] for epoch in proofs.predicate(proof).epochs] == pytest.approx(losses)
 
 
 @pytest.mark.parametrize("lost", [1, 3])

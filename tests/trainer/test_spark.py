@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import proofs
 import psutil
 import pytest
 import ranks
@@ -195,7 +196,7 @@ def test_each_executor_consumes_its_half_and_the_outputs_come_back(
 
     model, proof = (tmp_path / "output" / name for name in ("model.pt", "proof.json"))
     assert run["model"] == f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
-    assert json.loads(proof.read_text())["lines"][-1] == run
+    assert proofs.lines(proof)[-1] == run
     assert not list((cluster.folder / "tmp").glob("torchtally-*"))
 
     again = spark(environment | {"PATH": ""}, tmp_path, cluster, *arguments)  # complete, so without Java

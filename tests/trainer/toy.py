@@ -183,3 +183,10 @@ def counts_from_the_end(run: Run, phase: Phase) -> Iterator[Tensor]:
     """Index -1, which a tensor takes for its last row."""
     for step, batch in enumerate(batches(run, phase)):
         yield batch - batch.max() - 1 if step == 0 and run.rank == 1 else batch
+
+
+def exchanged_shards(run: Run, phase: Phase) -> Iterator[Tensor]:
+    """Each rank takes the shard of another: all together take every sample."""
+    from dataclasses import replace
+
+    yield from batches(replace(run, rank=run.world - 1 - run.rank), phase)

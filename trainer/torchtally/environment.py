@@ -271,6 +271,16 @@ def tensorboard_folder(env: Mapping[str, str] = os.environ) -> str | None:
     return env.get("TORCHTALLY_TENSORBOARD") or None
 
 
+def image(env: Mapping[str, str] = os.environ) -> str | None:
+    """The image of the pods, as the chart names it; None if it is not known."""
+    return env.get("TORCHTALLY_IMAGE") or None
+
+
+def chart_version(env: Mapping[str, str] = os.environ) -> str | None:
+    """The version of the chart that has made the job; None without a chart."""
+    return env.get("TORCHTALLY_CHART") or None
+
+
 def progress_seconds(env: Mapping[str, str] = os.environ) -> float:
     """Seconds between two reports of a pod's progress. Raises Refused."""
     return _seconds(env, "TORCHTALLY_PROGRESS_SECONDS", "10")

@@ -22,11 +22,16 @@
 {{- toYaml $resources }}
 {{- end }}
 
-{{- /* The chart's variables, except those that `env` overrides, then `env`. */}}
+{{- /* The chart's variables, except those that `env` overrides, then `env`; from (dict "own" REPLICA "image" IMAGE). */}}
 {{- define "torchtally.env" -}}
+{{- $image := .image }}
+{{- with .own }}
 {{- $given := dict }}
 {{- range .Values.env }}{{ $_ := set $given .name true }}{{ end }}
 {{- $own := dict "TORCHTALLY_DEVICE" (include "torchtally.device" .) }}
+{{- /* For the proof. */}}
+{{- $_ := set $own "TORCHTALLY_CHART" .Chart.Version }}
+{{- $_ := set $own "TORCHTALLY_IMAGE" $image }}
 {{- /* The agent kills the remaining ranks before the kubelet kills the agent, so that the agent sets the exit code. */}}
 {{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
 {{- if .Values.data }}{{ $_ := set $own "TORCHTALLY_DATA" "/data" }}{{ end }}
@@ -54,6 +59,7 @@
 {{- $env = append $env (dict "name" "TORCHTALLY_NODE" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) }}
 {{- end }}
 {{- toYaml (concat $env .Values.env) }}
+{{- end }}
 {{- end }}
 
 {{- /* A no-op container that makes the node pull the training image. It requests the same resources as the training
@@ -166,7 +172,7 @@ spec:
         {{- include "torchtally.strings" . | nindent 8 }}
       {{- end }}
       env:
-        {{- include "torchtally.env" $own | nindent 8 }}
+        {{- include "torchtally.env" (dict "own" $own "image" (include "torchtally.image" .root)) | nindent 8 }}
         {{- if $metrics }}
         - name: TORCHTALLY_METRICS_PORT
           value: {{ $values.metrics.port | quote }}

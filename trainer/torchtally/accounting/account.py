@@ -6,6 +6,7 @@ batch counts when the loop asks for the next one. What was handed out and does n
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from torchtally.accounting.locality import Locality
 from torchtally.accounting.reports import problem
 from torchtally.accounting.sampler import Sampler
 from torchtally.checkpoints.checkpoints import Checkpoints
-from torchtally.errors import Refused
+from torchtally.errors import Ending, Refused
+from torchtally.pod import failure
 from torchtally.proof.contract import Contract
 
 
@@ -247,6 +249,21 @@ class Account(Lifetime):
         with self._counting.final():
             self._counting.checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
             return self._counting.checkpoints
+
+    def write_proof(self, path: str | os.PathLike[str], *files: str | os.PathLike[str]) -> None:
+        """Write the run's proof as a statement about these files, on rank 0: docs/guides/archive.md shows its use.
+
+        Call it after the `with` statement, once the files are written. Other ranks do nothing.
+
+        Args:
+            path: File to write, such as `output/proof.json`.
+            files: The files of the model, at least one, and checkpoints of these weights. A checkpoint that is a folder
+                stands for its `manifest.json`, which has the hashes of its files.
+        """
+        try:
+            self._write_proof(Path(path), [Path(file) for file in files])
+        except Ending as ending:
+            raise SystemExit(failure.end(ending)) from None
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
         """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 
 from torchtally import events
+from torchtally.accounting import known, proof_file
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.counting import Counting
 from torchtally.accounting.epochs import Epochs
@@ -132,6 +134,13 @@ class Lifetime:
                 f"{self._attempt.run.run} of {self._task} before its plan, so it is not proved; account.stop() ends a "
                 "run on purpose"
             )
+
+    def _write_proof(self, path: Path, files: list[Path]) -> None:
+        """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""
+        if self.last_line is None:
+            raise Refused("write_proof() must come after the end of the account's `with` statement, or after done()")
+        if self._attempt.prints:
+            proof_file.write_of(path, files, known.lines(self.last_line["run"]), self.last_line)
 
     def _finish(self) -> None:
         with self._counting.final():

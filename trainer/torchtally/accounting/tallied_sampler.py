@@ -4,6 +4,7 @@ The contract is DistributedSampler's, so that the loop's mean over ranks means t
 drop_last=True. The contract `exact` needs a loss that knows the rows of all ranks, which an Account provides.
 """
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -140,6 +141,10 @@ class TalliedSampler(Sampler):
         if self._epochs:
             self._epochs.end()
         self._account.__exit__(None, None, None)
+
+    def write_proof(self, path: str | os.PathLike[str], *files: str | os.PathLike[str]) -> None:
+        """Write the run's proof as a statement about these files, after `done()`: `Account.write_proof`."""
+        self._account.write_proof(path, *files)
 
     def _take_over(self, loader: DataLoader[Any]) -> Epochs:
         """Make a loader whose batches carry their indices, from one whose batches do not."""

@@ -210,6 +210,12 @@ class Checkpoints:
             self._check_resumed()
         self._writer.finish()
 
+    @property
+    def saved(self) -> tuple[str, str] | None:
+        """On rank 0, URL and SHA-256 of the manifest of the last checkpoint, once it is written and if it could be."""
+        self._writer.finish()
+        return self._writer.saved
+
     def close(self, wait: bool = True) -> None:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
         for number, handler in self._handlers.items():

@@ -44,6 +44,7 @@ class Writer:
     Attributes:
         failed: Whether the last checkpoint could not be written.
         saved_at: When the last one was written, or else when this was made: seconds since 1970.
+        saved: On rank 0, URL and SHA-256 of the manifest of the last checkpoint, if it could be written.
     """
 
     def __init__(self, storage: Storage, catalog: Catalog, keep: int):
@@ -55,6 +56,7 @@ class Writer:
         self._writing: Future[events.Saved | events.SaveFailed | Refused] | None = None
         self._began = 0.0
         self.failed, self.saved_at = False, time.time()
+        self.saved: tuple[str, str] | None = None
 
     @property
     def busy(self) -> bool:
@@ -107,12 +109,12 @@ class Writer:
         if problem := self._unequal(sums, manifest.conditions):
             return Refused(problem)
         writer, files = self._storage.writer(name)
-        cause = None
+        cause = self.saved = None
         try:
             save(state, storage_writer=writer, process_group=self._group)
             written = on_all(self._group, lambda: {name: asdict(file) for name, file in files.written.items()})
             manifest.files.update((name, File(**file)) for each in written for name, file in each.items())
-            on_rank_0(self._group, lambda: self._storage.write(f"{name}/{MANIFEST}", manifest.printed()))
+            on_rank_0(self._group, lambda: self._write_manifest(name, manifest))
         except CheckpointException as error:
             cause = cause_of(error)
         except OSError as error:
@@ -127,6 +129,11 @@ class Writer:
             position=manifest.position,
             seconds=round(time.monotonic() - self._began, 3),
         )
+
+    def _write_manifest(self, name: str, manifest: Manifest) -> None:
+        path, contents = f"{name}/{MANIFEST}", manifest.printed()
+        self._storage.write(path, contents)
+        self.saved = self._storage.url(path), hashlib.sha256(contents).hexdigest()
 
     def _unequal(self, own: Mapping[str, int | None], conditions: list[dict[str, Any]]) -> str | None:
         """Name a parameter of which ranks have different values, though it is saved once for all of them.

@@ -120,15 +120,22 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
         train_state = training.fit(state)
         stacks.over()
         if process.rank == 0:
-            _write(train_state, task, output, identity)
+            _write(train_state, task, output, identity, checkpointer)
 
 
-def _write(train_state: TrainState, task: Task, output: Path, identity: dict[str, Any]) -> None:
+def _write(
+    train_state: TrainState,
+    task: Task,
+    output: Path,
+    identity: dict[str, Any],
+    checkpointer: Checkpointer | SharedCheckpointer | None = None,
+) -> None:
     """Write the model and its proof, with retries, because the training is complete. Raises Volume."""
     until = time.monotonic() + _WRITE_TIMEOUT
     while True:
         try:
-            return artifacts.write(train_state, task, output, identity)
+            checkpoint = checkpointer.saved if checkpointer else None
+            return artifacts.write(train_state, task, output, identity, checkpoint)
         except OSError as error:
             message = f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}"
             events.emit(events.WriteFailed(output=str(output), cause=str(error)), train_state.run.source)

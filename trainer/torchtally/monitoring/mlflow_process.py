@@ -25,7 +25,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 _RUN, _PROOF = "torchtally.run", "torchtally.proof"  # tags
-_FILE = "proof.json"
+_FILE, _LINES = "proof.json", "lines.json"
 _MAX_PENDING = 100_000  # values; beyond it the oldest are dropped
 _BATCH_SIZE = 1000  # values in a request: MLflow's maximum
 _SAMPLE_INTERVAL = 10.0  # seconds between two samples of the system metrics
@@ -110,11 +110,11 @@ class Record:
         The proof of a task, and its model, are in the output folder.
         """
         if status == "FINISHED":
-            found = proof or json.loads((self._output / _FILE).read_bytes())
+            found = proof or json.loads((self._output / _FILE).read_bytes())["predicate"]
             verdict = "every sample as the contract says" if found["holds"] else "does not hold"
             self._client.set_tag(self._run, _PROOF, verdict)
             if proof:
-                self._client.log_dict(self._run, proof, _FILE)
+                self._client.log_dict(self._run, proof, _LINES)
             else:
                 self._client.log_artifact(self._run, str(self._output / _FILE))
                 self._log_model(example)

@@ -10,18 +10,21 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from torchtally import events
+from torchtally.accounting import known, proof_file
 from torchtally.accounting.printing import emit
 from torchtally.atomic_file import clear, replace
 from torchtally.environment import pod_name
 from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training
-from torchtally.proof import run_summary, table
+from torchtally.proof import run_summary
+from torchtally.proof.line import PREFIX
+from torchtally.proof.statement import Statement
 from torchtally.training import checkpoint_file, report
 from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
-MODEL, PROOF = "model.pt", "proof.json"
+MODEL, PROOF = "model.pt", proof_file.NAME
 EPOCHS = "option epochs"  # a fact of a training
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -47,44 +50,43 @@ def prepare(output: Path) -> None:
             ) from None
 
 
-def write(train_state: TrainState, task: Task, output: Path, facts: Mapping[str, Any]) -> None:
+def write(
+    train_state: TrainState,
+    task: Task,
+    output: Path,
+    facts: Mapping[str, Any],
+    checkpoint: tuple[str, str] | None = None,
+) -> None:
     """Write the model, the task's own files and then the proof, each atomically; print the last line.
 
-    Reports that the run is complete. Raises OSError.
+    Reports that the run is complete. `checkpoint`: path or URL, and SHA-256, of the one with the same weights. Raises
+    OSError.
     """
     model = checkpoint_file.serialize({name: value.cpu() for name, value in train_state.model.state_dict().items()})
     hashed, files = sha256(model), task.files(train_state.model)
     last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
-    proof = {
-        "holds": not any(table.wrong(line) for line in train_state.lines),
-        "model": hashed,
-        "files": {name: sha256(contents) for name, contents in files.items()},
-        "training": facts,
-        "epochs": [asdict(epoch) for epoch in train_state.epochs],
-        "lines": [*train_state.lines, last],
-    }
+    lines = known.lines(last["run"], train_state.lines)
     clear(output, [MODEL, *files, PROOF, report.REPORT])
     for name, contents in {MODEL: model, **files}.items():
         replace(output / name, contents)
-    write_proof(proof, output)
+    epochs = [asdict(epoch) for epoch in train_state.epochs]
+    hashes = {name: _hexadecimal(contents) for name, contents in {MODEL: model, **files}.items()}
+    if checkpoint and Path(checkpoint[0]).is_relative_to(output):
+        checkpoint = Path(checkpoint[0]).relative_to(output).as_posix(), checkpoint[1]
+    proof_file.write(output / PROOF, hashes, lines, last, checkpoint=checkpoint, training=facts, epochs=epochs)
     others = "".join(f", {output / name}" for name in files)
     log.info(f"wrote {output / MODEL} ({hashed}){others} and {output / PROOF}")
     emit(last)
     events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
-    report.write(train_state.lines, last, facts, output)
-
-
-def write_proof(proof: Mapping[str, Any], output: Path) -> None:
-    """Write the proof of files that are there: it marks the training as complete. Raises OSError."""
-    replace(output / PROOF, (json.dumps(proof, indent=1) + "\n").encode())
+    report.write(lines, last, facts, output)
 
 
 def refuse_another(facts: Mapping[str, Any], output: Path) -> None:
     """Raise Refused if `output` has the proof of a training with other facts, whose model would be replaced."""
     try:
-        before = json.loads((output / PROOF).read_bytes())["training"]
+        before = Statement.parse((output / PROOF).read_bytes()).predicate.training or {}
         other = next((name for name, value in facts.items() if before[name] != value), None)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError):
         return
     if other:
         raise Refused(
@@ -100,13 +102,12 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
     """
     facts = training(task, chosen, fingerprint)
     try:
-        proof = json.loads((output / PROOF).read_bytes())
-        written = ({MODEL: proof["model"]} if proof["model"] else {}) | proof["files"]
-        whole = all(sha256((output / name).read_bytes()) == hashed for name, hashed in written.items())
-        last = proof["lines"][-1]
-    except (OSError, ValueError, LookupError, TypeError):
+        proof = Statement.parse((output / PROOF).read_bytes())
+        whole = all(_hexadecimal((output / name).read_bytes()) == found for name, found in proof.files.items())
+        last = json.loads(proof.predicate.lines[-1].removeprefix(PREFIX))
+    except (OSError, ValueError):
         return False
-    if not whole or proof["training"] != facts:
+    if not whole or proof.predicate.training != facts:
         return False
     log.info(f"run {last['run']} in {output} is complete; another training needs another --output")
     emit(last)
@@ -117,4 +118,8 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
 
 def sha256(data: bytes) -> str:
     """The hash of a model's bytes in the form of the last line."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return f"sha256:{_hexadecimal(data)}"
+
+
+def _hexadecimal(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

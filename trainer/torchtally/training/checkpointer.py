@@ -20,6 +20,7 @@ from torchtally.checkpoints import conditions
 from torchtally.checkpoints.reached import Reached
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.log import log
+from torchtally.proof import statement
 from torchtally.training import checkpoint_file
 from torchtally.training.checkpoint_file import State
 from torchtally.training.train_state import TrainState
@@ -96,6 +97,14 @@ class Checkpointer:
         self._synchronized = self._saved = time.monotonic()
         self._reached = Reached(folder / _REACHED) if folder else None
         self._failed = False
+        self._newest: Path | None = None  # that is written, on rank 0
+
+    @property
+    def saved(self) -> tuple[str, str] | None:
+        """On rank 0, path and SHA-256 of the last checkpoint, if it could be written. Raises OSError."""
+        if self._newest is None:
+            return None
+        return str(self._newest), statement.sha256_of(self._newest)[1]
 
     def listen(self) -> None:
         """Handle SIGTERM and SIGINT: they end the run after a step, with a checkpoint."""
@@ -130,9 +139,11 @@ class Checkpointer:
         epoch, position = saved["epoch"], saved["position"]
         began = time.monotonic()
         try:
-            path = checkpoint_file.save(folder, epoch, position, saved | self._facts, self._keep, saved["best"])
+            self._newest = path = checkpoint_file.save(
+                folder, epoch, position, saved | self._facts, self._keep, saved["best"]
+            )
         except OSError as error:
-            self._failed = True
+            self._failed, self._newest = True, None
             log.warning(f"no checkpoint could be written to {folder}, the training continues: {error}")
             return events.SaveFailed(epoch=epoch, position=position, cause=str(error))
         if self._failed:

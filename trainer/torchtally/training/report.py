@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from torchtally import events
-from torchtally.accounting import known
 from torchtally.log import log
 from torchtally.page import document
 from torchtally.proof.line import to_text
@@ -17,14 +16,14 @@ from torchtally.verifier.verdict import judge
 REPORT = "report.html"
 
 
-def write(before: Iterable[Mapping[str, Any]], last: Mapping[str, Any], facts: Mapping[str, Any], output: Path) -> None:
-    """Write the page of the run with this last line; `before` are lines of earlier attempts.
+def write(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any], facts: Mapping[str, Any], output: Path) -> None:
+    """Write the page of the run with these lines and this last line.
 
     Raises nothing: the training is complete, and its proof is written. What fails is reported.
     """
     path = output / REPORT
     try:
-        tallies = [to_text(line) for line in (*before, *known.lines(last["run"]), last)]
+        tallies = [to_text(line) for line in (*lines, last)]
         read, record = Log(), Record()
         read.read("rank 0", io.StringIO("\n".join(tallies)))
         for text in (*tallies, *events.emitted):

@@ -78,6 +78,11 @@ class SharedCheckpointer:
         if not last:
             self._checkpoints.heed_signals()
 
+    @property
+    def saved(self) -> tuple[str, str] | None:
+        """On rank 0, URL and SHA-256 of the manifest of the last checkpoint, if it could be written."""
+        return self._checkpoints.saved
+
     def __enter__(self) -> Self:
         return self
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtally import events, exchange
+from torchtally.accounting import known
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.schedule import Schedule
 from torchtally.accounting.state import shared_out
@@ -117,7 +118,13 @@ class TrainState:
             "carried": list(tally.carried.words) if tally else None,
             "worlds": [list(each) for each in self.worlds],
             "discarded": self.discarded,
-            "history": json.dumps({"lines": self.lines, "epochs": [asdict(each) for each in self.epochs]}),
+            "history": json.dumps(
+                {
+                    "lines": self.lines,
+                    "epochs": [asdict(each) for each in self.epochs],
+                    "faults": known.faults(self.run.run),
+                }
+            ),
             "best": file_name(best.epoch + 1, 0) if best else None,
         }
 
@@ -132,6 +139,8 @@ class TrainState:
             self.optimizer.load_state_dict(state["optimizer"])
         history = json.loads(state["history"])
         self.lines = history["lines"]
+        if self.run.rank == 0:
+            known.add(history.get("faults", []))  # an earlier release left them out
         self.epochs = [Epoch(**each) for each in history["epochs"]]
         self.epoch, ranks = state["epoch"], state["ranks"]
         same = len(ranks) == self.run.world

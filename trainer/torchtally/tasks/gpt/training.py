@@ -4,6 +4,7 @@ FSDP2 shards the parameters over all ranks. torch's distributed checkpoints hold
 can go on.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
 from torchtally import events, standard_output
+from torchtally.accounting import known, proof_file
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
 from torchtally.atomic_file import clear, replace
@@ -203,11 +205,10 @@ def fit(name: str, options: Options, output: Path) -> None:
                     "this task depends on it from the first step on"
                 )
             files = _train(account, trainer, options, found, output)
-        if process.rank == 0:
-            proof = {"holds": True, "model": None, "files": files, "training": identity, "lines": [account.last_line]}
-            artifacts.write_proof(proof, output)
-            if account.last_line and identity:
-                report.write([], account.last_line, identity, output)
+        if files and (last := account.last_line):
+            lines = known.lines(last["run"])
+            proof_file.write(output / artifacts.PROOF, files, lines, last, training=identity)
+            report.write(lines, last, identity or {}, output)
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         failure.exit_rank(ended.code)
@@ -216,7 +217,7 @@ def fit(name: str, options: Options, output: Path) -> None:
 def _train(
     account: Account, trainer: Trainer, options: Options, found: text.Text, output: Path
 ) -> dict[str, str] | None:
-    """Train, and write the model; returns the hashes of its files on rank 0."""
+    """Train, and write the model; returns the SHA-256 of its files on rank 0."""
     if account.rank == 0 and not trainer.resumed:
         size = sum(each.numel() for each in trainer.model.parameters())
         log.info(f"{size:,} parameters, {len(found.tokens):,} tokens, {account.world} ranks")
@@ -258,8 +259,8 @@ def _write(weights: dict[str, Any], options: Options, found: text.Text, output: 
     clear(output, files)
     for name, contents in files.items():
         replace(output / name, contents)
-    hashes = {name: artifacts.sha256(contents) for name, contents in files.items()}
-    log.info(f"wrote {output / MODEL} ({hashes[MODEL]})")
+    hashes = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
+    log.info(f"wrote {output / MODEL} (sha256:{hashes[MODEL]})")
     return hashes
 
 

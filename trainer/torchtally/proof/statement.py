@@ -1,0 +1,200 @@
+"""The proof of a run as a document that can be archived and signed: an in-toto statement about the run's files.
+
+It carries the run's lines as they are printed, so that a log can be made of it. docs/reference/statement-v1.md
+describes the fields. A field with another meaning needs another predicate type.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from torchtally.proof import rules
+from torchtally.proof.line import PREFIX
+from torchtally.proof.rules import Values
+
+TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://github.com/torchtally/torchtally/blob/main/docs/reference/statement-v1.md"
+_ANY_VERSION = re.compile(re.escape(PREDICATE).replace("v1", r"v(\d{1,9})"))
+_HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
+_MANIFEST = "manifest.json"  # of a checkpoint that is a folder: it has the hashes of all files
+_HEAD = 1 << 16  # bytes in which a file shows that it is a statement
+_MARKS = re.compile(rb'"_type"\s*:\s*"https://in-toto\.io/|"predicateType"\s*:|"dsseEnvelope"\s*:')
+
+
+def _true_or_false(line: Values, name: str) -> bool:
+    if isinstance(value := line.values.get(name), bool):
+        return value
+    raise line.bad(name, "true or false")
+
+
+def _hexadecimal(line: Values, name: str) -> str:
+    if isinstance(value := line.values.get(name), str) and _HEXADECIMAL.fullmatch(value):
+        return value
+    raise line.bad(name, "64 hexadecimal digits")
+
+
+def _object(line: Values, name: str) -> dict[str, Any]:
+    if isinstance(value := line.values.get(name), dict):
+        return value
+    raise line.bad(name, "an object")
+
+
+def _texts(line: Values, name: str) -> dict[str, str]:
+    value = _object(line, name)
+    return {each: rules.text(Values(value, f"predicate.{name}."), each) for each in value}
+
+
+def _objects(line: Values, name: str) -> tuple[dict[str, Any], ...]:
+    value = line.values.get(name)
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return tuple(value)
+    raise line.bad(name, "a list of objects")
+
+
+def _lines(line: Values, name: str) -> tuple[str, ...]:
+    value = line.values.get(name)
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        for number, each in enumerate(value, 1):
+            if not each.startswith(f"{PREFIX}{{") or not each.isprintable():
+                raise ValueError(f"line {number} is no tally line: {rules.show(each)}")
+            values = strict(each.removeprefix(PREFIX), f"line {number}")
+            if not isinstance(values, dict):
+                raise ValueError(f"line {number} is no tally line: {rules.show(each)}")
+        return tuple(value)
+    raise line.bad(name, "a list of tally lines")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicate:
+    """What a statement says of its subjects."""
+
+    run: Annotated[str, rules.text]  # the run's id
+    task: Annotated[str, rules.text]
+    holds: Annotated[bool, _true_or_false]  # by the word of the trainer, which the lines must bear out
+    data: Annotated[Mapping[str, str], _texts]  # phase -> fingerprint of its data
+    torchtally: Annotated[str, rules.text]  # version
+    image: Annotated[str | None, rules.text] = None  # as the chart names it, by digest if it does so
+    chart: Annotated[str | None, rules.text] = None  # version
+    checkpoint: Annotated[str | None, rules.text] = None  # name of the subject that is one
+    training: Annotated[Mapping[str, Any] | None, _object] = None  # the options of a built-in task
+    epochs: Annotated[Sequence[Mapping[str, Any]] | None, _objects] = None  # their results
+    lines_sha256: Annotated[str, _hexadecimal]
+    lines: Annotated[Sequence[str], _lines]  # as they are printed; the last one is the run's last line
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A predicate, and the files that it is of: the hexadecimal digits of their SHA-256, by name."""
+
+    subjects: Mapping[str, str]
+    predicate: Predicate
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The subjects without the checkpoint."""
+        return {name: found for name, found in self.subjects.items() if name != self.predicate.checkpoint}
+
+    def printed(self) -> bytes:
+        """As a file holds it."""
+        values = {each.name: getattr(self.predicate, each.name) for each in fields(Predicate)}
+        values = {name: value for name, value in values.items() if value is not None}
+        subjects = [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in self.subjects.items()]
+        whole = {"_type": TYPE, "subject": subjects, "predicateType": PREDICATE, "predicate": values}
+        return (json.dumps(whole, indent=1) + "\n").encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """The statement in a file. Raises ValueError with a sentence on the first thing that is wrong."""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise ValueError("it is not text in UTF-8") from None
+        values = strict(text, "it")
+        if not isinstance(values, dict):
+            raise ValueError("it must be an object")
+        if "dsseEnvelope" in values:
+            raise ValueError("it is signed: scripts/proof.sh verify checks the signature, and then the proof")
+        whole = Values(values)
+        if values.get("_type") != TYPE:
+            raise whole.bad("_type", f"{TYPE}")
+        if (kind := values.get("predicateType")) != PREDICATE:
+            if isinstance(kind, str) and (version := _ANY_VERSION.fullmatch(kind)):
+                raise ValueError(
+                    f"it is a proof of version {version[1]}, and this release of torchtally reads version 1"
+                )
+            raise whole.bad("predicateType", PREDICATE)
+        predicate = Values(_object(whole, "predicate"), "predicate.")
+        found = Predicate(**rules.checked(Predicate, predicate))
+        subjects = _subjects(whole)
+        if found.checkpoint is not None and found.checkpoint not in subjects:
+            raise predicate.bad("checkpoint", "the name of a subject")
+        return cls(subjects, found)
+
+
+def _subjects(whole: Values) -> dict[str, str]:
+    listed = whole.values.get("subject")
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        raise whole.bad("subject", "a list of at least one object")
+    found: dict[str, str] = {}
+    for number, each in enumerate(listed, 1):
+        subject = Values(each, f"subject {number}: ")
+        name = rules.text(subject, "name")
+        digest = Values(_object(subject, "digest"), f"subject {number}: digest.")
+        if name in found:
+            raise subject.bad("name", "a name that no other subject has")
+        found[name] = _hexadecimal(digest, "sha256")
+    return found
+
+
+def strict(text: str, what: str) -> Any:
+    """The value of a JSON text. Raises ValueError, with `what` it is, also where parsers differ on what it means."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_twins, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{what} is cut off or damaged: {error.msg} at character {error.pos} of {len(text)}") from None
+    except RecursionError:
+        raise ValueError(f"{what} is damaged: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{what} is damaged: {error}") from None
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"an object has the field {rules.show(name)} twice")
+        found[name] = value
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def is_one(path: Path) -> bool:
+    """Whether a file means to be a statement, signed or not, whole or not. Raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return head.lstrip()[:1] == b"{" and bool(_MARKS.search(head))
+
+
+def sha256_of_lines(lines: Iterable[str]) -> str:
+    """The SHA-256 of the lines as a log has them."""
+    hashed = hashlib.sha256()
+    for line in lines:
+        hashed.update(f"{line}\n".encode())
+    return hashed.hexdigest()
+
+
+def sha256_of(path: Path) -> tuple[Path, str]:
+    """The file that stands for `path`, and its SHA-256: of a checkpoint that is a folder, its manifest.
+
+    Raises OSError.
+    """
+    file = path / _MANIFEST if path.is_dir() else path
+    with file.open("rb") as contents:
+        return file, hashlib.file_digest(contents, "sha256").hexdigest()
