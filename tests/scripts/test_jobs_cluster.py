@@ -331,7 +331,9 @@ def claimed(cluster: Server) -> Server:
 
 
 MODEL = b"the weights" * 1000
-PROOF = stated.statement(bruteforce.run(), model=hashlib.sha256(MODEL).hexdigest())
+CHECKPOINT = {"name": "checkpoints/a.checkpoint", "digest": {"sha256": hashlib.sha256(b"saved").hexdigest()}}
+PROOF = stated.statement(bruteforce.run(), model=hashlib.sha256(MODEL).hexdigest(), checkpoint=CHECKPOINT["name"])
+PROOF["subject"].append(CHECKPOINT)
 
 
 def test_the_model_and_its_proof_are_copied(
@@ -353,13 +355,27 @@ def test_the_model_and_its_proof_are_copied(
     assert claim.deleted == [made["metadata"]["name"]]
 
 
-def test_a_model_that_is_not_that_of_its_proof(
-    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"model__pt": MODEL + b"!"}, "out/model.pt is sha256:"),
+        ({}, "out/model.pt is missing, and "),
+        ({"model__pt": MODEL, "checkpoints/a__checkpoint": b"cut"}, "out/checkpoints/a.checkpoint is sha256:"),
+        ({"model__pt": MODEL, "proof__json": b"{"}, "out/proof.json is no proof: it is cut off or damaged"),
+    ],
+)
+def test_files_that_are_not_those_of_the_proof(
+    claimed: Server,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, bytes],
+    reason: str,
 ) -> None:
-    claim = Claim(claimed, packed(model__pt=MODEL + b"!", proof__json=json.dumps(PROOF).encode()))
+    claim = Claim(claimed, packed(**{"proof__json": json.dumps(PROOF).encode()} | files))
     monkeypatch.setattr(claimed, "answer", claim.answer)
     status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
-    assert status == 1 and f"{tmp_path / 'out/model.pt'} is sha256:" in said
+    assert status == 1 and f"{tmp_path}/{reason}" in said
     assert claim.deleted
 
 

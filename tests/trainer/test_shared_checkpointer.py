@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import objectstore
+import proofs
 import pytest
 import ranks
 import torch.distributed as dist
@@ -141,6 +142,10 @@ def test_a_task_goes_on_from_an_object_store_in_another_output_folder(
     (before,), (after,) = tallies(first.stdout)[1], tallies(second.stdout)[1]
     assert before == after  # nothing was left to train
     assert not (tmp_path / "output/checkpoints").exists()
+    for proof, checkpoint in ((tmp_path / "output", saved), (tmp_path / "other", of(events.Saved, second)[-1])):
+        found = proofs.read(proof / "proof.json")
+        assert found.predicate.checkpoint == f"{checkpoint.path}/manifest.json"
+        assert list(found.files) == ["model.pt"]
 
 
 def of(kind: type[Kind], ended: subprocess.CompletedProcess[str]) -> list[Kind]:
