@@ -18,6 +18,7 @@ from torchtally.log import log
 from torchtally.pod import signals, stacks
 
 _OTHERS = 10.0  # seconds for the other pods to tell where their ranks stand
+_LOOK = 10.0  # seconds for a look, before ranks are ended
 _MOST = 1 << 20  # characters of a file
 _NAMED = 8  # ranks of a place, and places
 _GIST = 900  # characters: the termination message has the cause as well
@@ -55,7 +56,9 @@ class Hang:
 
     def look(self) -> None:
         """Write down where the ranks stand, which are about to be ended."""
-        self._write(None, wait=0.0)
+        looking = threading.Thread(target=self._write, args=[None, 0.0], daemon=True)
+        looking.start()
+        looking.join(_LOOK)  # they are ended all the same if the volume does not answer
 
     def _watch(self) -> None:
         interval = min(1.0, self._seconds / 4)

@@ -42,6 +42,7 @@ from torchtally.pod.retries import Retries
 
 # Below Kubernetes' default grace period of 30 s: a rank that hangs is killed by the pod, whose exit code then counts.
 _SHUTDOWN_SECONDS = 20
+_BESIDE = 2500  # characters of a cause, beside which the termination message has room for where the ranks stood
 _RUN = "TORCHTALLY_RUN"  # an id of each start
 
 
@@ -133,7 +134,8 @@ def _forkable(command: list[str], env: Mapping[str, str], module: str | None) ->
 def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None:
     os.environ["OMP_NUM_THREADS"] = threads
     os.environ["TORCHTALLY_STACKS"] = str(folder)
-    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(output / f"nccl-{pod_name()}-"))  # NCCL's flight recorder
+    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the older name for the dump of NCCL's flight recorder
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(output / f"nccl-{pod_name()}-"))
     os.environ[_RUN] = uuid.uuid4().hex[:12]
     os.environ.pop("PET_STANDALONE", None)  # the operator sets "", which torchrun takes for a number
     if job.elastic:
@@ -225,7 +227,7 @@ def _report_end(ended: Failure | None, hung: str | None = None) -> int:
     """Report what ended the pod, and where its ranks `hung`. Returns the exit code."""
     event = events.Ended(code=OK, kind=None, cause=None)
     if ended:
-        termination_message.announce(f"{ended.text}\nBefore: {hung}" if hung else ended.text)
+        termination_message.announce(f"{ended.text[:_BESIDE]}\nBefore: {hung}" if hung else ended.text)
         event = events.Ended(code=ended.code, kind=ended.kind.name.lower(), cause=ended.text)
     events.emit(event, events.Source(pod=pod_name()))
     return event.code
