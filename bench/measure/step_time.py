@@ -8,9 +8,7 @@ is due.
 """
 
 import time
-from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -32,38 +30,42 @@ def main() -> None:
 
 
 def measure(batch: int, pairs: int = _PAIRS) -> dict[str, list[float]]:
-    """By name: microseconds of a step in each pass, and the further time of each pair in per cent."""
+    """By name: microseconds of a step in each pass, and the further time of each pair in per cent.
+
+    `alone` is the timing of steps that do nothing, whose backward passes it does not measure.
+    """
     images, labels = torch.randn(batch, 784), torch.randint(10, (batch,))
     model = nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     times = StepTime(2)
 
-    def step(_: Any) -> None:
+    def nothing() -> None:
+        pass
+
+    def train() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    def untimed() -> Iterator[None]:
+    def untimed(step: Callable[[], None] = train) -> None:
         WAITED.measures = False
-        for each in range(_STEPS):
-            step(each)
-            yield
+        for _ in range(_STEPS):
+            step()
 
-    def timed() -> Iterator[None]:
+    def timed(step: Callable[[], None] = train) -> None:
         times.begin()
-        for each in times.fetched(range(_STEPS)):
-            step(each)
-            yield
+        for _ in times.fetched(range(_STEPS)):
+            step()
             times.stepped()
             time.monotonic()  # whether a meeting is due, which is seldom
             times.begin()
 
-    ways = {"untimed": untimed, "timed": timed}
+    ways: dict[str, Callable[[], None]] = {"untimed": untimed, "timed": timed, "alone": lambda: timed(nothing)}
     found: dict[str, list[float]] = {name: [] for name in ways}
     for pair in range(-1, pairs):  # one to warm up
         for name in ways if pair % 2 else reversed(ways):
             began = time.thread_time()
-            deque(ways[name](), maxlen=0)
+            ways[name]()
             found[name].append((time.thread_time() - began) / _STEPS * 1e6)
     kept = {name: values[1:] for name, values in found.items()}
     both = zip(kept["timed"], kept["untimed"], strict=True)
@@ -74,8 +76,8 @@ def table() -> Iterator[str]:
     rows = []
     for batch in BATCHES:
         found = measure(batch)
-        rows.append([str(batch), *(shown(spread(found[name])) for name in ("untimed", "timed", "further"))])
-    yield from markdown(["batch", "untimed, µs", "timed, µs", "further, %"], rows, left=())
+        rows.append([str(batch), *(shown(spread(found[name])) for name in ("untimed", "timed", "further", "alone"))])
+    yield from markdown(["batch", "untimed, µs", "timed, µs", "further, %", "without a step, µs"], rows, left=())
     yield ""
     yield f"Medians of n = {_PAIRS} pairs of {_STEPS} steps. {machine.sentence('torch')}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accounts import run
+from accounts import alone, run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +16,7 @@ from torchtally import Account, events
 from torchtally.accounting import meeting, stragglers
 from torchtally.accounting.step_time import StepTime
 from torchtally.accounting.stragglers import RankTimes, Slow
+from torchtally.accounting.tally import Run
 from torchtally.distributed import own_group
 
 SLEEP = 0.1
@@ -139,6 +140,19 @@ def test_the_ranks_name_a_slow_pod_until_it_is_not_slow_any_more() -> None:
     assert sum(each.timed_steps for each in reports) <= 60
     assert all(each.timed_steps and each.compute > 0 and each.data_wait > 0 for each in reports)
     assert max(each.communication for each in reports) > SLEEP / 2
+
+
+def tells() -> None:
+    one, other = (Slow(pod=pod, rank=1, loses_in="compute", seconds=0.3, others=0.1) for pod in ("b", "c"))
+    meets = meeting.Meeting(
+        Run(run="r", attempt=0, pod="a", task="t", plan={}, rank=0, world=1, seed=0, data=""), StepTime(1)
+    )
+    for found in (one, None, one, one, one, other, one, other, other, None, other, None, None, None):
+        meets._tell(found)
+
+
+def test_what_two_meetings_find_is_told_once() -> None:
+    assert [event.slow for event in told(alone(tells)["out"], events.Straggler)] == ["b", "c", None]
 
 
 def times(rank: int, pod: str, data_wait: float = 0.01, compute: float = 0.1, trip: float = 0.0002) -> RankTimes:

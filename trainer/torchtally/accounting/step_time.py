@@ -9,7 +9,7 @@ from typing import TypeVar
 from torchtally.distributed import waiting
 from torchtally.distributed.waiting import WAITED
 
-_MEASURE_SECONDS = 0.01  # between two steps whose backward passes are measured: all of them, if they are longer
+_MEASURE_SECONDS = 0.025  # between two steps whose backward passes are measured: all of them, if they are longer
 Item = TypeVar("Item")
 
 
