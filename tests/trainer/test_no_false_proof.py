@@ -115,6 +115,19 @@ def scales_the_first(account: Account, batches: Iterator[Batch], training: Count
     scales(account, batches, training, left_out=1)
 
 
+def overflows(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """A GradScaler calls the step of a fused optimizer, which leaves it out itself."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for batch in batches:
+        loss = -training.counts(batch.data[0]).sum()
+        scaler.scale(loss * (float("inf") if batch.step == 4 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        account.commit()
+
+
 def stops_early(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     for batch in islice(batches, 5):
         step(training, batch)
@@ -188,6 +201,7 @@ def catches_a_failure(account: Account, batches: Iterator[Batch], training: Coun
         (skips, "commit() covers 3 batches after 1 backward pass: a loop that leaves out a batch must call skip"),
         (skips_and_names_the_next, "commit() covers 2 batches after 1 backward pass"),
         (scales, "no optimizer has stepped since the last commit"),
+        (overflows, "no optimizer has stepped since the last commit"),
         (scales_the_first, "commits came before the first step of an optimizer"),
         (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
         (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),

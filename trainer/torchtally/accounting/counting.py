@@ -23,7 +23,7 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
 from torchtally.accounting.step_time import StepTime
-from torchtally.accounting.used import SEEN, Used
+from torchtally.accounting.used import SEEN, Used, is_left_out
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof import line as tally_line
@@ -311,6 +311,8 @@ class Counting:
         self._steps.go_on()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if is_left_out(optimizer):
+            return
         SEEN.add(steps=1)
         if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
             return

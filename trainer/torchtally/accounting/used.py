@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 
 class Seen:
@@ -19,10 +20,16 @@ class Seen:
     def add(self, passes: int = 0, steps: int = 0) -> None:
         self.passes += passes
         self.steps += steps
-        self.captured |= torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        self.captured |= _captures()
 
 
 SEEN = Seen()
+
+
+def is_left_out(optimizer: Optimizer) -> bool:
+    """Whether the step of a fused optimizer was none: a GradScaler tells it that gradients overflow."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and not _captures() and bool(found)
 
 
 def watch() -> None:
@@ -38,6 +45,10 @@ def watch() -> None:
 
     counted.counted_by_torchtally = True  # type: ignore[attr-defined]
     torch.autograd.backward = counted
+
+
+def _captures() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Used:
@@ -69,9 +80,9 @@ class Used:
         before, self._stepping = self._stepping, stepped
         if before in (None, stepped):
             return None
-        if stepped:
-            return "commits came before the first step of an optimizer: call commit() after each optimizer.step()"
+        late = "commits came before the first step of an optimizer"
+        never = "no optimizer has stepped since the last commit"
         return (
-            "no optimizer has stepped since the last commit: call commit() after each optimizer.step(), and "
-            "skip(reason) in place of both where a GradScaler leaves out the step"
+            f"{late if stepped else never}: call commit() after each optimizer.step(), and skip(reason) in place of "
+            "both where a GradScaler leaves out the step"
         )
