@@ -23,6 +23,7 @@ from accounts import alone, run, tallied
 from counting import Counting, Noisy
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, random_split
 
 from torchtally import Account, Batch
@@ -128,6 +129,41 @@ def overflows(account: Account, batches: Iterator[Batch], training: Counting) ->
         account.commit()
 
 
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError
+
+
+def catches_an_error_of_the_backward_pass(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            loss = -training.counts(batch.data[0]).sum()
+            (_Fails.apply(loss) if batch.step == 3 else loss).backward()
+        if batch.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            account.commit()
+
+
+def skips_with_activation_checkpoints(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """A reentrant checkpoint makes a backward pass within that of its batch."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        if batch.step != 3:
+            rows = training.counts(batch.data[0])
+            (-checkpoint(torch.sum, rows, use_reentrant=True)).backward()
+        if batch.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            account.commit()
+
+
 def stops_early(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     for batch in islice(batches, 5):
         step(training, batch)
@@ -203,6 +239,8 @@ def catches_a_failure(account: Account, batches: Iterator[Batch], training: Coun
         (scales, "no optimizer has stepped since the last commit"),
         (overflows, "no optimizer has stepped since the last commit"),
         (scales_the_first, "commits came before the first step of an optimizer"),
+        (catches_an_error_of_the_backward_pass, "commit() covers 2 batches after 1 backward pass"),
+        (skips_with_activation_checkpoints, "commit() covers 2 batches after 1 backward pass"),
         (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
         (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
         (commits_once_at_the_end, "0 of the 8 batches that were handed out are committed"),

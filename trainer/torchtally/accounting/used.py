@@ -33,15 +33,19 @@ def is_left_out(optimizer: Optimizer) -> bool:
 
 
 def watch() -> None:
-    """Count the calls of `Tensor.backward` and `torch.autograd.backward`, for which PyTorch has no hook."""
+    """Count the backward passes of `Tensor.backward` and `torch.autograd.backward`, for which PyTorch has no hook.
+
+    One that fails is none, and neither is one within another, as activation checkpoints make them.
+    """
     backward = torch.autograd.backward
     if hasattr(backward, "counted_by_torchtally"):
         return
 
     @functools.wraps(backward)
     def counted(*arguments: Any, **options: Any) -> None:
-        SEEN.add(passes=1)
+        within = torch._C._current_graph_task_id() != -1
         backward(*arguments, **options)
+        SEEN.add(passes=not within)
 
     counted.counted_by_torchtally = True  # type: ignore[attr-defined]
     torch.autograd.backward = counted
