@@ -350,6 +350,29 @@ def test_two_loaders_at_a_time_count_apart() -> None:
     assert holds([found])
 
 
+def steps_in_one_of_two_phases() -> tuple[list[int], list[int]]:
+    """The second phase has neither backward passes nor an optimizer, as a running statistic."""
+    trained, seen = Counting(N), [0] * N
+    with Account(task="t", plan={"train": 2, "statistic": 2}) as account:
+        loaders = {phase: account.loader(phase, Noisy(N), batch_size=SIZE) for phase in account.plan}
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loaders["train"]):
+                step(trained, batch)
+                account.commit()
+            for batch in account.epoch("statistic", epoch, loaders["statistic"]):
+                for index in batch.indices.tolist():
+                    seen[index] += 1
+                account.commit()
+    return trained.times, seen
+
+
+def test_steps_of_one_phase_are_not_expected_of_another() -> None:
+    found = alone(steps_in_one_of_two_phases)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([2] * N, [2] * N)
+    assert holds([found])
+
+
 def mixes_up(own: bool) -> None:
     """Two data sets of one length have one order, so the batches of one have the indices of the other."""
     with Account(task="t", plan={"real": 1, "noise": 1}) as account:

@@ -130,6 +130,8 @@ class Counting:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             self._before_batch(current)
             known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
+            if current.handed == current.counted:
+                self._used[phase].begin()
             batch = current.hand_out(known)
             self.phase = phase
             self._randomness = randomness.mixed(seed + current.position_of(batch.step))
@@ -228,8 +230,6 @@ class Counting:
             wrong = "skip() must come before optimizer.step(): an optimizer has stepped since the last commit"
         if current and not wrong:
             current.skip(step, reason)  # before the ranks agree: then a state of any rank has what all have dropped
-            if current.counted == current.handed:
-                self._used[current.phase].forget()
         self._attempt.agree({"step to skip": [current and current.name, step]}, wrong)
         if current and current.complete:
             self._close(current)

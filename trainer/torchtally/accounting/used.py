@@ -15,6 +15,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.passes = self.steps = 0
+        self.committed = 0  # steps at the last commit of any phase
         self.captured = False  # in a CUDA graph, which calls nothing here when it is replayed
 
     def add(self, passes: int = 0, steps: int = 0) -> None:
@@ -60,18 +61,23 @@ class Used:
 
     def __init__(self) -> None:
         watch()
-        self._passes, self._steps = SEEN.passes, SEEN.steps  # at the last commit
+        self._passes, self._steps = SEEN.passes, SEEN.steps  # before the batches that the next commit covers
         self._passing = False  # whether there was a backward pass before any commit
         self._stepping: bool | None = None  # whether there was a step before each commit
 
-    def forget(self) -> None:
-        """Forget the backward passes since the last commit: those of skipped batches speak for no other batch."""
-        self._passes = SEEN.passes
+    def begin(self) -> None:
+        """Forget what came before a batch that is handed out when no other waits for a commit.
+
+        The backward passes of skipped batches speak for no other batch, and neither do the passes and steps of another
+        phase. A step that no phase has committed is kept: it shows a loop that commits before it steps.
+        """
+        self._passes, self._steps = SEEN.passes, max(self._steps, SEEN.committed)
 
     def problem(self, batches: int, named: int) -> str | None:
         """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
         passes, stepped = SEEN.passes - self._passes, SEEN.steps > self._steps
-        self._passes, self._steps = SEEN.passes, SEEN.steps
+        self._passes = SEEN.passes
+        self._steps = SEEN.committed = SEEN.steps
         if not batches or SEEN.captured:
             return None
         self._passing |= passes > 0
