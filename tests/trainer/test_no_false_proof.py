@@ -23,6 +23,7 @@ from accounts import alone, run, tallied
 from counting import Counting, Noisy
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, random_split
 
 from torchtally import Account, Batch
@@ -115,6 +116,54 @@ def scales_the_first(account: Account, batches: Iterator[Batch], training: Count
     scales(account, batches, training, left_out=1)
 
 
+def overflows(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """A GradScaler calls the step of a fused optimizer, which leaves it out itself."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for batch in batches:
+        loss = -training.counts(batch.data[0]).sum()
+        scaler.scale(loss * (float("inf") if batch.step == 4 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        account.commit()
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError
+
+
+def catches_an_error_of_the_backward_pass(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            loss = -training.counts(batch.data[0]).sum()
+            (_Fails.apply(loss) if batch.step == 3 else loss).backward()
+        if batch.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            account.commit()
+
+
+def skips_with_activation_checkpoints(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """A reentrant checkpoint makes a backward pass within that of its batch."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        if batch.step != 3:
+            rows = training.counts(batch.data[0])
+            (-checkpoint(torch.sum, rows, use_reentrant=True)).backward()
+        if batch.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            account.commit()
+
+
 def stops_early(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     for batch in islice(batches, 5):
         step(training, batch)
@@ -188,7 +237,10 @@ def catches_a_failure(account: Account, batches: Iterator[Batch], training: Coun
         (skips, "commit() covers 3 batches after 1 backward pass: a loop that leaves out a batch must call skip"),
         (skips_and_names_the_next, "commit() covers 2 batches after 1 backward pass"),
         (scales, "no optimizer has stepped since the last commit"),
+        (overflows, "no optimizer has stepped since the last commit"),
         (scales_the_first, "commits came before the first step of an optimizer"),
+        (catches_an_error_of_the_backward_pass, "commit() covers 2 batches after 1 backward pass"),
+        (skips_with_activation_checkpoints, "commit() covers 2 batches after 1 backward pass"),
         (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
         (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
         (commits_once_at_the_end, "0 of the 8 batches that were handed out are committed"),
@@ -295,6 +347,29 @@ def test_two_loaders_at_a_time_count_apart() -> None:
     found = alone(alternates)
     assert found["code"] == 0, found["err"]
     assert found["result"] == ([1] * N, [1] * N)
+    assert holds([found])
+
+
+def steps_in_one_of_two_phases() -> tuple[list[int], list[int]]:
+    """The second phase has neither backward passes nor an optimizer, as a running statistic."""
+    trained, seen = Counting(N), [0] * N
+    with Account(task="t", plan={"train": 2, "statistic": 2}) as account:
+        loaders = {phase: account.loader(phase, Noisy(N), batch_size=SIZE) for phase in account.plan}
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loaders["train"]):
+                step(trained, batch)
+                account.commit()
+            for batch in account.epoch("statistic", epoch, loaders["statistic"]):
+                for index in batch.indices.tolist():
+                    seen[index] += 1
+                account.commit()
+    return trained.times, seen
+
+
+def test_steps_of_one_phase_are_not_expected_of_another() -> None:
+    found = alone(steps_in_one_of_two_phases)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([2] * N, [2] * N)
     assert holds([found])
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from accounts import alone, run
 from counting import Counting, Noisy
@@ -70,8 +71,32 @@ def the_overflow_of_a_scaler(account: Account, batches: Iterator[Batch], trainin
         account.commit()
 
 
+def the_overflow_of_a_fused_optimizer(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for batch in batches:
+        loss = -training.counts(batch.data[0]).sum()
+        scaler.scale(loss * (float("inf") if batch.step == 2 else 1.0)).backward()
+        dist.all_reduce(training.counts.weight.grad)
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if scaler.get_scale() < scale:
+            account.skip("gradients overflow")
+        else:
+            account.commit()
+
+
 @pytest.mark.parametrize(
-    ("drive", "left_out"), [(some, 3), (within_an_accumulation, 1), (all_of_them, 4), (the_overflow_of_a_scaler, 1)]
+    ("drive", "left_out"),
+    [
+        (some, 3),
+        (within_an_accumulation, 1),
+        (all_of_them, 4),
+        (the_overflow_of_a_scaler, 1),
+        (the_overflow_of_a_fused_optimizer, 1),
+    ],
 )
 def test_the_samples_of_a_skipped_batch_are_dropped_and_no_other_is_lost(drive: Any, left_out: int) -> None:
     found = run(2, trains, drive)

@@ -23,7 +23,7 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
 from torchtally.accounting.step_time import StepTime
-from torchtally.accounting.used import SEEN, Used
+from torchtally.accounting.used import SEEN, Used, is_left_out
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof import line as tally_line
@@ -130,6 +130,8 @@ class Counting:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             self._before_batch(current)
             known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
+            if current.handed == current.counted:
+                self._used[phase].begin()
             batch = current.hand_out(known)
             self.phase = phase
             self._randomness = randomness.mixed(seed + current.position_of(batch.step))
@@ -228,8 +230,6 @@ class Counting:
             wrong = "skip() must come before optimizer.step(): an optimizer has stepped since the last commit"
         if current and not wrong:
             current.skip(step, reason)  # before the ranks agree: then a state of any rank has what all have dropped
-            if current.counted == current.handed:
-                self._used[current.phase].forget()
         self._attempt.agree({"step to skip": [current and current.name, step]}, wrong)
         if current and current.complete:
             self._close(current)
@@ -311,6 +311,8 @@ class Counting:
         self._steps.go_on()
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if is_left_out(optimizer):
+            return
         SEEN.add(steps=1)
         if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
             return

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 
 class Seen:
@@ -14,30 +15,45 @@ class Seen:
 
     def __init__(self) -> None:
         self.passes = self.steps = 0
+        self.committed = 0  # steps at the last commit of any phase
         self.captured = False  # in a CUDA graph, which calls nothing here when it is replayed
 
     def add(self, passes: int = 0, steps: int = 0) -> None:
         self.passes += passes
         self.steps += steps
-        self.captured |= torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        self.captured |= _captures()
 
 
 SEEN = Seen()
 
 
+def is_left_out(optimizer: Optimizer) -> bool:
+    """Whether the step of a fused optimizer was none: a GradScaler tells it that gradients overflow."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and not _captures() and bool(found)
+
+
 def watch() -> None:
-    """Count the calls of `Tensor.backward` and `torch.autograd.backward`, for which PyTorch has no hook."""
+    """Count the backward passes of `Tensor.backward` and `torch.autograd.backward`, for which PyTorch has no hook.
+
+    One that fails is none, and neither is one within another, as activation checkpoints make them.
+    """
     backward = torch.autograd.backward
     if hasattr(backward, "counted_by_torchtally"):
         return
 
     @functools.wraps(backward)
     def counted(*arguments: Any, **options: Any) -> None:
-        SEEN.add(passes=1)
+        within = torch._C._current_graph_task_id() != -1
         backward(*arguments, **options)
+        SEEN.add(passes=not within)
 
     counted.counted_by_torchtally = True  # type: ignore[attr-defined]
     torch.autograd.backward = counted
+
+
+def _captures() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Used:
@@ -45,18 +61,23 @@ class Used:
 
     def __init__(self) -> None:
         watch()
-        self._passes, self._steps = SEEN.passes, SEEN.steps  # at the last commit
+        self._passes, self._steps = SEEN.passes, SEEN.steps  # before the batches that the next commit covers
         self._passing = False  # whether there was a backward pass before any commit
         self._stepping: bool | None = None  # whether there was a step before each commit
 
-    def forget(self) -> None:
-        """Forget the backward passes since the last commit: those of skipped batches speak for no other batch."""
-        self._passes = SEEN.passes
+    def begin(self) -> None:
+        """Forget what came before a batch that is handed out when no other waits for a commit.
+
+        The backward passes of skipped batches speak for no other batch, and neither do the passes and steps of another
+        phase. A step that no phase has committed is kept: it shows a loop that commits before it steps.
+        """
+        self._passes, self._steps = SEEN.passes, max(self._steps, SEEN.committed)
 
     def problem(self, batches: int, named: int) -> str | None:
         """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
         passes, stepped = SEEN.passes - self._passes, SEEN.steps > self._steps
-        self._passes, self._steps = SEEN.passes, SEEN.steps
+        self._passes = SEEN.passes
+        self._steps = SEEN.committed = SEEN.steps
         if not batches or SEEN.captured:
             return None
         self._passing |= passes > 0
@@ -69,9 +90,9 @@ class Used:
         before, self._stepping = self._stepping, stepped
         if before in (None, stepped):
             return None
-        if stepped:
-            return "commits came before the first step of an optimizer: call commit() after each optimizer.step()"
+        late = "commits came before the first step of an optimizer"
+        never = "no optimizer has stepped since the last commit"
         return (
-            "no optimizer has stepped since the last commit: call commit() after each optimizer.step(), and "
-            "skip(reason) in place of both where a GradScaler leaves out the step"
+            f"{late if stepped else never}: call commit() after each optimizer.step(), and skip(reason) in place of "
+            "both where a GradScaler leaves out the step"
         )
