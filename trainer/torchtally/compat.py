@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.rpc import TensorPipeRpcBackendOptions
 
 PRIVATE = (
+    "torch._C:_current_graph_task_id",
     "torch._dynamo",
     "torch.autograd:Variable._execution_engine.queue_callback",
     "torch.distributed._functional_collectives:all_to_all_single_autograd",
@@ -48,6 +49,11 @@ def default_store() -> Store:
 def after_backward(function: Callable[[], None]) -> None:
     """Call `function` at the end of the backward pass in progress, before what is queued later."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def in_backward() -> bool:
+    """Return whether this thread is in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def has_batch_norm(model: nn.Module) -> bool:

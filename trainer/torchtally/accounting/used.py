@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from torchtally import compat
+
 
 class Seen:
     """Backward passes and steps of optimizers, all of this process."""
@@ -44,7 +46,7 @@ def watch() -> None:
 
     @functools.wraps(backward)
     def counted(*arguments: Any, **options: Any) -> None:
-        within = torch._C._current_graph_task_id() != -1
+        within = compat.in_backward()
         backward(*arguments, **options)
         SEEN.add(passes=not within)
 
