@@ -105,8 +105,8 @@ class Listening(Callback):
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def begin(self, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
-        self.heard.append(("begin", done))
+    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.heard.append(("begin", step, done))
 
     def step(self, epoch: int, samples: int, done: float) -> None:
         self.heard.append((samples, round(done, 3)))
@@ -130,7 +130,7 @@ def test_a_watcher_hears_of_steps_and_of_proofs() -> None:
     options = Training(epochs=2, global_batch_size=16)
     for each in ranks.run(2, heard, options, loop.batches, loop.batches):
         proofs = [("train", 0, True), ("test", 0, True)]
-        assert each == [("begin", 0.0), (16, 0.4), (4, 0.5), *proofs, (16, 0.9), (4, 1.0), *proofs]
+        assert each == [("begin", 0, 0.0), (16, 0.4), (4, 0.5), *proofs, (16, 0.9), (4, 1.0), *proofs]
 
 
 def test_a_watcher_hears_of_a_proof_that_ends_the_run() -> None:

@@ -11,11 +11,15 @@ from typing import Any
 import launched
 import pytest
 import torch
+from accounts import alone
 from accounts import run as run_ranks
+from counting import Counting, Noisy
 from squares import Squares
 
 from torchtally import Account
+from torchtally.accounting import reports
 from torchtally.accounting.tally import Run
+from torchtally.checkpoints import checkpoints
 from torchtally.monitoring import tensorboard
 from torchtally.monitoring.tensorboard import Recorder
 
@@ -92,6 +96,42 @@ def test_rank_0_alone_records_an_own_loop(tmp_path: Path) -> None:
     assert losses[0] == (1, 1.0)
     assert losses[-1] == (6, pytest.approx(1 / 3))
     assert [lost for _, lost in points(found, "train_samples_lost")] == [0, 0]
+
+
+def interrupted(folder: Path, dies: bool) -> None:
+    """Two epochs of 8 steps, of which checkpoints hold some when it dies in step 6."""
+    os.environ.update(TORCHTALLY_TENSORBOARD=str(folder / "board"), TORCHELASTIC_RESTART_COUNT="0" if dies else "1")
+    reports._READ_SECONDS = checkpoints._SYNCHRONIZE_SECONDS = 0.0
+    training = Counting(16)
+    objects = {"counts": training.counts, "model": training.model}
+    objects |= {f"optimizer-{index}": each for index, each in enumerate(training._optimizers)}
+    with Account(task="own", plan={"train": 2}) as account:
+        saving = account.checkpoints(folder / "checkpoints", objects, every=0.001)
+        saving.resume()
+        loader = account.loader("train", Noisy(16), batch_size=2)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                training.step()
+                account.commit()
+                account.log(loss=1.0 if dies else 2.0)
+                if dies and batch.step == 6:
+                    saving.finish()
+                    raise SystemExit(9)
+
+
+def test_an_own_loop_that_resumes_has_each_step_once(tmp_path: Path) -> None:
+    first = alone(interrupted, tmp_path, True)
+    assert first["code"] == 9, first["err"]
+    second = alone(interrupted, tmp_path, False)
+    assert second["code"] == 0, second["err"]
+    (folder,) = (tmp_path / "board").iterdir()
+    assert len([*folder.iterdir()]) == 2
+    losses = points(read(folder), "train_loss")
+    assert [step for step, _ in losses] == [*range(1, 17)]
+    values = [value for _, value in losses]
+    assert values == sorted(values)
+    assert (values[0], values[5]) == (1.0, 2.0)
 
 
 def test_a_task_is_recorded_by_an_option(fashion_mnist: Path, tmp_path: Path) -> None:
