@@ -53,7 +53,16 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
 
 def of_files(path: Path) -> Overview:
     """Of logs. Raises NoLogs."""
-    return of_log(read_files(path), path.name or str(path))
+    log = read_files(path)
+    verdicts = judge(log)
+    outcome = worst(each.outcome for each in verdicts)
+    return overview.of(
+        path.name or str(path),
+        log.record.snapshot,
+        at=time.time(),
+        standing=standing.of(outcome, None),
+        proof=_sentence(verdicts),
+    )
 
 
 def read_files(path: Path) -> RecordingLog:
@@ -63,15 +72,6 @@ def read_files(path: Path) -> RecordingLog:
         with file.open(encoding="utf-8", errors="replace", newline="") as stream:
             log.read(str(file), stream)
     return log
-
-
-def of_log(log: RecordingLog, name: str) -> Overview:
-    """Of logs that are read."""
-    verdicts = judge(log)
-    outcome = worst(each.outcome for each in verdicts)
-    return overview.of(
-        name, log.record.snapshot, at=time.time(), standing=standing.of(outcome, None), proof=_sentence(verdicts)
-    )
 
 
 def so_far(log: RecordingLog, name: str, job: ClusterJob | None, pods: Pods, warnings: Iterable[str]) -> Overview:

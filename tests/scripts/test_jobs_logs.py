@@ -13,7 +13,7 @@ import pytest
 import told
 import torchtally_jobs
 
-from jobs import files, overview, show
+from jobs import files, overview, show, watching
 from jobs.standing import Standing
 from torchtally import events
 from torchtally.record.record import Record
@@ -234,6 +234,18 @@ def test_a_log_is_watched_while_it_grows(tmp_path: Path) -> None:
         rest = watching.stdout.read()
         assert watching.wait() == 0
     assert "the proof holds" in rest
+
+
+def test_the_end_of_a_watch_is_what_the_verifier_says(tmp_path: Path) -> None:
+    """The log's last line has no end, and contradicts one before it; a collector's log has each line in JSON."""
+    proved = [*told.KILLED, *told.RESUMED, *told.PROVED]
+    contradicts = next(line for line in proved if '"consumed":30' in line).replace('"consumed":30', '"consumed":29')
+    path = Path(written(tmp_path, proved))
+    with path.open("a") as log:
+        log.write(contradicts)
+    assert torchtally_jobs.main(["watch", str(path)]) == torchtally_jobs.main(["verify", str(path)]) == 1
+    path.write_text("".join(json.dumps({"log": line}) + "\n" for line in proved))
+    assert watching.logs(path, watching.Screen(as_json=False), lambda: False) is Standing.PROVED
 
 
 WRITES = """
