@@ -181,6 +181,21 @@ def test_a_log_that_says_so_is_not_believed(tmp_path: Path, capsys: pytest.Captu
     assert "✗ disproved: lines contradict" in said and "✓" not in said
 
 
+def test_the_proof_of_an_earlier_run_is_not_that_of_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest has no tally line yet."""
+    began = [line.replace("3f9c2a7b10de", "0a1b2c3d4e5f") for line in told.KILLED]
+    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED, *began])
+    assert torchtally_jobs.main(["status", path]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "run 0a1b2c3d4e5f, t, 2 ranks" in said and "✓" not in said
+    assert "1 of 2 runs is proved: 3f9c2a7b10de; not proved: 0a1b2c3d4e5f (it has no whole line)" in said
+    assert torchtally_jobs.main(["report", path, str(tmp_path / "demo.html")]) == 0
+    assert capsys.readouterr().out.startswith("incomplete: ")
+    assert "… Incomplete" in (tmp_path / "demo.html").read_text()
+
+
 def test_a_log_whose_end_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, [*told.KILLED, *told.RESUMED])
     assert torchtally_jobs.main(["status", path, "--json"]) == 3
