@@ -133,6 +133,9 @@ def test_an_event_of_a_later_version_is_left_alone(monkeypatch: pytest.MonkeyPat
     known = events.read(events.PREFIX + json.dumps(printed | {"nodes": 3}))  # a field more
     assert known is not None and known.event == events.Rendezvous(pods=2)
     assert events.read(events.PREFIX + "[" * 100_000) is None
+    for time in ("1e400", "NaN", "1e300", "-1e400"):  # a page could not show it
+        stated = json.dumps(printed).replace(f'"time": {printed["time"]}', f'"time": {time}')
+        assert time in stated and events.read(events.PREFIX + stated) is None
 
 
 def test_values_that_json_does_not_know_are_null(

@@ -251,6 +251,7 @@ KINDS: dict[str, type[Event]] = {
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
 _HINTS: dict[Any, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (Source, *KINDS.values())}
+_DATES = 250_000_000_000  # seconds after 1970 that are dates in any zone, as Python has them
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
@@ -350,6 +351,8 @@ def _checked(values: Mapping[str, Any], name: str, hint: Any) -> Any:
     value, allowed = values[name], get_args(hint) or (hint,)
     if type(value) not in allowed and not (type(value) is int and float in allowed):
         raise TypeError(f"{name} is {value!r}")
+    if isinstance(value, int | float) and not abs(value) < (_DATES if name == "time" else 1 << 63):
+        raise ValueError(f"{name} is {value!r}")
     return value
 
 
