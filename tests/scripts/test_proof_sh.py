@@ -185,6 +185,7 @@ def registry() -> Iterator[str]:
         subprocess.run(["docker", "rm", "--force", "--volumes", container], capture_output=True, timeout=LIMIT)
 
 
+@pytest.mark.nightly
 @pytest.mark.engine
 @needs("oras")
 def test_a_registry_keeps_the_proof_beside_the_model(
