@@ -129,6 +129,15 @@ def overflows(account: Account, batches: Iterator[Batch], training: Counting) ->
         account.commit()
 
 
+def clears_gradients_too_early(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+        account.commit()
+
+
 class _Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -237,7 +246,8 @@ def catches_a_failure(account: Account, batches: Iterator[Batch], training: Coun
         (skips, "commit() covers 3 batches after 1 backward pass: a loop that leaves out a batch must call skip"),
         (skips_and_names_the_next, "commit() covers 2 batches after 1 backward pass"),
         (scales, "no optimizer has stepped since the last commit"),
-        (overflows, "no optimizer has stepped since the last commit"),
+        (overflows, "optimizer.step() has changed no weight since the last commit"),
+        (clears_gradients_too_early, "optimizer.step() has changed no weight since the last commit"),
         (scales_the_first, "commits came before the first step of an optimizer"),
         (catches_an_error_of_the_backward_pass, "commit() covers 2 batches after 1 backward pass"),
         (skips_with_activation_checkpoints, "commit() covers 2 batches after 1 backward pass"),

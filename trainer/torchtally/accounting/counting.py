@@ -7,7 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import data
 
 from torchtally import compat_accelerate
@@ -23,7 +27,7 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
 from torchtally.accounting.step_time import StepTime
-from torchtally.accounting.used import SEEN, Used, is_left_out
+from torchtally.accounting.used import SEEN, Used, has_gradients, is_left_out
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof import line as tally_line
@@ -73,7 +77,11 @@ class Counting:
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
         self._used: dict[str, Used] = {}  # by phase
-        self._hook = register_optimizer_step_post_hook(self._has_stepped)
+        self._had_gradients = False  # the optimizer that steps, before its step, which may delete them
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._will_step),
+            register_optimizer_step_post_hook(self._has_stepped),
+        ]
 
     @contextmanager
     def final(self) -> Iterator[None]:
@@ -284,7 +292,8 @@ class Counting:
 
     def close(self) -> None:
         """No longer watch the optimizers."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     @property
     def _pending(self) -> bool:
@@ -310,8 +319,13 @@ class Counting:
         self.checkpoints.before_batch()
         self._steps.go_on()
 
+    def _will_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._had_gradients = has_gradients(optimizer)
+
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if is_left_out(optimizer):
+        # A closure computes them within the step.
+        if is_left_out(optimizer) or not (self._had_gradients or has_gradients(optimizer)):
+            SEEN.empty += 1
             return
         SEEN.add(steps=1)
         if not any(_moves(group.get("lr")) for group in optimizer.param_groups):

@@ -17,6 +17,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.passes = self.steps = 0
+        self.empty = 0  # calls of step() that changed no weight
         self.committed = 0  # steps at the last commit of any phase
         self.captured = False  # in a CUDA graph, which calls nothing here when it is replayed
 
@@ -27,6 +28,11 @@ class Seen:
 
 
 SEEN = Seen()
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Whether a step has something to go by."""
+    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
 
 
 def is_left_out(optimizer: Optimizer) -> bool:
@@ -64,6 +70,7 @@ class Used:
     def __init__(self) -> None:
         watch()
         self._passes, self._steps = SEEN.passes, SEEN.steps  # before the batches that the next commit covers
+        self._empty = SEEN.empty
         self._passing = False  # whether there was a backward pass before any commit
         self._stepping: bool | None = None  # whether there was a step before each commit
 
@@ -74,11 +81,12 @@ class Used:
         phase. A step that no phase has committed is kept: it shows a loop that commits before it steps.
         """
         self._passes, self._steps = SEEN.passes, max(self._steps, SEEN.committed)
+        self._empty = SEEN.empty
 
     def problem(self, batches: int, named: int) -> str | None:
         """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
-        passes, stepped = SEEN.passes - self._passes, SEEN.steps > self._steps
-        self._passes = SEEN.passes
+        passes, stepped, empty = SEEN.passes - self._passes, SEEN.steps > self._steps, SEEN.empty > self._empty
+        self._passes, self._empty = SEEN.passes, SEEN.empty
         self._steps = SEEN.committed = SEEN.steps
         if not batches or SEEN.captured:
             return None
@@ -88,6 +96,12 @@ class Used:
                 f"commit() covers {batches} batch{'es' * (batches > 1)} after {passes or 'no'} backward "
                 f"pass{'es' * (passes != 1)}: a loop that leaves out a batch must call skip(reason), one that fetches "
                 "ahead must pass its batch, commit(batch), and one with a single pass for several must name them all"
+            )
+        if empty and not stepped:
+            return (
+                "optimizer.step() has changed no weight since the last commit, as no parameter has a gradient or a "
+                "GradScaler leaves out the step: call optimizer.zero_grad() after commit(), and skip(reason) in place "
+                "of step() and commit() for a batch that is left out"
             )
         before, self._stepping = self._stepping, stepped
         if before in (None, stepped):
