@@ -268,6 +268,32 @@ def test_a_loop_that_loses_samples_is_not_proved(drive: Any, sentence: str) -> N
     assert not holds([found])
 
 
+class Direct(torch.optim.Optimizer):
+    """It needs no gradients, as evolution strategies need none."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__([weight], {"lr": 1.0})
+        self.rows = torch.empty(0, dtype=torch.int64)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["params"][0][self.rows] += 1
+
+
+def steps_without_gradients(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    optimizer = Direct(training.counts.weight)
+    for batch in batches:
+        optimizer.rows = batch.data[0]
+        optimizer.step()
+        account.commit()
+
+
+def test_an_optimizer_of_ones_own_may_need_no_gradients() -> None:
+    found = alone(trains, steps_without_gradients)
+    assert (found["code"], found["result"]) == (0, [1] * N), found["err"]
+    assert holds([found])
+
+
 # Loops that lose none.
 
 

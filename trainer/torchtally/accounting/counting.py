@@ -325,7 +325,7 @@ class Counting:
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
         # A closure computes them within the step.
         if is_left_out(optimizer) or not (self._had_gradients or has_gradients(optimizer)):
-            SEEN.empty += 1
+            SEEN.add(empty=1)
             return
         SEEN.add(steps=1)
         if not any(_moves(group.get("lr")) for group in optimizer.param_groups):

@@ -21,9 +21,10 @@ class Seen:
         self.committed = 0  # steps at the last commit of any phase
         self.captured = False  # in a CUDA graph, which calls nothing here when it is replayed
 
-    def add(self, passes: int = 0, steps: int = 0) -> None:
+    def add(self, passes: int = 0, steps: int = 0, empty: int = 0) -> None:
         self.passes += passes
         self.steps += steps
+        self.empty += empty
         self.captured |= _captures()
 
 
@@ -31,7 +32,9 @@ SEEN = Seen()
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
-    """Whether a step has something to go by."""
+    """Whether a step has something to go by. A step that is not PyTorch's own may need no gradients."""
+    if not type(optimizer).step.__module__.startswith("torch.optim."):
+        return True
     return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
 
 
