@@ -17,7 +17,7 @@ from torchtally.environment import pod_name
 from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training
-from torchtally.proof import run_summary
+from torchtally.proof import run_summary, statement
 from torchtally.proof.line import PREFIX
 from torchtally.proof.statement import Statement
 from torchtally.training import checkpoint_file, report
@@ -63,18 +63,19 @@ def write(
     OSError.
     """
     model = checkpoint_file.serialize({name: value.cpu() for name, value in train_state.model.state_dict().items()})
-    hashed, files = sha256(model), task.files(train_state.model)
+    files = {MODEL: model, **task.files(train_state.model)}
+    hashes = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
+    hashed = f"sha256:{hashes[MODEL]}"
     last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
     lines = known.lines(last["run"], train_state.lines)
-    clear(output, [MODEL, *files, PROOF, report.REPORT])
-    for name, contents in {MODEL: model, **files}.items():
+    clear(output, [*files, PROOF, report.REPORT])
+    for name, contents in files.items():
         replace(output / name, contents)
     epochs = [asdict(epoch) for epoch in train_state.epochs]
-    hashes = {name: _hexadecimal(contents) for name, contents in {MODEL: model, **files}.items()}
     if checkpoint and Path(checkpoint[0]).is_relative_to(output):
         checkpoint = Path(checkpoint[0]).relative_to(output).as_posix(), checkpoint[1]
     proof_file.write(output / PROOF, hashes, lines, last, checkpoint=checkpoint, training=facts, epochs=epochs)
-    others = "".join(f", {output / name}" for name in files)
+    others = "".join(f", {output / name}" for name in files if name != MODEL)
     log.info(f"wrote {output / MODEL} ({hashed}){others} and {output / PROOF}")
     emit(last)
     events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
@@ -103,7 +104,7 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
     facts = training(task, chosen, fingerprint)
     try:
         proof = Statement.parse((output / PROOF).read_bytes())
-        whole = all(_hexadecimal((output / name).read_bytes()) == found for name, found in proof.files.items())
+        whole = all(statement.sha256_of(output / name)[1] == found for name, found in proof.files.items())
         last = json.loads(proof.predicate.lines[-1].removeprefix(PREFIX))
     except (OSError, ValueError):
         return False
@@ -118,8 +119,4 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
 
 def sha256(data: bytes) -> str:
     """The hash of a model's bytes in the form of the last line."""
-    return f"sha256:{_hexadecimal(data)}"
-
-
-def _hexadecimal(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
