@@ -5,13 +5,16 @@ import io
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ranks
+import torch
 import torch.distributed as dist
+from squares import Squares
 from torch.distributed.distributed_c10d import Store
 
+from torchtally import Account
 from torchtally.proof.line import PREFIX
 
 
@@ -53,3 +56,14 @@ def run(world: int, body: Callable[..., Any], *arguments: Any) -> list[dict[str,
 
 def alone(body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     return run(1, body, *arguments)[0]
+
+
+def logs_its_loss(environment: Mapping[str, str]) -> None:
+    """Two epochs of 9 samples, with a loss in each step."""
+    os.environ.update(environment)
+    with Account(task="own", plan={"train": 2}, seed=7) as account:
+        source = account.loader("train", Squares(9), batch_size=2)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, source):
+                account.commit()
+                account.log(loss=torch.tensor(1 / batch.step))

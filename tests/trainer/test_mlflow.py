@@ -13,11 +13,11 @@ import objectstore
 import pytest
 import ranks
 import torch
+from accounts import logs_its_loss
 from accounts import run as run_ranks
 from launched import LIMIT, until
-from squares import Squares
 
-from torchtally import Account, tasks
+from torchtally import tasks
 from torchtally.accounting.tally import Run
 from torchtally.monitoring import mlflow_client
 from torchtally.monitoring.mlflow_client import Recorder
@@ -125,18 +125,8 @@ def test_a_run_is_recorded_with_its_model_and_its_proof(
     assert "(-1, 28, 28)" in str(signature.inputs) and "(-1, 10)" in str(signature.outputs)
 
 
-def own_loop(uri: str) -> None:
-    os.environ |= {"TORCHTALLY_MLFLOW": "tests", "MLFLOW_TRACKING_URI": uri}
-    with Account(task="own", plan={"train": 2}, seed=7) as account:
-        source = account.loader("train", Squares(9), batch_size=2)
-        for epoch in account.epochs():
-            for batch in account.epoch("train", epoch, source):
-                account.commit()
-                account.log(loss=torch.tensor(1 / batch.step))
-
-
 def test_an_own_loop_is_recorded_with_its_numbers_and_its_proof(server: str) -> None:
-    first, _ = run_ranks(2, own_loop, server)
+    first, _ = run_ranks(2, logs_its_loss, {"TORCHTALLY_MLFLOW": "tests", "MLFLOW_TRACKING_URI": server})
     assert first["code"] == 0, first["err"]
     run = found(server, first["lines"][0]["run"])
     assert (run.info.status, run.data.tags["task"], run.data.tags["data"]) == ("FINISHED", "own", "squares")

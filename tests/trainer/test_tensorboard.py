@@ -10,16 +10,15 @@ from typing import Any
 
 import launched
 import pytest
-import torch
-from accounts import alone
+from accounts import alone, logs_its_loss
 from accounts import run as run_ranks
 from counting import Counting, Noisy
-from squares import Squares
 
 from torchtally import Account
 from torchtally.accounting import reports
 from torchtally.accounting.tally import Run
 from torchtally.checkpoints import checkpoints
+from torchtally.errors import Refused
 from torchtally.monitoring import tensorboard
 from torchtally.monitoring.tensorboard import Recorder
 
@@ -75,18 +74,8 @@ def test_a_run_that_starts_again_has_each_step_once(tmp_path: Path) -> None:
     assert "lr: 0.5" in texts(found, "run")[0]
 
 
-def own_loop(folder: Path) -> None:
-    os.environ["TORCHTALLY_TENSORBOARD"] = str(folder)
-    with Account(task="own", plan={"train": 2}, seed=7) as account:
-        source = account.loader("train", Squares(9), batch_size=2)
-        for epoch in account.epochs():
-            for batch in account.epoch("train", epoch, source):
-                account.commit()
-                account.log(loss=torch.tensor(1 / batch.step))
-
-
 def test_rank_0_alone_records_an_own_loop(tmp_path: Path) -> None:
-    first, second = run_ranks(2, own_loop, tmp_path)
+    first, second = run_ranks(2, logs_its_loss, {"TORCHTALLY_TENSORBOARD": str(tmp_path)})
     assert (first["code"], second["code"]) == (0, 0), first["err"]
     (folder,) = tmp_path.iterdir()
     assert folder.name == f"own-{first['lines'][0]['run']}"
@@ -182,5 +171,5 @@ def test_a_store_that_never_answers_does_not_hold_up_the_end(
 
 def test_without_tensorboard_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(tensorboard.Refused, match=r"'board' .*needs the extra `tensorboard`"):
+    with pytest.raises(Refused, match=r"'board' .*needs the extra `tensorboard`"):
         tensorboard.check("board")

@@ -25,6 +25,13 @@ class Refused(Ending):
     code = REFUSED
 
 
+def without_extra(needs: str, extra: str) -> Refused:
+    """The error that an extra of this package is not installed. `needs` begins the sentence: "this task needs"."""
+    return Refused(
+        f"{needs} the extra `{extra}`: pip install 'torchtally[{extra}]', or use an image with EXTRAS={extra}"
+    )
+
+
 class Unproven(Ending):
     """The tallies contradict the contract: one sentence with the counts."""
 

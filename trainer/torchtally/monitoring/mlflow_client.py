@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtally.errors import Refused, Stopped
+from torchtally.errors import Stopped, without_extra
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 
@@ -26,10 +26,8 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 def check(experiment: str) -> None:
     """Raise Refused if MLflow is not installed."""
     if importlib.util.find_spec("mlflow") is None:
-        raise Refused(
-            f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs the extra "
-            "`mlflow`: pip install 'torchtally[mlflow]', or use an image with EXTRAS=mlflow"
-        )
+        needs = f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs"
+        raise without_extra(needs, "mlflow")
 
 
 @contextmanager

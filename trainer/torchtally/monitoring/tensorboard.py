@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torchtally.errors import Refused
+from torchtally.errors import without_extra
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 
@@ -27,10 +27,8 @@ _END_TIMEOUT = 10.0  # seconds for the last values, because the grace period of 
 def check(folder: str) -> None:
     """Raise Refused if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise Refused(
-            f"the record of the run in {folder!r} (--tensorboard, TORCHTALLY_TENSORBOARD) needs the extra "
-            "`tensorboard`: pip install 'torchtally[tensorboard]', or use an image with EXTRAS=tensorboard"
-        )
+        needs = f"the record of the run in {folder!r} (--tensorboard, TORCHTALLY_TENSORBOARD) needs"
+        raise without_extra(needs, "tensorboard")
 
 
 @contextmanager

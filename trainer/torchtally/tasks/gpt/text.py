@@ -18,7 +18,7 @@ from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchtally.errors import Refused
+from torchtally.errors import Refused, without_extra
 
 _PIECE = 1 << 20  # characters that are encoded at a time
 _TEST = 20  # one window of so many is for the test
@@ -68,9 +68,7 @@ def load(folder: Path | None, cache: Path, vocabulary: int) -> Text:
     except ModuleNotFoundError as error:
         if error.name != "tokenizers":
             raise
-        raise Refused(
-            "this task needs the extra `gpt`: pip install 'torchtally[gpt]', or use an image with EXTRAS=gpt"
-        ) from None
+        raise without_extra("this task needs", "gpt") from None
     try:
         found = folder.rglob("*") if folder else Path(torch.optim.__file__).parent.glob("*.py")
         files = sorted(path for path in found if path.is_file())

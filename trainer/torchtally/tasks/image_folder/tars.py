@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchtally.accounting.locality import Locality
-from torchtally.errors import Refused
+from torchtally.errors import Refused, without_extra
 from torchtally.tasks.image_folder.data import Data, Labeled
 
 # Part of the order, so they are the same for all numbers of ranks. One rank alone reads in all lanes.
@@ -37,10 +37,7 @@ def scan(train: Path, test: Path) -> Data:
     except ModuleNotFoundError as error:
         if error.name != "webdataset":
             raise
-        raise Refused(
-            "tar files of images (--data) need the extra `webdataset`: pip install 'torchtally[webdataset]', or use an "
-            "image with EXTRAS=webdataset"
-        ) from None
+        raise without_extra("tar files of images (--data) need", "webdataset") from None
     samples, others = (TarFiles(_in(folder), decode=None, open_shards=_OPEN) for folder in (train, test))
     labels, other_labels = ([_label(*each) for each in data.only("cls")] for data in (samples, others))
     known = {*labels}

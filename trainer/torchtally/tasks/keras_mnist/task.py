@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtally.datasets import idx
-from torchtally.errors import Refused
+from torchtally.errors import Refused, without_extra
 from torchtally.options import Training
 from torchtally.tasks.mnist_cnn import task as mnist_cnn
 from torchtally.training.task import Samples, Task
@@ -32,9 +32,7 @@ def backend() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "keras":
             raise
-        raise Refused(
-            "this task needs the extra `keras`: pip install 'torchtally[keras]', or use an image with EXTRAS=keras"
-        ) from None
+        raise without_extra("this task needs", "keras") from None
     return keras
 
 
