@@ -111,9 +111,9 @@ def end(ending: Ending) -> int:
 
 
 def exit_rank(code: int) -> NoReturn:
-    """End a rank's program: as Python does after a success, and at once after a failure.
+    """End a rank's program: after its threads and its exit handlers if it has succeeded, and at once if it has failed.
 
-    Python would then take its objects apart. In a forked rank, that copies the memory that ranks share.
+    Python itself would go on to take its objects apart. In a forked rank, that copies the memory that ranks share.
     """
     if code == OK:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, those of executors included
