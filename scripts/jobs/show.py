@@ -91,8 +91,12 @@ def line(overview: Overview) -> str:
         parts.append(_slowest(overview))
     if overview.restarts:
         parts.append(f"{len(overview.restarts)} restarts of pods")
-    waits = [f"{pod.name} {pod.does}" for pod in overview.pods if pod.does.startswith("waits:")]
-    return "; ".join([*parts, *waits[:1]])
+    return "; ".join([*parts, *halted(overview)[:1]])
+
+
+def halted(overview: Overview) -> list[str]:
+    """The pods that wait for the cluster, or hang, each with what it waits for or where it stands."""
+    return [f"{pod.name} {pod.does}" for pod in overview.pods if pod.does.startswith(("waits:", "is stuck:"))]
 
 
 def duration(seconds: float | None) -> str:

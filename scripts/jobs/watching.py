@@ -50,7 +50,7 @@ class Screen:
                 self._live.update(show.whole(overview, self._console.encoding, self._console.width), refresh=True)
                 self._at = now
             return
-        does = tuple(pod.does for pod in overview.pods)
+        does = [pod.does for pod in overview.pods] if self._json else show.halted(overview)
         change = overview.state, overview.attempt, overview.epoch, len(overview.restarts), overview.standing, does
         if change != self._shown or now - self._at >= _LINE:
             self._print(overview)
