@@ -19,52 +19,18 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 LIMIT = 240  # seconds until a pod is named
 CPUS = {"cpu_period": 100_000, "cpu_quota": 60_000}  # of each pod: all have the same, whatever the machine has
 SLOW = "demo-worker-1"
-# Ends by the end of its container.
-SCRIPT = """
-import time
-from pathlib import Path
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torchtally import Account
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1 << 20
-
-    def __getitem__(self, index):
-        if Path("/tmp/slow").exists():
-            time.sleep(0.2)
-        return torch.ones(4)
-
-while not Path("/tmp/go").exists():
-    time.sleep(0.1)
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-model, work = torch.nn.Linear(4, 1), torch.ones(300, 300)
-together = DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-with Account(task="slowed", plan={"train": 1}) as account:
-    for batch in account.epoch("train", 1, account.loader("train", Data(), batch_size=1)):
-        for _ in range(5):
-            work @ work
-        optimizer.zero_grad()
-        together(batch.data).sum().backward()
-        optimizer.step()
-        account.commit()
-"""
+SCRIPT = Path(__file__).parents[1] / "slowed.py"
 
 
 @pytest.fixture
-def pods(start: Start, network: Network, tmp_path: Path) -> Iterator[Callable[..., list[Pod]]]:
-    (script := tmp_path / "slowed.py").write_text(SCRIPT)
-
+def pods(start: Start, network: Network) -> Iterator[Callable[..., list[Pod]]]:
     def started(**more: str) -> list[Pod]:
         names = ["demo-master-0", "demo-worker-0", SLOW]
         return [
             start(
                 *("run", "/files/slowed.py"),
                 env=member(rank, len(names)) | {"TORCHTALLY_PROGRESS_SECONDS": "1", **more},
-                volumes=[(str(script), "/files/slowed.py", "ro")],
+                volumes=[(str(SCRIPT), "/files/slowed.py", "ro")],
                 network=network,
                 network_aliases=[name],
                 hostname=name,
