@@ -100,6 +100,7 @@ def test_a_step_is_divided_into_its_parts(synchronized: Callable[..., Any], slow
 
 def saves_between_steps() -> dict[str, Any]:
     steps = StepTime(dist.get_world_size())
+    began = time.perf_counter()
     steps.begin()
     for _ in steps.fetched(range(3)):
         steps.pause()
@@ -109,14 +110,14 @@ def saves_between_steps() -> dict[str, Any]:
         steps.stepped()
         time.sleep(SLEEP)
         steps.begin()
-    return vars(steps.total)
+    return vars(steps.total) | {"whole": time.perf_counter() - began}
 
 
 def test_what_is_between_two_steps_is_in_none() -> None:
     for each in run(2, saves_between_steps):
         times = each["result"]
         assert times["steps"] == 3
-        assert times["data_wait"] + times["compute"] + times["communication"] < SLEEP
+        assert times["data_wait"] + times["compute"] + times["communication"] <= times["whole"] - 2 * 3 * SLEEP
 
 
 def meets(slow_steps: int, steps: int) -> list[dict[str, Any]]:
