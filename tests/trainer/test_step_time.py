@@ -95,7 +95,8 @@ def test_a_step_is_divided_into_its_parts(synchronized: Callable[..., Any], slow
     fast, slow = (each["result"] for each in run(2, trains, synchronized, slow_in))
     assert fast["steps"] == slow["steps"] == STEPS
     assert slow[slow_in] >= STEPS * SLEEP
-    assert fast["communication"] >= (STEPS - 1) * SLEEP  # the first backward pass is not measured
+    # The first backward pass is not measured, and DDP forms its buckets anew in the second step.
+    assert fast["communication"] >= (STEPS - 2) * SLEEP
 
 
 def saves_between_steps() -> dict[str, Any]:
