@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 
 def output(*command: str) -> str:
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     ).stdout
 
 

@@ -38,7 +38,7 @@ def code(text: str) -> list[str]:
 
 def verified(lines: str) -> tuple[int, dict]:
     command = [sys.executable, "scripts/verify_shards.py", "--json", "-"]
-    ended = subprocess.run(command, cwd=ROOT, input=lines, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, cwd=ROOT, input=lines, capture_output=True, text=True, timeout=300)
     return ended.returncode, json.loads(ended.stdout)
 
 
@@ -133,13 +133,13 @@ def test_the_faults_on_a_cluster_are_those_of_its_tests() -> None:
     folders = ["tests", "tests/e2e", "scripts"]
     program = "import json, test_faults; print(json.dumps([(case.fault, case.policy) for case in test_faults.CASES]))"
     command = [sys.executable, "-c", f"import torch, sys; sys.path[:0] = {folders}; {program}"]  # starts as a fork
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
     assert faults("## On a cluster") == set(map(tuple, json.loads(listed)))
 
 
 def test_the_faults_on_one_machine_are_those_of_its_tests() -> None:
     collect = ["-c", fork_server.PYTEST, "--collect-only", "--quiet", "-m", "", "tests/local/test_local_faults.py"]
-    listed = subprocess.run([sys.executable, *collect], cwd=ROOT, capture_output=True, text=True, timeout=120).stdout
+    listed = subprocess.run([sys.executable, *collect], cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
     named = set(re.findall(r"\[(.+)\]$", listed, re.MULTILINE))
     documented = {re.sub(r"\W+", "-", fault) for fault, _ in faults("## On one machine")}
     assert len(named) > 1

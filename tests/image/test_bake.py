@@ -18,7 +18,7 @@ def plan(target: str, **variables: str) -> dict[str, Any]:
     command = ["docker", "buildx", "bake", "--file=docker/docker-bake.hcl", "--print", target]
     # Nothing of who runs this.
     environment = {name: os.environ[name] for name in ("PATH", "HOME")} | variables
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     planned: dict[str, Any] = json.loads(result.stdout)["target"][target]
     return planned
@@ -47,6 +47,6 @@ def test_a_machine_builds_for_itself_on_the_base_that_it_has() -> None:
 def test_a_release_needs_to_know_where() -> None:
     environment = os.environ | {"REGISTRY": ""}
     command = [str(ROOT / "docker/image.sh"), "release"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "image: REGISTRY is not set; set it to the registry to push to, such as ghcr.io/me\n"

@@ -49,6 +49,6 @@ def test_growth_is_told_by_name() -> None:
 
 def test_an_image_that_is_not_there_is_one_sentence(image: dict[str, Any]) -> None:
     command = [sys.executable, str(REPORT), "torchtally:no-such-image"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("report: ") and result.stderr.count("\n") == 1

@@ -111,7 +111,7 @@ def run_script(file: str, *options: str, stdin: str = "", **variables: str) -> s
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

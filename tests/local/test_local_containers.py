@@ -176,7 +176,7 @@ def test_limits_and_security(tmp_path: Path, name: str) -> None:
         (found,) = wait_for(f"{name}-master-0", "Running")
     finally:
         runner.send_signal(signal.SIGTERM)
-        _, err = runner.communicate(timeout=60)
+        _, err = runner.communicate(timeout=300)
     host = found["HostConfig"]
     assert (host["NanoCpus"], host["Memory"], host["ReadonlyRootfs"]) == (500_000_000, 64 << 20, True)
     assert host["SecurityOpt"] == ["no-new-privileges"]
@@ -205,7 +205,7 @@ def test_nothing_is_left_when_the_runner_ends_early(tmp_path: Path, name: str, n
     until(runner, f"[{name}-master-0] up", f"[{name}-worker-0] up")
     # Ctrl-C on a terminal is for the runner and for all that it has not set apart.
     os.killpg(runner.pid, number) if number is signal.SIGINT else runner.send_signal(number)
-    out, _ = runner.communicate(timeout=60)
+    out, _ = runner.communicate(timeout=300)
     if number is signal.SIGINT:
         assert runner.returncode == 130
         assert sorted(out.splitlines()) == [f"[{name}-{pod}-0] asked to end" for pod in ("master", "worker")]

@@ -174,7 +174,7 @@ def test_colour_on_a_terminal(tmp_path: Path, variables: dict[str, str], expecte
     leader, follower = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | variables
     job = command(write(tmp_path, pytorchjob("echo hello")))
-    subprocess.run(job, stdout=follower, env=environment, check=True, timeout=120)
+    subprocess.run(job, stdout=follower, env=environment, check=True, timeout=300)
     os.close(follower)
     assert os.read(leader, 1000).rstrip() == expected
     os.close(leader)

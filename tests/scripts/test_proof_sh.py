@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = os.environ.get("TOOLS_DIR") or str(ROOT / ".tools/bin")
 PATH = f"{TOOLS}{os.pathsep}{os.environ.get('PATH', '')}"
 ENVIRONMENT = {**os.environ, "PATH": PATH, "PYTHON": sys.executable, "COSIGN_PASSWORD": "not a secret"}
-LIMIT = 120  # seconds
+LIMIT = 300  # seconds
 
 
 def needs(program: str) -> pytest.MarkDecorator:

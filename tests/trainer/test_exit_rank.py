@@ -30,5 +30,5 @@ failure.exit_rank(int(sys.argv[1]))
     ("code", "said"), [(0, ["buffered", "the thread has ended", "the handler has run"]), (3, ["buffered"])]
 )
 def test_a_success_waits_for_threads_and_handlers_and_no_end_takes_objects_apart(code: int, said: list[str]) -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM, str(code)], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, str(code)], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (code, said, "")

@@ -115,7 +115,7 @@ def disturbed(
 
 def proven(*logs: Path) -> dict[str, Any]:
     """What scripts/verify_shards.py finds in these logs, which has to be proven."""
-    found = subprocess.run([sys.executable, VERIFY, "--json", *logs], capture_output=True, text=True, timeout=60)
+    found = subprocess.run([sys.executable, VERIFY, "--json", *logs], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout + found.stderr
     verdict: dict[str, Any] = json.loads(found.stdout)
     return verdict

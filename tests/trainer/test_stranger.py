@@ -145,7 +145,7 @@ def test_a_run_without_a_job_listens_on_loopback(
     with subprocess.Popen(entry, env={**environment, **own}, stdout=subprocess.DEVNULL) as pod:
         try:
             launched.until("the metrics were there", lambda: is_open("127.0.0.1", port))
-            assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).status == 200
+            assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300).status == 200
             found = listening(psutil.Process(pod.pid))
             assert len(found) >= 1 + 2 + 1  # the store, gloo of each rank, and the metrics
             assert {address for address, _ in found} == {"127.0.0.1"}

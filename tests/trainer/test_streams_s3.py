@@ -21,7 +21,7 @@ pytest.importorskip("s3fs", reason="the extra s3 is not installed")
 pytestmark = pytest.mark.skipif(
     objectstore.program() is None, reason="MinIO is not there: `scripts/tools.py minio` builds it with Go"
 )
-LIMIT = 120  # seconds
+LIMIT = 400  # seconds
 LIMITS = {"mds": 2500, "tars": 50_000, "tokens": 1000}  # bytes of copies: a few shards
 
 # One process reads all kinds in each situation: the environment's variables, where the files are, and the proxy's mode.
