@@ -8,7 +8,7 @@ from localjobs import Run, pod_spec, pytorchjob, run
 
 from local.controller import Outcome, Phase
 
-pytestmark = pytest.mark.timeout(120)  # a job that does not end
+pytestmark = pytest.mark.timeout(300)  # a job that does not end
 
 SUCCEEDED = "PyTorchJob demo is successfully completed."
 BACKOFF = "Job demo has failed because it has reached the specified backoff limit"
