@@ -23,7 +23,7 @@ from torchtally.page import document
 
 sys.path += [str(Path(__file__).parents[2] / "tests" / name) for name in ("page", "scripts")]
 
-import large  # noqa: E402
+import large  # type: ignore[import-not-found]
 
 SIZES = ((4, 10), (100, 100), (1000, 100))  # pods and epochs
 _WATCH = """
@@ -57,7 +57,8 @@ def table(browser: Browser, folder: Path, rounds: int) -> Iterator[str]:
     """The lines of the table. The sizes take turns, because a slow phase of the machine affects all."""
     files = {size: folder / f"{size[0]}.html" for size in SIZES}
     for size, file in files.items():
-        document.write(*large.run(*size), file)
+        snapshot, verdict = large.run(*size)
+        document.write(snapshot, verdict, file)
     found: dict[tuple[int, int], list[tuple[float, ...]]] = {size: [] for size in SIZES}
     for _ in range(rounds):
         for size, file in files.items():
