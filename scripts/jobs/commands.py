@@ -13,7 +13,7 @@ import verify_shards
 from torchtally.page import document
 from torchtally.verifier.verdict import judge
 from verify.errors import BadInput
-from verify.job_kinds import ClusterJob, Unreachable
+from verify.job_kinds import ClusterJob, NoJob, Unreachable
 
 from . import fetching, files, show, views, watching
 from .cluster import Cluster, restarts
@@ -120,13 +120,19 @@ def fetch(options: Options) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is no empty folder: name another one")
     cluster = _cluster(options)
-    job = cluster.job(options.job)
-    if not job.ended:
-        print(f"torchtally_jobs: {job.sentence}: its results are not complete", file=show.errors())
-        running = job.progress in ("running", "restarting")
-        return (Standing.RUNNING if running else Standing.PENDING).status
     try:
-        names = fetching.fetch(cluster, job, folder, checkpoints=options.checkpoints)
+        job = cluster.job(options.job)
+    except NoJob as error:
+        source = fetching.of_claim(cluster, options.job, str(error))
+        print(f"torchtally_jobs: {error}: its claim is read", file=show.errors())
+    else:
+        if not job.ended:
+            print(f"torchtally_jobs: {job.sentence}: its results are not complete", file=show.errors())
+            running = job.progress in ("running", "restarting")
+            return (Standing.RUNNING if running else Standing.PENDING).status
+        source = fetching.of_job(cluster, job)
+    try:
+        names = fetching.fetch(cluster, source, folder, checkpoints=options.checkpoints)
     except OSError as error:
         raise BadInput(f"cannot write {error.filename or folder}: {error.strerror}") from error
     except fetching.Wrong as error:

@@ -1,11 +1,13 @@
 """Copies the results of a job from its claim, through a pod that mounts the claim and is deleted afterwards."""
 
 import io
+import json
 import tarfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from verify.job_kinds import TIMEOUT, ClusterError, ClusterJob, PyTorchJob, Unre
 from .cluster import Cluster, waits
 
 _OUTPUT = "/output"
+_READER = "torchtally/reader"  # the chart's annotation of its claim: the spec of a pod that mounts it
 _WAIT = 300.0  # seconds for the pod to start
 _LIFE = 3600  # seconds of a pod that nobody deletes
 _SILENCE = 60.0  # seconds after which a connection is lost
@@ -32,41 +35,77 @@ class Wrong(Exception):
     """What was copied is not what its proof says; the text is a sentence."""
 
 
-def fetch(cluster: Cluster, job: ClusterJob, folder: Path, *, checkpoints: bool) -> list[str]:
+@dataclass(frozen=True)
+class Source:
+    """Where the results of a job are."""
+
+    job: str  # its name
+    pod: dict[str, Any]  # that mounts the claim to read
+
+
+def fetch(cluster: Cluster, source: Source, folder: Path, *, checkpoints: bool) -> list[str]:
     """Copy the files to an empty `folder`; returns their names. Raises ClusterError, Wrong, and OSError."""
-    pod = _made_of(_template(cluster, job), job)
     folder.mkdir(parents=True, exist_ok=True)
-    with _running(cluster, job, pod) as name:
+    with _running(cluster, source) as name:
         left_out = [] if checkpoints else ["--exclude=./checkpoints"]
         _unpack(cluster, name, ["tar", "-C", _OUTPUT, *left_out, "-cf", "-", "."], folder)
     _check(folder)
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def _template(cluster: Cluster, job: ClusterJob) -> dict[str, Any]:
-    """The spec of a pod of the job. Raises ClusterError."""
+def of_job(cluster: Cluster, job: ClusterJob) -> Source:
+    """By the spec of a pod of the job. Raises ClusterError."""
     if isinstance(job, PyTorchJob):
         replicas = job.spec["pytorchReplicaSpecs"]
         spec: dict[str, Any] = replicas.get("Master", replicas.get("Worker"))["template"]["spec"]
-        return spec
-    if pods := cluster.pods(job):
-        found: dict[str, Any] = cluster.api.sanitize_for_serialization(next(iter(pods.values())).spec)  # type: ignore[no-untyped-call]
-        return found
-    raise ClusterError(f"{job.kind} {job.name} has no pod left, which would tell the claim of its results")
+    elif pods := cluster.pods(job):
+        spec = cluster.api.sanitize_for_serialization(next(iter(pods.values())).spec)  # type: ignore[no-untyped-call]
+    else:
+        return of_claim(cluster, job.name, f"{job.kind} {job.name} has no pod left")
+    pod = _made_of(spec, job.container, job.name)
+    if pod is None:
+        raise ClusterError(f"{job.kind} {job.name} has no claim at {_OUTPUT}: its results are gone with its pods")
+    return Source(job.name, pod)
 
 
-def _made_of(spec: dict[str, Any], job: ClusterJob) -> dict[str, Any]:
-    """The pod that mounts the claim as the training does, to read. Raises ClusterError."""
-    container = next(each for each in spec["containers"] if each["name"] == job.container)
+def of_claim(cluster: Cluster, job: str, why: str) -> Source:
+    """By the claim that the chart made for a job, which is gone, as `why` says. Raises ClusterError."""
+    name = f"{job}-model"
+    try:
+        with cluster.told(f"claim {name}", "persistentvolumeclaims", "get"):
+            claim: Any = cluster.core.read_namespaced_persistent_volume_claim(
+                name, cluster.namespace, _request_timeout=TIMEOUT
+            )
+    except ClusterError as error:
+        kind = type(error)
+        if isinstance(error.__cause__, ApiException) and error.__cause__.status == 404:
+            raise ClusterError(f"{why}, and no claim {name}, where the chart keeps a job's results") from error
+        raise kind(f"{why}; {error}") from error
+    try:
+        spec = json.loads((claim.metadata.annotations or {})[_READER])
+        pod = _made_of(spec, spec["containers"][0]["name"], job)
+    except (ValueError, LookupError, TypeError):
+        pod = None
+    if pod is None:
+        raise ClusterError(
+            f"{why}; its claim {name} has no annotation {_READER} of the chart's, which tells how to mount it: "
+            "mount it in a pod of your own"
+        )
+    return Source(job, pod)
+
+
+def _made_of(spec: dict[str, Any], container_name: str, job: str) -> dict[str, Any] | None:
+    """The pod that mounts the claim as the training does, to read; None without a claim."""
+    container = next(each for each in spec["containers"] if each["name"] == container_name)
     mounts = [each for each in container.get("volumeMounts", []) if each["mountPath"].rstrip("/") == _OUTPUT]
     names = {each["name"] for each in mounts}
     volumes = [each for each in spec.get("volumes", []) if each["name"] in names and "persistentVolumeClaim" in each]
     if not volumes:
-        raise ClusterError(f"{job.kind} {job.name} has no claim at {_OUTPUT}: its results are gone with its pods")
+        return None
     copied = {name: spec[name] for name in _COPIED if name in spec}
     return {
         "metadata": {
-            "name": f"{job.name}-fetch-{uuid.uuid4().hex[:5]}",
+            "name": f"{job}-fetch-{uuid.uuid4().hex[:5]}",
             "labels": {"app.kubernetes.io/managed-by": "torchtally_jobs"},
         },
         "spec": {
@@ -95,10 +134,11 @@ def _made_of(spec: dict[str, Any], job: ClusterJob) -> dict[str, Any]:
 
 
 @contextmanager
-def _running(cluster: Cluster, job: ClusterJob, pod: Any) -> Iterator[str]:
+def _running(cluster: Cluster, source: Source) -> Iterator[str]:
     """The name of the pod while it runs."""
+    pod: Any = source.pod
     name, core = pod["metadata"]["name"], cluster.core
-    with cluster.told(f"a pod that mounts the claim of {job.name}", "pods", "create"):
+    with cluster.told(f"a pod that mounts the claim of {source.job}", "pods", "create"):
         core.create_namespaced_pod(cluster.namespace, pod, _request_timeout=TIMEOUT)
     try:
         ends = time.monotonic() + _WAIT
@@ -109,7 +149,7 @@ def _running(cluster: Cluster, job: ClusterJob, pod: Any) -> Iterator[str]:
                 break
             if found.status.phase != "Pending" or time.monotonic() > ends:
                 why = waits(found) or found.status.reason or found.status.phase
-                raise ClusterError(f"pod {name}, which mounts the claim of {job.name}, has not started: {why}")
+                raise ClusterError(f"pod {name}, which mounts the claim of {source.job}, has not started: {why}")
             time.sleep(1)
         yield name
     finally:

@@ -178,9 +178,13 @@ def rendered(helm: Helm, values: dict[str, Any]) -> subprocess.CompletedProcess[
 
 
 def parsed(text: str) -> list[Any]:
-    """The manifests, without the hashes of what they contain."""
+    """The manifests, without the hashes of what they contain; JSON in an annotation is what it says."""
     text = re.sub("[0-9a-f]{64}|(?<=-files-)[0-9a-f]{8}|(?<=-verify-)[0-9a-f]{8}", "", text)
-    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+    manifests = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+    for annotations in (each["metadata"].get("annotations") or {} for each in manifests):
+        if reader := annotations.get("torchtally/reader"):
+            annotations["torchtally/reader"] = json.loads(reader)
+    return manifests
 
 
 @pytest.mark.parametrize("job", JOBS)

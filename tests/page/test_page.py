@@ -144,6 +144,26 @@ def test_a_phone_in_the_dark(browser: Browser, tmp_path: Path) -> None:
         assert page.evaluate(background) == "rgb(255, 255, 255)"
 
 
+def test_the_shard_map_is_seen_before_the_other_charts_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    pages.write(pages.of_lines(bruteforce.run(), pages.event(5, epoch(1, 0.5, 0.7, 1234))), path)
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.add_init_script(
+            """new MutationObserver((_, self) => {
+                if (!document.querySelector("#map-0[data-drawn]")) return;
+                self.disconnect();
+                requestAnimationFrame(() => setTimeout(() => {
+                    console.log(document.querySelectorAll(".chart[data-drawn]").length);
+                }));
+            }).observe(document, {attributes: true, subtree: true});"""
+        )
+        with page.expect_console_message() as drawn:
+            page.goto(path.as_uri())
+        assert int(drawn.value.text) < page.locator(".chart").count()
+        page.wait_for_selector("html[data-drawn]", state="attached")
+
+
 def test_the_page_can_make_no_request(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     pages.write(pages.of_lines(bruteforce.run()), path)

@@ -15,7 +15,7 @@ import pytest
 import stated
 import told
 import torchtally_jobs
-from answering import JOB, LAST, LINES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
+from answering import JOB, LAST, LINES, NODES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 
 from jobs import commands, watching
 
@@ -387,6 +387,77 @@ def test_a_claim_that_cannot_be_read(
     status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"), "--checkpoints")
     assert status == 2 and "cannot be read: tar: /output: no such folder" in said
     assert "exclude" not in claim.commands[0] and claim.deleted
+
+
+CLAIM = "/api/v1/namespaces/trial/persistentvolumeclaims/demo-model"
+
+
+def gone(server: Server) -> dict[str, Any]:
+    """Delete the job; returns the annotations of the chart's claim, which remains."""
+    spec = server.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
+        server.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
+    annotations = {"torchtally/reader": json.dumps(spec)}
+    server.answers[CLAIM] = 200, {"metadata": {"name": "demo-model", "annotations": annotations}}
+    return annotations
+
+
+def test_the_results_of_a_job_that_is_gone(
+    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone(claimed)
+    claim = Claim(claimed, packed(model__pt=MODEL, proof__json=json.dumps(PROOF).encode()))
+    monkeypatch.setattr(claimed, "answer", claim.answer)
+    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    assert status == 0 and f"copied to {tmp_path / 'out'}: model.pt, proof.json" in said
+    assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its claim is read" in said
+    (made,) = claim.made
+    assert made["spec"]["volumes"] == [{"name": "model", "persistentVolumeClaim": {"claimName": "demo-model"}}]
+    assert made["spec"]["containers"][0]["volumeMounts"][0]["subPath"] == "demo"
+    assert claim.deleted == [made["metadata"]["name"]]
+
+
+def test_a_trainjob_without_pods_is_read_by_its_claim(
+    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone(claimed)
+    ended = [{"type": "Complete", "status": "True"}]
+    train_job = {"metadata": {"name": "demo", "namespace": "trial"}, "spec": {}, "status": {"conditions": ended}}
+    claimed.answers[TRAIN_JOB] = 200, train_job
+    claimed.answers[NODES] = 200, {"items": []}
+    claim = Claim(claimed, packed(model__pt=MODEL, proof__json=json.dumps(PROOF).encode()))
+    monkeypatch.setattr(claimed, "answer", claim.answer)
+    assert asked(capsys, "fetch", "demo", str(tmp_path / "out"))[0] == 0
+    assert claim.deleted
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        (None, "and no claim demo-model, where the chart keeps a job's results"),
+        ({}, "its claim demo-model has no annotation torchtally/reader of the chart's"),
+        ({"torchtally/reader": "{"}, "its claim demo-model has no annotation torchtally/reader of the chart's"),
+        ({"torchtally/reader": '{"containers":[]}'}, "its claim demo-model has no annotation torchtally/reader"),
+    ],
+    ids=["no claim", "no annotation", "no JSON", "no container"],
+)
+def test_what_to_do_where_a_job_and_its_claim_do_not_tell(
+    claimed: Server,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    annotations: dict[str, str] | None,
+    said: str,
+) -> None:
+    gone(claimed)
+    claimed.answers[CLAIM] = 200, {"metadata": {"name": "demo-model", "annotations": annotations}}
+    if annotations is None:
+        claimed.answers[CLAIM] = refusal(404, "not found", "demo-model")
+    status, text = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    assert status == 2 and "no PyTorchJob or TrainJob demo in namespace trial" in text and said in text
+    claimed.answers[CLAIM] = refusal(403, "no")
+    status, text = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    assert status == 2 and "a role must allow get on persistentvolumeclaims" in text
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_job_without_a_claim(cluster: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

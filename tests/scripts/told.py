@@ -35,7 +35,9 @@ def start(seconds: float) -> list[str]:
     return found
 
 
-def progress(seconds: float, pod: str, attempt: int, epoch: int, step: int, speed: float = 1200.0) -> str:
+def progress(
+    seconds: float, pod: str, attempt: int, epoch: int, step: int, speed: float = 1200.0, **memory: int
+) -> str:
     event = events.Progress(
         phase="train",
         epoch=epoch,
@@ -45,6 +47,7 @@ def progress(seconds: float, pod: str, attempt: int, epoch: int, step: int, spee
         samples_per_second=speed,
         loss=0.5 / epoch,
         seconds_left=200.0 / epoch,
+        **memory,
     )
     return line(seconds, pod, event, attempt)
 

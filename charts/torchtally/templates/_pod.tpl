@@ -96,6 +96,19 @@ container's. Workers pull the image first, because the operator appends an init 
 {{- with $constraints }}{{ toYaml . }}{{ end }}
 {{- end }}
 
+{{- /* What of the pod template a pod needs to mount the claim at /output, as JSON: torchtally_jobs.py fetch makes one once
+the job is gone. */}}
+{{- define "torchtally.claimReader" -}}
+{{- $type := ternary "Node" (ternary "Worker" "Master" (gt (len .Values.elasticPolicy) 0)) (eq .Values.api "trainjob") }}
+{{- $pod := (include "torchtally.podTemplate" (dict "root" . "type" $type) | fromYaml).spec }}
+{{- $training := first $pod.containers }}
+{{- $container := pick $training "name" "image" "imagePullPolicy" "securityContext" }}
+{{- range $training.volumeMounts }}{{ if eq .mountPath "/output" }}{{ $_ := set $container "volumeMounts" (list .) }}{{ end }}{{ end }}
+{{- $reader := pick $pod "imagePullSecrets" "nodeSelector" "tolerations" "securityContext" }}
+{{- range $pod.volumes }}{{ if eq .name "output" }}{{ $_ := set $reader "volumes" (list .) }}{{ end }}{{ end }}
+{{- toJson (set $reader "containers" (list $container)) }}
+{{- end }}
+
 {{- /* The pod template, from (dict "root" $ "type" "Master"|"Worker"|"Node"). All pods of a TrainJob have the type Node. */}}
 {{- define "torchtally.podTemplate" -}}
 {{- $values := include "torchtally.replicaValues" . | fromYaml }}

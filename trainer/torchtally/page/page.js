@@ -89,8 +89,14 @@
     document.getElementById(chart.name).before(group);
   }
 
+  // Whatever is first on the page is shown first, and a reader can act on it while the others are drawn.
+  const pause = () => new Promise((resume) => (window.requestIdleCallback ?? setTimeout)(resume));
+
   async function drawAll() {
-    for (const chart of charts) await draw(chart);
+    for (const chart of charts) {
+      await draw(chart);
+      await pause();
+    }
     document.documentElement.dataset.drawn = "";
   }
   for (const chart of charts) {
