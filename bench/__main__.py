@@ -53,6 +53,7 @@ def main() -> int:
         longest = max(longest, time.monotonic() - started)
         results.seconds = round(time.monotonic() - began, 1)
         results.save(path)
+    shutil.rmtree(simulated.LOGS, ignore_errors=True)  # they take 1.5 GB
     report.write(results)
     _say(f"wrote {path}, and the table and the plot beside it")
     return 1 if failed else 0
@@ -67,7 +68,7 @@ def programs(number: int) -> Iterator[list[str]]:
             yield ["throughput", tool, "fashion-mnist", str(world)]
     for tool, n in sampler.CASES:
         yield ["sampler", tool, str(n)]
-    yield ["verifier"]
+    yield ["verifier", "10000"]
     if number == 1:
         yield ["locality", "--samples"]  # it counts, so the other rounds would find the same
     yield ["gpu"]
@@ -77,6 +78,7 @@ def programs(number: int) -> Iterator[list[str]]:
             yield ["throughput", tool, task, str(world)]
     if number % 2:
         yield ["overhead"]
+        yield ["verifier", "100000"]
         for workers in loading.WORKERS:
             yield ["loading", str(workers)]
         yield ["many"]

@@ -135,12 +135,12 @@ def _read(log: Log, path: str) -> None:
         # newline="": progress bars end their lines by a carriage return
         log.read("standard input", io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace", newline=""))
         return
-    files = [Path(path)]
-    if files[0].is_dir():
-        files = sorted(file for file in files[0].rglob("*") if file.is_file())
+    files = [str(Path(path))]
+    if Path(path).is_dir():
+        files = [str(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]  # each Path takes 0.5 KB
         if not files:
             raise BadInput(f"the folder {path} holds no file")
-    for file in files:
+    for file in map(Path, files):
         if archived.is_one(file):
             log.notes.append(f"{file} is a proof and no log: verify it by itself")
             continue

@@ -4,18 +4,19 @@ Only each rank's sums of indices differ from a real job's, whose computation wou
 random and add up to the sums of all ranks, so a verifier cannot detect the difference.
 """
 
-import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from torchtally.proof import digest, run_summary
 from torchtally.proof import line as tally_line
 from torchtally.proof.digest import INDEX_POWERS, OF_POSITIONS, Digest
-from torchtally.proof.line import Rank, TallyLine
-from torchtally.proof.modular import P
+from torchtally.proof.line import TallyLine
+from torchtally.proof.modular import P, exact_sum
 from torchtally.proof.shards import Shard
 
 LOGS = Path("build/bench/simulated")
@@ -42,19 +43,22 @@ class SimulatedJob:
 def lines(job: SimulatedJob) -> Iterator[tuple[int, str]]:
     """Ranks and lines in the order of a real log: epoch by epoch, each with all ranks' line at its end."""
     g = digest.base(_RUN)
-    positions = [
-        sum((digest.of_progression(part, g) for part in job.shard(rank).progressions), Digest())
-        for rank in range(job.ranks)
-    ]
-    draw = random.Random(0)
+    shards = [job.shard(rank) for rank in range(job.ranks)]
+    words = np.array(
+        [sum((digest.of_progression(part, g) for part in each.progressions), Digest()).words for each in shards]
+    )
+    indices = words[:, OF_POSITIONS:]
+    draw = np.random.default_rng(0)
     closed = []
     for epoch in range(1, job.epochs + 1):
         together = digest.of_all_ranks(job.shard(0, epoch), g)
-        drawn = [_of_indices(draw.randrange(P) for _ in range(INDEX_POWERS)) for _ in range(job.ranks - 1)]
-        rest = _of_indices((together - sum(drawn, Digest())).words[OF_POSITIONS:])
-        for rank, (own, indices) in enumerate(zip(positions, [*drawn, rest], strict=True)):
-            yield rank, tally_line.to_text(_line(job, epoch, rank, job.shard(rank).size, own + indices))
-        closed.append(_line(job, epoch, "all", job.n, together))
+        indices[:-1] = draw.integers(P, size=(job.ranks - 1, INDEX_POWERS))
+        for power, (sum_, drawn) in enumerate(zip(together.words[OF_POSITIONS:], indices.T, strict=True)):
+            indices[-1, power] = (sum_ - exact_sum(drawn[:-1].astype(np.uint64))) % P
+        closed.append(_line(job, epoch, together))
+        for rank, (shard, own) in enumerate(zip(shards, words.astype(">i8"), strict=True)):
+            consumed = {"expected": shard.size, "consumed": shard.size, "digest": digest.as_text(own.tobytes())}
+            yield rank, tally_line.to_text(closed[-1] | {"pod": pod(rank), "rank": rank} | consumed)
         yield 0, tally_line.to_text(closed[-1])
     yield 0, tally_line.to_text(run_summary.line(closed, [(1, 0, job.ranks)], None, 0))
 
@@ -75,21 +79,18 @@ def pod(rank: int) -> str:
     return f"large-worker-{rank - 1}" if rank else "large-master-0"
 
 
-def _of_indices(sums: Iterable[int]) -> Digest:
-    return Digest((*[0] * OF_POSITIONS, *sums))
-
-
-def _line(job: SimulatedJob, epoch: int, rank: Rank, samples: int, consumed: Digest) -> dict[str, Any]:
+def _line(job: SimulatedJob, epoch: int, consumed: Digest) -> dict[str, Any]:
+    """The line of all ranks together."""
     shard = job.shard(0, epoch)
     return TallyLine(
         run=_RUN,
         attempt=0,
-        pod=pod(0 if rank == "all" else rank),
+        pod=pod(0),
         task="simulated",
         phase="train",
         epoch=epoch,
         plan=job.plan,
-        rank=rank,
+        rank="all",
         world=job.ranks,
         n=job.n,
         start=0,
@@ -98,8 +99,8 @@ def _line(job: SimulatedJob, epoch: int, rank: Rank, samples: int, consumed: Dig
         contract=shard.contract,
         order=str(shard.order),
         data="sha256:0000000000000000",
-        expected=samples,
-        consumed=samples,
+        expected=job.n,
+        consumed=job.n,
         digest=consumed.packed,
         lost=0,
         doubled=0,

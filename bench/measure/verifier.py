@@ -1,4 +1,4 @@
-"""Duration and peak memory of scripts/verify_shards.py on logs of 10 000 ranks, 10 epochs and 10⁹ samples."""
+"""Duration and peak memory of scripts/verify_shards.py on logs of 10 epochs and 10⁹ samples, by number of ranks."""
 
 import os
 import subprocess
@@ -9,23 +9,24 @@ from pathlib import Path
 from bench.measure.simulated import LOGS, SimulatedJob, write
 from bench.sample import emit
 
-_JOB = SimulatedJob(ranks=10_000, epochs=10, n=10**9)
+RANKS = (10_000, 100_000)
 
 
-def main() -> None:
-    folder, stream = LOGS / "pods", LOGS / "interleaved.log"
+def main(ranks: int) -> None:
+    folder, stream = LOGS / f"{ranks}" / "pods", LOGS / f"{ranks}" / "interleaved.log"
     if not folder.exists():
         # In a process of its own, because a child's peak is at least that of its parent at the fork.
-        code = "from bench.measure import verifier; verifier.simulate()"
+        code = f"from bench.measure import verifier; verifier.simulate({ranks})"
         subprocess.run([sys.executable, "-c", code], check=True)
     for logs, path in {"a file a pod": folder, "one stream": stream}.items():
         seconds, peak = _verified(path)
-        emit("verifier", seconds, "s", "lower", logs=logs)
-        emit("verifier, peak memory", peak / 1e6, "MB", "lower", logs=logs)
+        emit("verifier", seconds, "s", "lower", ranks=ranks, logs=logs)
+        emit("verifier, peak memory", peak / 1e6, "MB", "lower", ranks=ranks, logs=logs)
 
 
-def simulate() -> None:
-    write(_JOB, LOGS / "pods", LOGS / "interleaved.log")
+def simulate(ranks: int) -> None:
+    job, folder = SimulatedJob(ranks=ranks, epochs=10, n=10**9), LOGS / f"{ranks}"
+    write(job, folder / "pods", folder / "interleaved.log")
 
 
 def _verified(path: Path) -> tuple[float, int]:
@@ -41,4 +42,5 @@ def _verified(path: Path) -> tuple[float, int]:
 
 
 if __name__ == "__main__":
-    main()
+    for ranks in map(int, sys.argv[1:] or RANKS):
+        main(ranks)

@@ -6,6 +6,7 @@ from typing import Any
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.verifier import phrasing
+from torchtally.verifier.lines import in_order
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, fulfilled
 
@@ -65,8 +66,8 @@ def as_text(verdicts: list[Verdict], *, encoding: str, colour: bool) -> str:
 
 def _text(verdict: Verdict, good: str, bad: str) -> str:
     text = []
-    if verdict.lines:
-        shown = [line for line in verdict.lines if _is_shown(line)]
+    if verdict.groups:
+        shown = [line for line in in_order(verdict.groups, _MANY) if _is_shown(line)]
         header, *rows = table.aligned(table.cells({name: getattr(line, name) for name in _CELLS}) for line in shown)
         text.append(header)
         for line, row in zip(shown, rows, strict=True):

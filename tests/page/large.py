@@ -1,14 +1,17 @@
 """A run of many pods and epochs, made without its logs: to read 100,000 lines takes longer than to test a page."""
 
+from typing import Any
+
 import pages
 from bruteforce import RUN
 
 from torchtally import events
 from torchtally.proof import digest
-from torchtally.proof.line import TallyLine
+from torchtally.proof.line import Rank
 from torchtally.proof.shards import Shard
 from torchtally.record.model import Snapshot
 from torchtally.record.record import Record
+from torchtally.verifier.lines import Lines
 from torchtally.verifier.problem import Problem
 from torchtally.verifier.verdict import Verdict
 
@@ -17,38 +20,36 @@ N = 1_000_000
 
 def run(pods: int, epochs: int) -> tuple[Snapshot, Verdict]:
     """Each pod has restarted once, and in every third epoch half of the ranks are wrong."""
-    lines = [line for epoch in range(1, epochs + 1) for line in _lines(pods, epoch, epochs)]
+    groups = [_lines(pods, epoch, epochs) for epoch in range(1, epochs + 1)]
     problems = [Problem("…", f"train epoch {epoch}", frozenset([("train", epoch)])) for epoch in range(3, epochs, 3)]
     record = Record()
     for pod in map(_name, range(pods)):
         for line in _events(pod, pods, epochs).splitlines():
             record.add(pod, line)
-    return record.snapshot, Verdict(RUN, lines=lines, problems=problems)
+    return record.snapshot, Verdict(RUN, groups=groups, problems=problems)
 
 
-def _lines(pods: int, epoch: int, epochs: int) -> list[TallyLine]:
+def _lines(pods: int, epoch: int, epochs: int) -> Lines:
     common = {"run": RUN, "attempt": 0, "task": "large", "phase": "train", "epoch": epoch, "plan": {"train": epochs}}
     common |= {"world": pods, "n": N, "start": 0, "batch": 32 * pods, "seed": 0, "contract": "exact"}
     common |= {"order": "feistel-1", "data": "sha256:0"}
-    lines = []
-    for rank in (*range(pods), "all"):
-        wrong = 1 if epoch % 3 == 0 and rank != "all" and rank % 2 else 0
-        size = N if rank == "all" else N // pods
-        lines.append(
-            TallyLine(
-                **common,
-                pod=_name(0 if rank == "all" else rank),
-                rank=rank,
-                expected=size,
-                consumed=size,
-                digest=_digest(pods, rank),
-                lost=wrong,
-                doubled=wrong,
-                lost_indices=(7,) * wrong,
-                doubled_indices=(8,) * wrong,
-            )
-        )
+    lines = Lines(common, _own(pods, "all", 0))
+    for rank in range(pods):
+        lines.add(_own(pods, rank, 1 if epoch % 3 == 0 and rank % 2 else 0))
     return lines
+
+
+def _own(pods: int, rank: Rank, wrong: int) -> dict[str, Any]:
+    size = N if rank == "all" else N // pods
+    numbers = {"expected": size, "consumed": size, "lost": wrong, "doubled": wrong}
+    indices = {"lost_indices": (7,), "doubled_indices": (8,)} if wrong else {}
+    return {
+        "pod": _name(0 if rank == "all" else rank),
+        "rank": rank,
+        "digest": _digest(pods, rank),
+        **numbers,
+        **indices,
+    }
 
 
 _known: dict[int | str, bytes] = {}

@@ -85,4 +85,4 @@ class Content:
     @property
     def together(self) -> list[TallyLine]:
         """The lines of all ranks together."""
-        return [line for line in self.verdict.lines if line.rank == "all"]
+        return self.verdict.together

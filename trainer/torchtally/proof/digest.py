@@ -23,7 +23,16 @@ from operator import mul
 
 import numpy as np
 
-from torchtally.proof.modular import P, exact_sum, geometric_series, power_sum, power_sums, powers_of
+from torchtally.proof.modular import (
+    P,
+    Words,
+    exact_sum,
+    geometric_series,
+    multiply,
+    power_sum,
+    power_sums,
+    powers_of,
+)
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Progression, Shard
 
@@ -124,6 +133,21 @@ def of_progression(positions: Progression, g: int) -> Digest:
         powers.append(powers[-1] * (positions.first + 1) % P)
     sums = [sum(map(mul, terms, powers)) % P for terms in _terms(positions.stride, positions.count)]
     return Digest((*sums, geometric(positions, g), *[0] * INDEX_POWERS))
+
+
+def of_progressions(first: Words, stride: int, count: int, g: int) -> Words:
+    """The words of `of_progression(...).of_positions` for each of these first positions, as a row."""
+    x = first + np.uint64(1)
+    a, words = x % np.uint64(P), []
+    for *lower, highest in _terms(stride, count):
+        total = np.full_like(a, highest)
+        for factor in reversed(lower):
+            total = multiply(total, a) + np.uint64(factor)
+            total = (total & np.uint64(P)) + (total >> np.uint64(61))  # mod p, up to 2 above it
+        words.append(total)
+    series = geometric_series(pow(g, stride, P), count) % P
+    words.append(multiply(powers_of(g, x), np.full_like(x, series)))
+    return np.stack(words, axis=1) % np.uint64(P)
 
 
 @lru_cache(maxsize=64)  # the shards of all ranks have the same, and it is most of the work

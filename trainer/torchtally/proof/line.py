@@ -7,7 +7,7 @@ with another meaning needs another version.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, Self
 
 from torchtally.proof import digest, rules
@@ -217,28 +217,44 @@ class TallyLine:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """The line with these values. Raises ValueError that names the field, its value and what is allowed."""
-        line = Values(values)
-        found = cls(**_shared(line), **rules.checked(cls, line, _OF_A_RANK))
-        if found.consumed < (counted := int.from_bytes(found.digest[:8], "big")):
-            raise line.bad("consumed", f"no less than the {counted} samples that its digest counts")
-        if (found.dropped or 0) != found.of_dropped.words[0]:
-            raise line.bad("dropped", f"the {found.of_dropped.words[0]} samples that dropped_digest counts")
-        return found
+        shared, own = checked(values)
+        return cls(**shared, **own)
 
 
 NAMES = tuple(field.name for field in fields(TallyLine))
 _MAY_BE_NONE = [field.name for field in fields(TallyLine) if field.default is None]
 _OF_A_RANK = rules.marked(TallyLine, OF_A_RANK)
 _SHARED = [name for name in NAMES if name not in _OF_A_RANK]
+_DEFAULTS = {field.name: field.default for field in fields(TallyLine) if field.default is not MISSING}
 _known: dict[str, dict[str, Any]] = {}  # the last values that lines of several ranks shared, by their text
 _MOST_KNOWN = 1 << 10
+
+
+def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of the line with these values: those that all ranks have in common, held once, and the rank's own.
+
+    Raises ValueError that names the field, its value and what is allowed.
+    """
+    line = Values(values)
+    shared, own = _shared(line), rules.checked(TallyLine, line, _OF_A_RANK)
+    if own["consumed"] < (counted := _count_of(own["digest"])):
+        raise line.bad("consumed", f"no less than the {counted} samples that its digest counts")
+    if (own.get("dropped") or 0) != (counted := _count_of(own.get("dropped_digest", b""))):
+        raise line.bad("dropped", f"the {counted} samples that dropped_digest counts")
+    return shared, own
+
+
+def _count_of(packed: bytes) -> int:
+    """The number of samples in a packed digest."""
+    return int.from_bytes(packed[:8], "big")
 
 
 def _shared(line: Values) -> dict[str, Any]:
     """The fields that all ranks have in common in an epoch: checked once, and held once."""
     asked = repr([line.values.get(name, ...) for name in _SHARED])  # as values, True would equal 1
     if not (shared := _known.get(asked)):
-        shared = rules.checked(TallyLine, line, _SHARED)
+        shared = {name: _DEFAULTS[name] for name in _SHARED if name in _DEFAULTS}
+        shared |= rules.checked(TallyLine, line, _SHARED)
         if len(_known) == _MOST_KNOWN:
             _known.clear()
         _known[asked] = shared

@@ -1,6 +1,7 @@
 """The verifier: judges runs from their lines alone, and names every reason against a proof. Imports numpy, never torch.
 
 log            finds tally lines and last lines in logs
+lines          holds the lines of an epoch's ranks together, in little memory
 wrapped        extracts a program's lines from the formats of container runtimes and log collectors
 expected       the samples that each rank should have consumed
 lineage        which attempts of a run its final weights come from

@@ -1,9 +1,10 @@
 """The samples that each rank should have consumed, from the fields of its line alone. Nothing here grows with n."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
+from operator import attrgetter
 
 import numpy as np
 
@@ -12,10 +13,11 @@ from torchtally.proof.contract import Contract
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import TallyLine
-from torchtally.proof.modular import P
+from torchtally.proof.modular import P, Words, exact_sum
 from torchtally.proof.order import sizes_of
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Progression, Shard
+from torchtally.verifier.lines import Lines
 
 CAN_NAME = bool(find_spec("sympy"))  # without it a wrong digest is found, but no lost or doubled sample is named
 
@@ -133,12 +135,20 @@ def is_right(line: TallyLine) -> bool:
     return line.expected == line.consumed == size and line.digest.startswith(positions)
 
 
-def sum_of(lines: list[TallyLine]) -> Digest:
-    """The sum of the digests of what they consumed or dropped."""
-    digests = [line.digest for line in lines] + [line.dropped_digest for line in lines if line.dropped_digest]
-    words = np.frombuffer(b"".join(digests), ">u8").reshape(-1, digest.WORDS)
-    low, high = (words & 0xFFFFFFFF).sum(axis=0).tolist(), (words >> 32).sum(axis=0).tolist()
-    return Digest(tuple((a + (b << 32)) % P for a, b in zip(low, high, strict=True)))
+def doubtful(groups: Iterable[Lines]) -> list[TallyLine]:
+    """The lines of ranks that are not plain, or whose numbers or digest are not the expected ones; by rank."""
+    lines = [line for each in groups for line in each.others if line.rank != "all"]
+    for each in groups:
+        shard = replace(each.first.shard, rank=0, order="sequential", seed=0, epoch=1)
+        found, ranks = each.plain_numbers[:, : 2 + digest.OF_POSITIONS], each.plain_ranks
+        wrong = (found != _of_ranks(each.first.run, shard, ranks.tobytes())).any(axis=1)
+        lines += [line for rank in ranks[wrong].tolist() if (line := each.line(rank))]
+    return sorted(lines, key=attrgetter("rank"))
+
+
+def sum_of_plain(groups: Iterable[Lines]) -> list[int]:
+    """The sums of the numbers of plain lines: expected, consumed, and each word of the digest."""
+    return [sum(map(exact_sum, column)) for column in zip(*(each.plain_numbers.T for each in groups), strict=True)]
 
 
 @lru_cache(maxsize=1 << 14)  # a rank's positions are the same in every epoch
@@ -149,6 +159,28 @@ def _of_rank(
     shard = Shard(n=n, rank=rank, world=world, contract=contract, start=start, end=end)
     words = _of_positions(run, *shard.progressions).packed
     return shard.size, words[: 8 * digest.OF_POSITIONS]
+
+
+@lru_cache(maxsize=2)  # as many phases may take turns
+def _of_ranks(run: str, shard: Shard, packed: bytes) -> Words:
+    """For each rank a row: twice its number of samples, and the words of its positions."""
+    ranks, g = np.frombuffer(packed, np.uint64), digest.base(run)
+    found = np.empty((len(ranks), 2 + digest.OF_POSITIONS), dtype=np.uint64)
+    left = (shard.n if shard.end is None else shard.end) - shard.start
+    more = ranks < left % shard.world  # each of them has as many positions, and so has each of the others
+    for own in (more, ~more):
+        if not own.any():
+            continue
+        one = replace(shard, rank=int(ranks[own][0]))
+        once, *again = one.progressions
+        first = ranks[own] + np.uint64(shard.start)
+        words = digest.of_progressions(first, once.stride, once.count, g)
+        if again:
+            first = (first + np.uint64(once.stride * once.count)) % np.uint64(shard.n)
+            words = (words + digest.of_progressions(first, 1, 1, g)) % np.uint64(P)
+        found[own, :2] = one.size
+        found[own, 2:] = words
+    return found
 
 
 def _of_positions(run: str, *parts: Progression) -> Digest:

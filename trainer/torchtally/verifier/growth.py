@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from operator import attrgetter
 
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
+from torchtally.verifier.lines import Lines
 from torchtally.verifier.phrasing import attempt_names
 
 Plan = Mapping[str, int]
@@ -32,18 +32,21 @@ def went_on(first: RunSummary, second: RunSummary) -> bool:
     )
 
 
-def as_planned_at_last(lines: list[TallyLine], last: RunSummary | None) -> tuple[list[TallyLine], list[str]]:
+def as_planned_at_last(lines: list[Lines], last: RunSummary | None) -> tuple[list[Lines], list[str]]:
     """The lines and notes. Lines of earlier attempts have the newest attempt's plan, if their own has grown to it.
 
     The line of an epoch that ends early keeps its plan, because a longer plan would not end the epoch there.
     """
-    newest = max((line.attempt_began for line in lines), default=None)
-    plan = last.plan if last else next((line.plan for line in lines if line.attempt_began == newest), None)
+    firsts = [each.first for each in lines]
+    newest = max((first.attempt_began for first in firsts), default=None)
+    plan = last.plan if last else next((first.plan for first in firsts if first.attempt_began == newest), None)
     if plan is None:
         return lines, []
-    attempt = last.attempt if last else max(line.attempt for line in lines)
-    grown = _grown([line for line in lines if line.attempt < attempt], plan)
-    found = [replace(line, plan=plan) if line.attempt_began in grown and line.end is None else line for line in lines]
+    attempt = last.attempt if last else max(first.attempt for first in firsts)
+    grown = _grown([first for first in firsts if first.attempt < attempt], plan)
+    found = [
+        each.with_plan(plan) if each.first.attempt_began in grown and each.first.end is None else each for each in lines
+    ]
     return found, list(_notes(grown, plan))
 
 

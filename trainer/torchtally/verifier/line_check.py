@@ -4,55 +4,53 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby, islice
-from operator import attrgetter
 
 from torchtally.proof.digest import OF_POSITIONS, Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
 from torchtally.proof.locality import UnknownSizes
+from torchtally.proof.modular import P
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier import digest_check, expected
+from torchtally.verifier.lines import Lines, blocks_of, ranks_of, together
 from torchtally.verifier.phrasing import counted, differing, not_checked, numbers, who
 from torchtally.verifier.problem import Block, Problem
 
 
 def compare(
-    lines: list[TallyLine], last: RunSummary | None, sizes: Mapping[str, ShardSizes]
+    lines: list[Lines], last: RunSummary | None, sizes: Mapping[str, ShardSizes]
 ) -> tuple[list[Problem], list[Problem]]:
     """The problems of the lines, and the lines that are missing. Without `last`, there is at least one line.
 
     `sizes` has those of shard files, by their fingerprint.
     """
-    blocks: dict[Block, dict[Rank, TallyLine]] = defaultdict(dict)
-    for line in lines:
-        blocks[line.block][line.rank] = line
+    blocks: dict[Block, list[Lines]] = defaultdict(list)
+    for each in lines:
+        blocks[each.first.block].append(each)
 
     problems = list(_disagreements(lines, "", ("task", "plan")))
     unsettled: list[Problem] = []
-    for attempt in {line.attempt_began for line in lines}:  # the next attempt may have another number of ranks
-        unsettled += _disagreements([line for line in lines if line.attempt_began == attempt], "", ("world",))
+    for attempt in {each.first.attempt_began for each in lines}:  # the next may have another number of ranks
+        own = [each for each in lines if each.first.attempt_began == attempt]
+        unsettled += _disagreements(own, "", ("world",))
     problems += unsettled
-    absent = [] if problems else _missing(blocks, last.plan if last else lines[0].plan, last)
+    absent = [] if problems else _missing(blocks, last.plan if last else lines[0].first.plan, last)
     missing = [replace(problem, missing=True) for problem in absent]
     settled = not unsettled
     comparable: set[str] = set()
     for phase in dict.fromkeys(phase for phase, _ in blocks):
-        own = [line for line in lines if line.phase == phase]
+        own = [each for each in lines if each.first.phase == phase]
         found = list(_disagreements(own, phase, ("n", "seed", "contract", "order", "data")))
         problems += found
         if settled and not found:
             comparable.add(phase)
 
-    for block, ranks in blocks.items():
+    for block, groups in blocks.items():
         where = f"{block[0]} epoch {block[1]}"
-        together = ranks.get("all")
-        alone = [line for rank, line in ranks.items() if rank != "all"]
+        everything = together(groups)
         texts: list[str] = []
         unknown: list[str] = []  # what nothing contradicts, and nothing proves
-        for line in [together, *alone] if together else alone:
-            if block[0] in comparable and expected.is_right(line):
-                continue
+        for line in [*([everything] if everything else ()), *expected.doubtful(groups)]:
             texts += _faults(line)
             if block[0] in comparable:
                 sized = expected.with_sizes(line, sizes)
@@ -61,40 +59,34 @@ def compare(
                 except UnknownSizes as error:
                     sentence = f"{who([line.rank])}: {not_checked(error)}"
                     (texts if expected.has_other_positions(sized) else unknown).append(sentence)
-        every = list(ranks.values())
-        differ = list(_disagreements(every, where, ("start", "end", "batch", "commits")))  # in which epochs may differ
+        differ = list(_disagreements(groups, where, ("start", "end", "batch", "commits")))  # in which epochs may differ
         problems += differ
-        texts += _commit_faults(every)
+        texts += _commit_faults(groups)
         if not last:
-            (texts if _goes_on(lines, every) else unknown).extend(_early_ends(every))
-        if together and block[0] in comparable and not differ and len(alone) == together.world:
-            texts += _sum_faults(together, alone)
+            (texts if _goes_on(lines, groups) else unknown).extend(_early_ends(groups))
+        if everything and block[0] in comparable and not differ and sum(map(len, groups)) == everything.world + 1:
+            texts += _sum_faults(everything, groups)
         problems += [Problem(text, where, frozenset([block])) for text in texts]
         problems += [Problem(text, where, frozenset([block]), missing=True) for text in unknown]
     return problems, missing
 
 
-def _disagreements(lines: list[TallyLine], where: str, names: Iterable[str]) -> Iterator[Problem]:
+def _disagreements(groups: list[Lines], where: str, names: Iterable[str]) -> Iterator[Problem]:
+    epochs = {each.first.epoch for each in groups}
     for name in names:
-        if len(list(islice(groupby(lines, attrgetter(name)), 2))) < 2:
-            continue  # as nearly always
-        epochs = {line.epoch for line in lines}
-        camps: dict[str, list[TallyLine]] = defaultdict(list)
-        for line in lines:
-            camps[json.dumps(getattr(line, name), sort_keys=True)].append(line)
+        camps: dict[str, list[Lines]] = defaultdict(list)
+        for each in groups:
+            camps[json.dumps(getattr(each.first, name), sort_keys=True)].append(each)
         if len(camps) > 1:
             sides = []
             for value, camp in camps.items():
-                when = {line.epoch for line in camp}
+                when = {each.first.epoch for each in camp}
                 in_epochs = f" in {numbers('epoch', when)}" if where and when != epochs else ""
-                sides.append(f"{value} ({who(line.rank for line in camp)}{in_epochs})")
-            blocks = frozenset(line.block for line in lines)
-            yield Problem(f"the lines disagree on {name}: {', '.join(sides)}", where, blocks)
+                sides.append(f"{value} ({who(ranks_of(camp))}{in_epochs})")
+            yield Problem(f"the lines disagree on {name}: {', '.join(sides)}", where, blocks_of(groups))
 
 
-def _missing(
-    blocks: dict[Block, dict[Rank, TallyLine]], plan: Mapping[str, int], last: RunSummary | None
-) -> Iterator[Problem]:
+def _missing(blocks: dict[Block, list[Lines]], plan: Mapping[str, int], last: RunSummary | None) -> Iterator[Problem]:
     for phase, planned_count in plan.items():
         count = last.epochs(phase) if last else planned_count
         made = "planned" if count == planned_count else "made"  # of a run that has stopped
@@ -103,15 +95,18 @@ def _missing(
             yield Problem(f"no tally line of phase {phase} at all, {numbers('epoch', range(1, count + 1))} {made}")
         elif absent := set(range(1, count + 1)) - seen:
             yield Problem(f"no tally line of {numbers('epoch', absent)}, {count} {made}", phase)
-    planned: dict[Block, set[Rank]] = {
-        block: {*range(next(iter(present.values())).world), "all"} for block, present in blocks.items()
+    absent_ranks = {
+        block: set[Rank]({*range(groups[0].first.world), "all"}).difference(ranks_of(groups))
+        for block, groups in blocks.items()
     }
-    everybody = set[Rank]().union(*planned.values())
-    if nowhere := everybody.difference(*blocks.values()):
+    nowhere = set[Rank]().union(*absent_ranks.values())
+    for groups in blocks.values() if nowhere else ():
+        nowhere.difference_update(ranks_of(groups))
+    if nowhere:
         yield Problem(f"no tally line of {who(nowhere)} at all", "", frozenset(blocks))
-    for block, present in blocks.items():
-        if absent_ranks := planned[block] - nowhere - present.keys():
-            yield Problem(f"no tally line of {who(absent_ranks)}", f"{block[0]} epoch {block[1]}", frozenset([block]))
+    for block, ranks in absent_ranks.items():
+        if some := ranks - nowhere:
+            yield Problem(f"no tally line of {who(some)}", f"{block[0]} epoch {block[1]}", frozenset([block]))
 
 
 def _faults(line: TallyLine) -> Iterator[str]:
@@ -142,21 +137,23 @@ def _faults(line: TallyLine) -> Iterator[str]:
         yield f"{name}: {lost} lost, {doubled} doubled{outside}"
 
 
-def _commit_faults(lines: list[TallyLine]) -> Iterator[str]:
+def _commit_faults(groups: list[Lines]) -> Iterator[str]:
     """Numbers of commits that no epoch of so many steps can have: each step is committed, several may be at once."""
-    camps: dict[tuple[int, int, int], list[TallyLine]] = defaultdict(list)
-    for line in lines:
-        if line.commits is not None:
-            camps[line.commits, line.start, line.shard.steps(line.batch)].append(line)
+    camps: dict[tuple[int, int, int], list[Lines]] = defaultdict(list)
+    for each in groups:
+        first = each.first
+        if first.commits is not None:
+            camps[first.commits, first.start, first.shard.steps(first.batch)].append(each)
     for (commits, start, steps), camp in camps.items():
         # Those before `start` are counted, too, but how many steps they were is not known.
         if commits < min(1, start + steps) or (commits > steps and not start):
             number, since = counted(steps, "step"), f" from position {start} on" if start else ""
-            yield f"{who(line.rank for line in camp)}: commits {commits}, but the epoch has {number}{since}"
+            yield f"{who(ranks_of(camp))}: commits {commits}, but the epoch has {number}{since}"
 
 
-def _early_ends(lines: list[TallyLine]) -> Iterator[str]:
+def _early_ends(groups: list[Lines]) -> Iterator[str]:
     """Ends of an epoch that is not the last one: what is behind them is lost if the run went on."""
+    lines = [each.first for each in groups]
     for end, planned in {(line.end, line.plan[line.phase]) for line in lines if line.end is not None}:
         if lines[0].epoch < planned:
             yield (
@@ -165,34 +162,38 @@ def _early_ends(lines: list[TallyLine]) -> Iterator[str]:
             )
 
 
-def _goes_on(lines: list[TallyLine], block: list[TallyLine]) -> bool:
+def _goes_on(groups: list[Lines], block: list[Lines]) -> bool:
     """Whether an attempt that ended an epoch early has lines of later ones."""
-    phase, epoch = block[0].block
-    attempts = {line.attempt_began for line in block}
+    phase, epoch = block[0].first.block
+    attempts = {each.first.attempt_began for each in block}
+    lines = (each.first for each in groups)
     return any(line.phase == phase and line.epoch > epoch and line.attempt_began in attempts for line in lines)
 
 
-def _sum_faults(together: TallyLine, alone: list[TallyLine]) -> Iterator[str]:
+def _sum_faults(together: TallyLine, groups: list[Lines]) -> Iterator[str]:
+    plain = expected.sum_of_plain(groups)
+    others = [line for each in groups for line in each.others if line.rank != "all"]
     before = f" and the {together.start} samples before" if together.start else ""
     sums = {"expected": "expected", "accounted": "consumed or dropped"}
-    for name, what in sums.items():
-        stated, sum_ = getattr(together, name), together.start + sum(getattr(line, name) for line in alone)
+    for (name, what), of_plain in zip(sums.items(), plain, strict=False):
+        stated, sum_ = getattr(together, name), together.start + of_plain + sum(getattr(line, name) for line in others)
         if stated != sum_:
             what = what if together.dropped else what.removesuffix(" or dropped")
             yield f"all ranks together report {what} {stated}, but their lines{before} add up to {sum_}"
-    stated, sum_ = together.dropped or 0, sum(line.dropped or 0 for line in alone)
+    stated, sum_ = together.dropped or 0, sum(line.dropped or 0 for line in others)
     if not sum_ <= stated <= sum_ + together.start:
         yield f"all ranks together report dropped {stated}, but their lines{before} add up to {sum_}"
-    of_dropped = sum((line.of_dropped for line in alone), Digest())
+    of_dropped = sum((line.of_dropped for line in others), Digest())
     if stated == sum_ and (names := differing(together.of_dropped, of_dropped)):
         yield f"the dropped_digest of all ranks together is not the sum of their lines: it differs in {names}"
-    sum_of_digests = expected.sum_of(alone) + expected.carried(together)
+    digests = (line.accounted_digest for line in others)
+    sum_of_digests = sum(digests, Digest(tuple(word % P for word in plain[2:]))) + expected.carried(together)
     if together.start:  # the indices of earlier samples have no closed form
         sum_of_digests = Digest((*sum_of_digests.of_positions, *together.accounted_digest.words[OF_POSITIONS:]))
     if names := differing(together.accounted_digest, sum_of_digests):
         yield f"the digest of all ranks together is not the sum of their lines{before}: it differs in {names}"
     for name in ("lost", "doubled"):  # fewer are possible: one rank may consume what another lost
-        stated, each = getattr(together, name), [getattr(line, name) for line in alone]
+        stated, each = getattr(together, name), [getattr(line, name) for line in others]
         if stated is not None and None not in each and stated > sum(each):
             yield f"all ranks together report {name} {stated}, but their lines add up to only {sum(each)}"
 

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.verifier import growth
+from torchtally.verifier.lines import Lines
 from torchtally.verifier.phrasing import attempt_names
 from torchtally.verifier.problem import Block, Problem
 
@@ -37,23 +38,23 @@ def after(attempt: Attempt, last: RunSummary) -> bool:
     return began > last.began or (number > last.attempt and 0 in (began, last.began))
 
 
-def of(lines: list[TallyLine], last: RunSummary | None) -> list[TallyLine]:
+def of(groups: list[Lines], last: RunSummary | None) -> list[Lines]:
     """The lines that count, in the order of the run."""
-    chain = _chain({line.attempt_began for line in lines}, last)
-    phases = {phase: place for place, phase in enumerate(lines[0].plan)} if lines else {}
+    chain = _chain({each.first.attempt_began for each in groups}, last)
+    phases = {phase: place for place, phase in enumerate(groups[0].first.plan)} if groups else {}
 
-    def story(line: TallyLine) -> tuple[float, ...]:
-        place = phases.get(line.phase, len(phases))
-        return line.epoch, place, -line.attempt, float("inf") if line.rank == "all" else line.rank
+    def story(each: Lines) -> tuple[float, ...]:
+        first = each.first
+        return first.epoch, phases.get(first.phase, len(phases)), -first.attempt, each.place
 
-    lineage: list[TallyLine] = []
+    lineage: list[Lines] = []
     attempt = 0
-    own = sorted((line for line in lines if line.attempt_began in chain), key=story)
-    for _, block in groupby(own, key=lambda line: line.block):
+    own = sorted((each for each in groups if each.first.attempt_began in chain), key=story)
+    for _, block in groupby(own, key=lambda each: each.first.block):
         newest, *others = block
-        if newest.attempt >= attempt:
-            attempt = newest.attempt
-            lineage += [line for line in (newest, *others) if line.attempt == attempt]
+        if newest.first.attempt >= attempt:
+            attempt = newest.first.attempt
+            lineage += [each for each in (newest, *others) if each.first.attempt == attempt]
     return lineage
 
 

@@ -17,6 +17,7 @@ from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 from torchtally.verifier import growth
+from torchtally.verifier.lines import Lines
 from torchtally.verifier.outcome import Unsuccessful
 from torchtally.verifier.phrasing import differing
 from torchtally.verifier.wrapped import Unwrapping
@@ -57,7 +58,7 @@ class Complaint:
 class Log:
     """Everything read so far. Holds tally lines only, so that a log of any length fits."""
 
-    lines: dict[tuple[Any, ...], TallyLine] = field(default_factory=dict)
+    blocks: dict[tuple[Any, ...], list[Lines]] = field(default_factory=lambda: defaultdict(list))
     lasts: dict[str, list[RunSummary]] = field(
         default_factory=lambda: defaultdict(list)
     )  # of runs, as often as printed
@@ -86,24 +87,35 @@ class Log:
     def add(self, text: str, where: str) -> None:
         """Add a line of a log, which is at this place."""
         for found in _found_in(text):
-            if found.run:
-                begins = self.begins.get(found.run), found.began
-                self.begins[found.run] = min(filter(None, begins), default=0)
-            if isinstance(found, TallyLine):
-                self._add_line(found, where)
-            elif isinstance(found, RunSummary):
+            if isinstance(found, tuple):
+                self._add_line(*found, where)
+                continue
+            self._begin(found.run, found.began)
+            if isinstance(found, RunSummary):
                 self._add_summary(found, where)
             else:
                 self.complaints.append(replace(found, text=f"{where}: {found.text}"))
 
-    def _add_line(self, line: TallyLine, where: str) -> None:
-        key = (line.run, line.attempt, line.began, line.phase, line.epoch, line.rank)
-        twin = self.lines.setdefault(key, line)
-        if twin is not line and twin != line:
+    def _begin(self, run: str | None, began: int | None) -> None:
+        if run:
+            self.begins[run] = min(filter(None, (self.begins.get(run), began)), default=0)
+
+    def _add_line(self, shared: dict[str, Any], own: dict[str, Any], where: str) -> None:
+        block = self.blocks[shared["run"], shared["attempt"], shared["began"], shared["phase"], shared["epoch"]]
+        twin = next((line for each in block if (line := each.line(own["rank"]))), None)
+        if twin:
+            line = TallyLine(**shared, **own)
+            if twin == line:
+                return
             who = "all ranks" if line.rank == "all" else f"rank {line.rank}"
             which = f"{line.phase} epoch {line.epoch} of {who}"
             text = f"{where}: {which} is printed twice and differs: {'; '.join(_differences(twin, line))}"
             self.complaints.append(Complaint(text, line.run, line.attempt, line.began, line.block))
+        elif alike := next((each for each in block if each.fits(shared)), None):
+            alike.add(own)
+        else:
+            self._begin(shared["run"], shared["began"])
+            block.append(Lines(shared, own))
 
     def _add_summary(self, summary: RunSummary, where: str) -> None:
         twins = self.lasts[summary.run]
@@ -116,10 +128,15 @@ class Log:
             twins.append(summary)
 
     @property
+    def groups(self) -> list[Lines]:
+        """All lines."""
+        return [*chain(*self.blocks.values())]
+
+    @property
     def sizes(self) -> dict[str, ShardSizes]:
         """All sizes of shard files that are known, by their fingerprint."""
         of_phases = (phase.sizes for last in chain(*self.lasts.values()) for phase in last.phases.values())
-        return by_fingerprint(chain(self.told, (line.sizes for line in self.lines.values()), of_phases))
+        return by_fingerprint(chain(self.told, (line.sizes for each in self.groups for line in each.others), of_phases))
 
     @property
     def runs(self) -> list[str]:
@@ -157,8 +174,8 @@ def _phase_differences(phase: str, one: PhaseSummary, other: PhaseSummary) -> It
             yield f"{name} of {phase} {a} and {b}"
 
 
-def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
-    """Each line that starts in `text`, or a complaint about it."""
+def _found_in(text: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]] | RunSummary | Complaint]:
+    """Each line that starts in `text`, or a complaint about it. Of a tally line, its shared and its own fields."""
     at = 0
     while start := _START.search(text, at):
         at, other_version = start.end(), False
@@ -167,7 +184,7 @@ def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
             other_version = True
             tally_line.check_version(values)
             other_version = False
-            yield (RunSummary if run_summary.is_summary(values) else TallyLine).parse(values)
+            yield RunSummary.parse(values) if run_summary.is_summary(values) else tally_line.checked(values)
         except json.JSONDecodeError as error:
             cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
             how = "cut off" if cut else "mixed up with other output"

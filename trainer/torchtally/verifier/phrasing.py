@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from torchtally.proof.digest import NAMES, Digest
 from torchtally.proof.line import Attempt, Rank
 from torchtally.proof.locality import UnknownSizes
+from torchtally.verifier.lines import blocks_of, firsts, in_order
 from torchtally.verifier.outcome import Outcome
+from torchtally.verifier.problem import Block
 
 if TYPE_CHECKING:
     from torchtally.verifier.verdict import Verdict
@@ -85,10 +87,12 @@ def conclusion(verdict: "Verdict") -> str:
 
 def _proved_so_far(verdict: "Verdict") -> str:
     """Phases and epochs of which every line is there, where none contradicts."""
-    ranks = Counter(line.block for line in verdict.lines)
+    ranks = Counter[Block]()
+    for each in verdict.groups:
+        ranks[each.first.block] += len(each)
     whole: dict[str, list[int]] = {}
-    for line in verdict.lines:
-        if line.rank == "all" and ranks[line.block] == line.world + 1 and not verdict.of(line.block):
+    for line in verdict.together:
+        if ranks[line.block] == line.world + 1 and not verdict.of(line.block):
             whole.setdefault(line.phase, []).append(line.epoch)
     parts = [f"{phase} {numbers('epoch', epochs)}" for phase, epochs in whole.items()]
     return f"; proved up to there: {', '.join(parts) or 'nothing'}"
@@ -97,8 +101,8 @@ def _proved_so_far(verdict: "Verdict") -> str:
 def summary(verdict: "Verdict") -> str:
     """Return the final sentence on a proof that holds."""
     last = verdict.last
-    plan = last.plan if last else verdict.lines[-1].plan
-    world = last.worlds[-1][2] if last else verdict.lines[-1].world
+    plan = last.plan if last else verdict.groups[-1].first.plan
+    world = last.worlds[-1][2] if last else verdict.groups[-1].first.world
     facts = [f"run {verdict.run}", counted(world, "rank")]
     facts += [f"{phase} {_extent(verdict, phase, planned)}" for phase, planned in plan.items()]
     if last and last.model:
@@ -115,7 +119,7 @@ def _extent(verdict: "Verdict", phase: str, planned: int) -> str:
     if last:
         ends = [(last.end(phase, epochs), last.phases[phase].n)] if epochs else []
     else:
-        ends = [(line.end, line.n) for line in verdict.lines if line.block == (phase, epochs)]
+        ends = [(line.end, line.n) for line in firsts(verdict.groups) if line.block == (phase, epochs)]
     for end, n in ends[:1]:
         if end is not None:
             part = f"the first {end} of {n} samples of epoch {epochs}"
@@ -135,10 +139,11 @@ def _end(verdict: "Verdict") -> str:
     """Where the lines of an unfinished run end."""
     if verdict.last:
         return ""
-    if not verdict.lines:
+    if not verdict.groups:
         return " (it has no whole line)"
-    line = verdict.lines[-1]
-    blocks = {each.block for each in verdict.lines}
+    blocks = blocks_of(verdict.groups)
+    newest = verdict.groups[-1].first.block
+    *_, line = in_order(each for each in verdict.groups if each.first.block == newest)
     if all(blocks.issuperset((phase, epoch) for epoch in range(1, end + 1)) for phase, end in line.plan.items()):
         return ""
     return f" (its lines end in {line.phase} epoch {line.epoch}, {line.plan[line.phase]} planned)"
@@ -149,7 +154,7 @@ def _dropped(verdict: "Verdict") -> str:
     if verdict.last:
         counts = {phase: stated.dropped for phase, stated in verdict.last.phases.items() if stated.dropped}
     else:
-        together = [line for line in verdict.lines if line.rank == "all" and line.dropped]
+        together = [line for line in verdict.together if line.dropped]
         counts = {
             phase: sum(line.dropped or 0 for line in together if line.phase == phase)
             for phase in dict.fromkeys(line.phase for line in together)

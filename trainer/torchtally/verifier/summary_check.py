@@ -4,8 +4,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from torchtally.proof import digest, drop_counts
@@ -15,12 +13,11 @@ from torchtally.proof.locality import UnknownSizes
 from torchtally.proof.order import parse, sizes_of
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
+from torchtally.verifier.lines import Lines, blocks_of, ranks_of
 from torchtally.verifier.phrasing import counted, differing, not_checked, numbers, who
 from torchtally.verifier.problem import Problem
 
-# Lines that agree in these are compared with the last line together.
 _OF_RUN, _OF_PHASE, _OF_EPOCH = ("task", "plan", "seed"), ("n", "contract", "order", "data"), ("start", "world", "end")
-_FACTS = attrgetter("phase", "epoch", *_OF_RUN, *_OF_PHASE, *_OF_EPOCH)
 
 
 def faults(last: RunSummary) -> Iterator[Problem]:
@@ -98,28 +95,31 @@ def superseded(last: RunSummary, line: TallyLine) -> bool:
     return (line.start, line.world, line.end) != dealt
 
 
-def contradictions(last: RunSummary, lines: list[TallyLine]) -> Iterator[Problem]:
+def contradictions(last: RunSummary, groups: list[Lines]) -> Iterator[Problem]:
     """Contradictions with other lines; of a phase whose lines are complete, with their sum, too."""
-    camps: dict[tuple[str, str, str, str], list[TallyLine]] = defaultdict(list)
-    for _, group in groupby(lines, _FACTS):
-        alike = list(group)
-        for phase, name, stated in _facts(last, alike[0]):
-            found = getattr(alike[0], name)
+    camps: dict[tuple[str, str, str, str], list[Lines]] = defaultdict(list)
+    for each in groups:
+        for phase, name, stated in _facts(last, each.first):
+            found = getattr(each.first, name)
             if found != stated:
-                camps[phase, name, json.dumps(stated, sort_keys=True), json.dumps(found, sort_keys=True)] += alike
+                camps[phase, name, json.dumps(stated, sort_keys=True), json.dumps(found, sort_keys=True)].append(each)
     for (phase, name, stated, found), camp in camps.items():
-        whose = f"{who(line.rank for line in camp)} in {numbers('epoch', {line.epoch for line in camp})}"
-        text = f"the last line reports {name} {stated}, but {found} is in the lines of {whose}"
-        yield Problem(text, phase, frozenset(line.block for line in camp))
-    for phase in dict.fromkeys(line.phase for line in lines):
-        if late := [line for line in lines if line.phase == phase and line.epoch > last.epochs(phase)]:
-            whose = f"{who(line.rank for line in late)} in {numbers('epoch', {line.epoch for line in late})}"
-            text = f"the last line reports {counted(last.epochs(phase), 'epoch')}, but there are lines of {whose}"
-            yield Problem(text, phase, frozenset(line.block for line in late))
+        text = f"the last line reports {name} {stated}, but {found} is in the lines of {_whose(camp)}"
+        yield Problem(text, phase, blocks_of(camp))
+    for phase in dict.fromkeys(each.first.phase for each in groups):
+        if late := [each for each in groups if each.first.phase == phase and each.first.epoch > last.epochs(phase)]:
+            text = (
+                f"the last line reports {counted(last.epochs(phase), 'epoch')}, but there are lines of {_whose(late)}"
+            )
+            yield Problem(text, phase, blocks_of(late))
     for phase in last.phases:
-        together = {line.epoch: line for line in lines if line.phase == phase and line.rank == "all"}
-        if together.keys() == {*range(1, last.epochs(phase) + 1)}:
-            yield from _sum_faults(last, phase, list(together.values()))
+        lines = [line for each in groups if each.first.phase == phase and (line := each.line("all"))]
+        if {line.epoch for line in lines} == {*range(1, last.epochs(phase) + 1)}:
+            yield from _sum_faults(last, phase, lines)
+
+
+def _whose(groups: list[Lines]) -> str:
+    return f"{who(ranks_of(groups))} in {numbers('epoch', {each.first.epoch for each in groups})}"
 
 
 def _facts(last: RunSummary, line: TallyLine) -> Iterator[tuple[str, str, Any]]:

@@ -3,13 +3,15 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 
 from torchtally.proof import table
-from torchtally.proof.line import TallyLine
+from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier import expected, growth, line_check, lineage, summary_check
+from torchtally.verifier.lines import Lines, firsts, in_order
 from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
 from torchtally.verifier.phrasing import attempt_names, numbers
@@ -27,10 +29,20 @@ class Verdict:
     run: str | None = None
     attempt: int | None = None
     last: RunSummary | None = None
-    lines: list[TallyLine] = field(default_factory=list)
+    groups: list[Lines] = field(default_factory=list)  # of lines that count
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     job: Unsuccessful | None = None  # that the run is of
+
+    @cached_property
+    def lines(self) -> list[TallyLine]:
+        """The lines that count, in the order of the run."""
+        return [*in_order(self.groups)]
+
+    @property
+    def together(self) -> list[TallyLine]:
+        """Those of all ranks together."""
+        return [line for each in self.groups if (line := each.line("all"))]
 
     @property
     def holds(self) -> bool:
@@ -50,7 +62,10 @@ class Verdict:
 
 def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -> list[Verdict]:
     """The verdicts about all runs in the log, or about the one that is asked for. Raises UnknownRun."""
-    counts = Counter([*(line.run for line in log.lines.values()), *(each.run for each in chain(*log.lasts.values()))])
+    counts = Counter[str]()
+    for each in log.groups:
+        counts[each.first.run] += len(each)
+    counts.update(each.run for each in chain(*log.lasts.values()))
     if not counts:
         problems = [_problem(complaint) for complaint in log.complaints]
         problems = problems or [Problem(f"no tally line in {_sources(log.sources)}", missing=True)]
@@ -67,22 +82,23 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
 
 
 def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
-    every = [line for line in log.lines.values() if line.run == run]
+    every = [each for each in log.groups if each.first.run == run]
     sizes = log.sizes
-    last = lineage.end(log.lasts[run], every)
+    last = lineage.end(log.lasts[run], firsts(every))
     if last:
         last = summary_check.with_sizes(last, sizes)
     faults = list(summary_check.faults(last)) if last else []
     proven = last is not None and not faults
-    lines = lineage.of(every, last)
+    groups = lineage.of(every, last)
     if last and proven:
-        counting = {line.block for line in lines if not summary_check.superseded(last, line)}
-        lines = [line for line in lines if line.block in counting]  # of one attempt, all lines of a block or none
-    superseded = _superseded(every, lines)
+        counting = {line.block for line in firsts(groups) if not summary_check.superseded(last, line)}
+        groups = [each for each in groups if each.first.block in counting]  # of one attempt, all of a block or none
+    superseded = _superseded(every, groups)
     if last:
-        faults += _faults_before(log.lasts[run], last, lines, sizes)
-    lines, grown = growth.as_planned_at_last(lines, last)
-    verdict = Verdict(run, last=last, lines=lines, notes=[*log.notes, *superseded, *grown], job=log.job)
+        faults += _faults_before(log.lasts[run], last, groups, sizes)
+    groups, grown = growth.as_planned_at_last(groups, last)
+    lines = firsts(groups)
+    verdict = Verdict(run, last=last, groups=groups, notes=[*log.notes, *superseded, *grown], job=log.job)
     newest = max((each.attempt_began for each in (*lines, *([last] if last else ()))), default=(0, 0))
     verdict.attempt = newest[0] if lines or last else None
 
@@ -93,20 +109,20 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     if not lines and not last:  # all that is known of the run is what is wrong with its lines
         verdict.problems += missing
         return verdict
-    found, absent = line_check.compare(lines, last, sizes)
+    found, absent = line_check.compare(groups, last, sizes)
     missing += absent
     if proven and expect_per_pod is None:  # the samples of each pod are in its own lines alone
         verdict.notes += [f"{text}; the run's last line is proof enough" for text in _at_once(missing)]
     else:
         verdict.problems += missing
-    verdict.problems += [*found, *lineage.doubts(every, last)]
+    verdict.problems += [*found, *lineage.doubts(firsts(every), last)]
     if last:
-        faults += summary_check.contradictions(last, lines)
+        faults += summary_check.contradictions(last, groups)
     verdict.problems += faults
     if verdict.problems and not expected.CAN_NAME:
         verdict.notes.append("the Python package sympy is missing, so lost and doubled samples are not named")
     if expect_per_pod is not None:
-        verdict.problems += _expect_per_pod(verdict.lines, expect_per_pod)
+        verdict.problems += _expect_per_pod(groups, expect_per_pod)
     if verdict.holds and not last:
         verdict.notes.append("the run's last line is missing, so the weights that came of it are unknown")
         verdict.notes += _ends(lines)
@@ -119,20 +135,23 @@ def _problem(complaint: Complaint) -> Problem:
 
 
 def _faults_before(
-    lasts: list[RunSummary], last: RunSummary, lines: list[TallyLine], sizes: Mapping[str, ShardSizes]
+    lasts: list[RunSummary], last: RunSummary, groups: list[Lines], sizes: Mapping[str, ShardSizes]
 ) -> Iterator[Problem]:
     """What is wrong with the last lines from whose ends the run went on to that of `last`."""
     for each in lasts:
         if growth.went_on(each, last):
             [name] = attempt_names([each.attempt_began])
-            own = [line for line in lines if line.attempt_began == each.attempt_began]
+            own = [group for group in groups if group.first.attempt_began == each.attempt_began]
             stated = summary_check.with_sizes(each, sizes)
             for problem in chain(summary_check.faults(stated), summary_check.contradictions(stated, own)):
                 yield replace(problem, where=", ".join(filter(None, [name, problem.where])))
 
 
-def _superseded(every: list[TallyLine], lines: list[TallyLine]) -> Iterator[str]:
-    attempts, counted = Counter(line.attempt_began for line in every), Counter(line.attempt_began for line in lines)
+def _superseded(every: list[Lines], groups: list[Lines]) -> Iterator[str]:
+    attempts, counted = Counter[Attempt](), Counter[Attempt]()
+    for counts, of in ((attempts, every), (counted, groups)):
+        for each in of:
+            counts[each.first.attempt_began] += len(each)
     ordered = sorted(attempts)
     for attempt, name in zip(ordered, attempt_names(ordered), strict=True):
         if superseded := attempts[attempt] - counted[attempt]:
@@ -160,17 +179,23 @@ def _ends(lines: list[TallyLine]) -> Iterator[str]:
         )
 
 
-def _expect_per_pod(lines: list[TallyLine], count: int) -> Iterator[Problem]:
+def _expect_per_pod(groups: list[Lines], count: int) -> Iterator[Problem]:
     pods: dict[tuple[Block, str], int] = defaultdict(int)
-    starts = {line.block: f" from position {line.start} on" for line in lines if line.start}
-    ends = {line.block: f" before position {line.end}" for line in lines if line.end is not None}
-    for line in lines:
-        if line.phase == "train" and line.rank != "all":
-            pods[line.block, line.pod] += line.consumed
+    starts: dict[Block, str] = {}
+    ends: dict[Block, str] = {}
+    ranks = Counter[Block]()
+    for line in in_order(groups):
+        if line.start:
+            starts[line.block] = f" from position {line.start} on"
+        if line.end is not None:
+            ends[line.block] = f" before position {line.end}"
+        if line.rank != "all":
+            ranks[line.block] += 1
+            if line.phase == "train":
+                pods[line.block, line.pod] += line.consumed
     if not pods:
         yield Problem("no tally line of phase train, so --expect-per-pod has nothing to check", missing=True)
-    ranks = Counter(line.block for line in lines if line.rank != "all")
-    whole = {line.block for line in lines if ranks[line.block] == line.world}
+    whole = {line.block for line in firsts(groups) if ranks[line.block] == line.world}
     for (block, pod), consumed in pods.items():
         if consumed != count:
             where = starts.get(block, "") + ends.get(block, "")
