@@ -39,6 +39,7 @@ from torchtally.training import artifacts, report
 
 MODEL, TOKENIZER, CONFIGURATION = "model.safetensors", "tokenizer.json", "gpt.json"
 _WARM_UP = 0.05  # of the training
+_LONGEST = 1.0  # norm of a step's gradient
 _LOG_SECONDS = 10
 _SAMPLE = 64  # tokens that are made up at the end
 
@@ -57,11 +58,10 @@ class Totals:
         self.loss.fill_(state["loss"])
 
     def add(self, epoch: int, loss: Tensor, tokens: int) -> None:
-        """Add this rank's sum of losses to that of all ranks, who have trained on `tokens`. A collective call."""
+        """Add the sum of losses of all ranks, who have trained on `tokens`."""
         if epoch != self.epoch:
             self.epoch, self.tokens = epoch, 0
             self.loss.zero_()
-        dist.all_reduce(loss)
         self.loss += loss
         self.tokens += tokens
 
@@ -81,6 +81,7 @@ class Trainer:
             "test", test, batch_size=options.batch_size, shuffle=False, trains=False, pin_memory=pinned
         )
         self.model = _sharded(options, found.tokenizer.get_vocab_size(), where)
+        self._parameters: list[Any] = [*self.model.parameters()]
         self._optimizer = _optimizer(self.model, options)
         self._totals = Totals(where)
         self._samples = options.epochs * len(train)
@@ -101,8 +102,7 @@ class Trainer:
             loss += self._backward(batch)
             rows += batch.rows
             if last:
-                self._step(rows * options.length)
-                self._totals.add(epoch, loss, rows * options.length)
+                self._step(epoch, loss, rows * options.length)
                 samples += rows
                 rows, loss = 0, torch.zeros_like(loss)
                 account.commit()
@@ -154,13 +154,17 @@ class Trainer:
         tokens = tokens.to(self._where, non_blocking=True)
         return self.model(tokens[:, :-1]), tokens[:, 1:], present
 
-    def _step(self, tokens: int) -> None:
-        """Step with the mean over the tokens of all ranks."""
-        parameters = [each for each in self.model.parameters() if each.grad is not None]
-        for parameter in parameters:  # FSDP has divided the sum over ranks by their number
-            assert parameter.grad is not None
-            parameter.grad.mul_(self._account.world / tokens)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+    def _step(self, epoch: int, loss: Tensor, tokens: int) -> None:
+        """Step with the mean over the tokens of all ranks. `loss` is this rank's sum. A collective call."""
+        # Plain tensors: each operation on a DTensor takes longer than a small model's numbers do.
+        gradients = [each.grad.to_local() for each in self._parameters if each.grad is not None]
+        sums = torch.stack([loss, nn.utils.get_total_norm(gradients).double().square()])
+        dist.all_reduce(sums)
+        self._totals.add(epoch, sums[0], tokens)
+        scale = self._account.world / tokens  # FSDP has divided the sum over ranks by their number
+        clipped = (_LONGEST / (scale * sums[1].sqrt() + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale * clipped)
         done = self._account.reached[2] / self._samples
         for group in self._optimizer.param_groups:  # it follows from the position, at any number of ranks
             group["lr"] = self._options.lr * rate(done)
@@ -281,7 +285,7 @@ def _optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
     decayed: Iterable[nn.Parameter] = [each for each in model.parameters() if each.ndim == 2]
     others = [each for each in model.parameters() if each.ndim != 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), fused=True)
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
