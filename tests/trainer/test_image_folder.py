@@ -199,6 +199,10 @@ def test_pixels_follow_from_the_seed_and_those_of_a_test_from_the_image_alone(da
         twice.append(train[torch.tensor([5, 0, 5, 40])])
     assert torch.equal(*twice)
     assert not torch.equal(twice[0][0], twice[0][2])  # another crop of the same image
+    torch.manual_seed(3)
+    train.begin(torch.tensor([7]))  # of another step
+    train.begin(torch.tensor([5, 0, 5, 40]))
+    assert torch.equal(train[torch.tensor([5, 0, 5, 40])], twice[0])
     test = Images(found.test.files, 16, augmented=False)
     assert torch.equal(test[torch.tensor([2, 1])], torch.stack([test[1:3][1], test[1:3][0]]))
     assert test[torch.tensor([], dtype=torch.int64)].shape == (0, 3, 16, 16)

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,7 +33,7 @@ from torchtally.training.checkpoint_file import State
 from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.cuda_graph import Captured, CudaGraph, Step
 from torchtally.training.shared_checkpointer import SharedCheckpointer
-from torchtally.training.task import Samples, Task
+from torchtally.training.task import Inputs, Samples, Task
 from torchtally.training.train_state import Epoch, TrainState
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ class Loop:
         taken = current.schedule.tensors(self.device)
         if self.batches:
             taken = islice(self.batches(run, phase), current.counted, None)
+        if not isinstance(self.train.inputs, Tensor):
+            taken = _begun(taken, self.train.inputs)
         for indices in _progress(steps.fetched(taken), current):
             rows = current.take(indices)
             _reseed(run, phase, current.counted, self.device)
@@ -290,6 +292,15 @@ def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, callb
         callback.proof(proof.lines[-1], proof.holds)
     enforce(proof, mode, first)
     return proof.lines[-1]
+
+
+def _begun(indices: Iterator[Tensor], inputs: Inputs) -> Iterator[Tensor]:
+    """Yield the indices of each step once the rows of the next one are begun."""
+    for now, then in pairwise(chain(indices, [None])):
+        if then is not None:
+            inputs.begin(then)
+        assert now is not None
+        yield now
 
 
 def _progress(indices: Iterator[Tensor], current: EpochInProgress) -> Iterator[Tensor]:

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class Inputs(Protocol):
-    """What stands for a tensor that does not fit into memory: the rows of a step are made when they are asked for."""
+    """What stands for a tensor that does not fit into memory: the rows of a step are made when they are needed."""
 
     def __getitem__(self, chosen: Any) -> Tensor:
         """The rows of an index tensor or of a slice, on the device."""
+
+    def begin(self, chosen: Tensor) -> None:
+        """Begin to make the rows of the next step, while the one before is trained."""
 
     def to(self, device: torch.device) -> Self: ...
 

@@ -1,8 +1,8 @@
-"""Images that are decoded and transformed when a step needs them, by threads."""
+"""Images that are decoded while the step before theirs is trained, and transformed when theirs begins, by threads."""
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, BinaryIO
 
@@ -29,6 +29,7 @@ class Images:
     def __init__(self, files: Files, size: int, *, augmented: bool, device: torch.device | None = None):
         self._files, self._size, self._augmented = files, size, augmented
         self._device = device or torch.device("cpu")
+        self._ahead: dict[tuple[int, ...], list[Future[Tensor]]] = {}  # by the numbers of a step
 
     def __len__(self) -> int:
         return len(self._files)
@@ -36,10 +37,15 @@ class Images:
     def to(self, device: torch.device) -> "Images":
         return Images(self._files, self._size, augmented=self._augmented, device=device)
 
+    def begin(self, chosen: Tensor) -> None:
+        """Begin to decode the images of the next step."""
+        self._decode(tuple(chosen.tolist()))
+
     def __getitem__(self, chosen: Tensor | slice) -> Tensor:
-        numbers: Iterable[int] = range(*chosen.indices(len(self))) if isinstance(chosen, slice) else chosen.tolist()
-        encoded = self._files.of([*numbers])
-        pixels = self._random(encoded) if self._augmented else self._threads.map(self._centered, encoded)
+        numbers = tuple(range(*chosen.indices(len(self))) if isinstance(chosen, slice) else chosen.tolist())
+        pixels = (
+            self._random(numbers) if self._augmented else self._threads.map(self._centered, self._files.of(numbers))
+        )
         return torch.stack([torch.empty(3, self._size, self._size, dtype=torch.uint8), *pixels])[1:].to(self._device)
 
     @cached_property
@@ -51,8 +57,13 @@ class Images:
     def _crop(self) -> Any:
         return v2.RandomResizedCrop(self._size)
 
-    def _random(self, encoded: list[_Encoded]) -> Iterable[Tensor]:
-        decoded = [*self._threads.map(_decoded, encoded)]
+    def _decode(self, numbers: tuple[int, ...]) -> None:
+        self._ahead[numbers] = [self._threads.submit(_decoded, each) for each in self._files.of(numbers)]
+
+    def _random(self, numbers: tuple[int, ...]) -> Iterable[Tensor]:
+        if numbers not in self._ahead:
+            self._decode(numbers)
+        decoded = [each.result() for each in self._ahead.pop(numbers)]
         crops = [self._crop.make_params([each]) for each in decoded]
         flips = (torch.rand(len(decoded)) < 0.5).tolist()
 
