@@ -61,7 +61,7 @@ tasks: .venv/.dev ## run each task in full with run_local and with docker run (t
 	@python -m pytest tests/tasks $(ARGS) && status=0 || status=$$?; cat build/tasks/tasks.md; exit $$status
 
 .PHONY: bench
-bench: .venv/.bench ## compare throughput, start-up, sampler and verifier with alternatives: bench/results/, 25 minutes
+bench: .venv/.bench ## compare throughput, start-up, sampler and verifier with alternatives: bench/results/, up to 30 minutes
 	@scripts/tools.py helm
 	@python -m bench
 

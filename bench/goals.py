@@ -10,6 +10,13 @@ from bench.table import TOOLS, best, peers
 
 # Throughput relative to the blog's loop and to the best peer, by number of ranks.
 _FASTER = {1: (4.0, 3.0), 2: (2.5, 2.0), 4: (2.5, 2.0)}
+# Throughput relative to the best peer, by task.
+_MODELS = {
+    "gpt-ddp": ("gpt with DDP", 0.99, "the best peer, less 1%"),
+    "gpt-fsdp2": ("gpt with FSDP2", 0.99, "the best peer, less 1%"),
+    "image-folder-64": ("image-folder, 64 × 64 pixels", 1.3, "1.3× the best peer"),
+    "image-folder-224": ("image-folder, 224 × 224 pixels", 1.3, "1.3× the best peer"),
+}
 _LARGE = (10**9, 10**12)
 _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
@@ -17,7 +24,7 @@ _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 def text(results: Results) -> str:
     """The goals as a Markdown table."""
     header = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
-    parts = (_throughput, _gpu, _overhead, _sampler, _loading, _verifier, _start)
+    parts = (_throughput, _models, _gpu, _overhead, _saves, _sampler, _loading, _verifier, _start)
     rows = [row for part in parts for row in part(results)]
     return "\n".join(markdown(header, rows, left=(0, 1)))
 
@@ -36,12 +43,31 @@ def _throughput(results: Results) -> Iterator[list[str]]:
             times = [spread(ratios(ours.by_round, known[tool].by_round)).median for _, _, tool in targets]
             most = limit(results, task, world)
             yield [
-                f"{task}, {world} rank{'s' * (world > 1)}, samples/s",
+                f"{task}, {_ranks(world)}, samples/s",
                 ", ".join(f"{least:g}× {name}" for least, name, _ in targets),
                 f"{shown(spread(ours.values))}: {', '.join(f'{number(each)}×' for each in times)}",
                 compared,
                 f"{number(most)} ({100 * spread(ours.values).median / most:.0f}%)" if most else "–",
                 _mark(all(found >= least for found, (least, _, _) in zip(times, targets, strict=True))),
+            ]
+
+
+def _models(results: Results) -> Iterator[list[str]]:
+    for task, (name, least, target) in _MODELS.items():
+        for ours in results.of("throughput", task=task, tool="torchtally"):
+            world = int(ours.case["world"])
+            if not (known := peers(results, {"task": task, "world": world})):
+                continue
+            other = best(known)
+            times = spread(ratios(ours.by_round, known[other].by_round))
+            most = limit(results, task, world)
+            yield [
+                f"{name}, {_ranks(world)}, {ours.unit}",
+                target,
+                f"{shown(spread(ours.values))}: {shown(times, '×')}",
+                f"best peer {TOOLS[other]} {shown(spread(known[other].values))}",
+                f"{number(most)} ({100 * spread(ours.values).median / most:.0f}%)" if most else "–",
+                _mark(times.median >= least),
             ]
 
 
@@ -67,8 +93,19 @@ def _gpu(results: Results) -> Iterator[list[str]]:
 
 def _overhead(results: Results) -> Iterator[list[str]]:
     for series in results.of("overhead", what="proof"):
+        world, of = int(series.case["world"]), f" of {series.case['task']}" if "task" in series.case else ""
+        yield _at_most(f"the proof{of}, {_ranks(world)}, % of the training", series, 1.0)
+
+
+def _saves(results: Results) -> Iterator[list[str]]:
+    for series in results.of("save", what="held, and the CPU time of writing"):
         world = int(series.case["world"])
-        yield _at_most(f"the proof, {world} rank{'s' * (world > 1)}, % of the training", series, 1.0)
+        yield _at_most(f"a save a minute of a GPT with FSDP2, {_ranks(world)}, at most, %", series, 1.0)
+    for series in results.of("first step of a GPT", start="resumed"):
+        world = int(series.case["world"])
+        if cold := results.one("first step of a GPT", start="cold", world=world):
+            goal = f"from the command to the first step after a checkpoint, GPT with FSDP2, {_ranks(world)}, s"
+            yield _times_at_most(goal, 1.2, "a cold start", series, cold)
 
 
 def _sampler(results: Results) -> Iterator[list[str]]:
@@ -117,22 +154,36 @@ def _start(results: Results) -> Iterator[list[str]]:
     ours = results.one("first step", task="fashion-mnist", world=1, tool="torchtally")
     bare = results.one("start", what="import torch, make an optimizer")
     if ours and bare:
-        found = spread(ratios(ours.by_round, bare.by_round))
-        yield [
-            "from the command to the first step, one rank, s",
-            "1.3× an import of torch and an optimizer",
-            f"{shown(spread(ours.values))}: {number(found.median)}×",
-            f"{_median(bare)} for these",
-            "–",
-            _mark(found.median <= 1.3),
-        ]
-    if series := results.one("start", what="torchtally --help"):
-        yield _at_most("`torchtally --help`, s", series, 0.15)
+        goal = "from the command to the first step, one rank, s"
+        yield _times_at_most(goal, 1.3, "an import of torch and an optimizer", ours, bare)
+    for series in results.of("own script, first step", tool="torchtally"):
+        world = int(series.case["world"])
+        if torchrun := results.one("own script, first step", world=world, tool="torchrun"):
+            goal = f"own script, from the command to the first step, {_ranks(world)}, s"
+            yield _times_at_most(goal, 0.6 if world > 1 else 1.0, "torchrun", series, torchrun)
+    if asked := results.one("start", what="torchtally --help"):
+        yield _at_most("`torchtally --help`, s", asked, 0.15)
 
 
 def _at_most(goal: str, series: Series, most: float) -> list[str]:
     found = spread(series.values)
     return [goal, f"at most {most:g}", shown(found), "–", "–", _mark(found.median <= most)]
+
+
+def _times_at_most(goal: str, most: float, name: str, series: Series, other: Series) -> list[str]:
+    times = spread(ratios(series.by_round, other.by_round))
+    return [
+        goal,
+        f"at most {most:g}× {name}",
+        f"{shown(spread(series.values))}: {shown(times, '×')}",
+        f"{name} {shown(spread(other.values))}",
+        "–",
+        _mark(times.median <= most),
+    ]
+
+
+def _ranks(world: int) -> str:
+    return f"{world} rank{'s' * (world > 1)}"
 
 
 def _median(series: Series) -> str:

@@ -33,14 +33,27 @@ PARTS = {
         for task, gradient in {"mnist-cnn": 4 * 21_840, "keras-mnist": 4 * 49_242}.items()
     },
 }
+# Tasks whose limit is the model's forward and backward pass alone, on one core, and what this is measured as.
+PASSES = {
+    task: f"forward and backward pass of {name}, one core"
+    for task, name in {
+        "gpt-ddp": "gpt",
+        "gpt-fsdp2": "gpt",
+        "image-folder-64": "ResNet-18 with 64 x 64 pixels",
+        "image-folder-224": "ResNet-18 with 224 x 224 pixels",
+    }.items()
+}
 
 
 def limit(results: Results, task: str, world: int) -> float | None:
-    """Samples per second if a step made only its products and the copies of its all-reduce.
+    """Samples, or tokens, per second if a step made only its products and the copies of its all-reduce, or its passes.
 
     The ranks share the cores. An all-reduce moves at least 2 (w - 1) / w of the gradient for each rank (Patarasuk and
     Yuan, "Bandwidth optimal all-reduce algorithms", 2009), here by copying.
     """
+    if task in PASSES:
+        passes = results.one("limit", what=PASSES[task])
+        return max(passes.values) * min(world, int(results.machine["cores"])) if passes else None
     parts = PARTS[task]
     alone = results.one("limit", what=parts.products)
     copied = results.one("limit", what=parts.copied)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is in C++
 
 from bench.limit import PARTS
+from bench.measure import passes
 from bench.measure.products import operations, step_of
 from bench.peers.common import BATCH
 from bench.sample import emit
@@ -39,6 +40,8 @@ def main() -> None:
         there, here = (torch.zeros(parts.gradient, dtype=torch.uint8) for _ in range(2))
         seconds = _mean_seconds(partial(there.copy_, here))
         emit("limit", parts.gradient / seconds / 1e9, "GB/s", "higher", what=parts.copied)
+    for what, speed in passes.speeds().items():
+        emit("limit", speed, "tokens/s" if "gpt" in what else "samples/s", "higher", what=what)
     latency, bandwidth = _loopback()
     emit("limit", latency * 1e6, "µs", "lower", what="gloo, one byte one way")
     emit("limit", bandwidth / 1e9, "GB/s", "higher", what="gloo, 16 MB one way")

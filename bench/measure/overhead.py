@@ -1,7 +1,7 @@
 """The proof's share of a training's time, from timers within one run, because two runs differ by more than the proof.
 
-overhead            measures
-overhead worker …   is a rank of the measured training
+overhead TASK              measures fashion-mnist or gpt
+overhead worker TASK …     is a rank of the measured training
 """
 
 import os
@@ -17,6 +17,7 @@ from bench.sample import emit
 
 P = ParamSpec("P")
 R = TypeVar("R")
+TASKS = ("fashion-mnist", "gpt")
 WORLDS = (1, 2)
 
 _spent: dict[str, float] = defaultdict(float)
@@ -26,9 +27,10 @@ def main() -> None:
     if sys.argv[1:2] == ["worker"]:
         _worker(sys.argv[1:])
         return
+    task = sys.argv[1]
     for world in WORLDS:
         with tempfile.TemporaryDirectory() as output:
-            rank = [sys.executable, "-m", "bench.measure.overhead", "worker", "fashion-mnist", "--epochs", "1"]
+            rank = [sys.executable, "-m", "bench.measure.overhead", "worker", task, "--epochs", "1"]
             subprocess.run(
                 ["torchtally", "run", "--", *rank, "--output", output],
                 env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(world)},
@@ -37,13 +39,19 @@ def main() -> None:
 
 
 def _worker(arguments: list[str]) -> None:
-    from torchtally.accounting import tally
+    from torchtally.accounting import counting, tally
+    from torchtally.accounting.epoch_in_progress import EpochInProgress
     from torchtally.commands import train
     from torchtally.proof.shards import Shard
+    from torchtally.tasks.gpt import training
     from torchtally.training import loop
 
-    names: Any = loop
-    names.Loop.fit, names.prove = _timed("training", loop.Loop.fit), _timed("proof", names.prove)
+    for module in (loop, counting):
+        names: Any = module
+        names.prove = _timed("proof", names.prove)
+    loop.Loop.fit = _timed("training", loop.Loop.fit)  # type: ignore[method-assign]
+    training.Trainer.train = _timed("training", training.Trainer.train)  # type: ignore[method-assign]
+    EpochInProgress.hand_out = _timed("proof", EpochInProgress.hand_out)  # type: ignore[method-assign]
     tally.Tally.record = _timed("proof", tally.Tally.record)  # type: ignore[method-assign]
     Shard.indices = _timed("order", Shard.indices)  # type: ignore[method-assign]
     sys.argv = arguments
@@ -51,7 +59,15 @@ def _worker(arguments: list[str]) -> None:
     if code == 0 and os.environ["RANK"] == "0":
         world = int(os.environ["WORLD_SIZE"])
         for what in ("proof", "order"):
-            emit("overhead", 100 * _spent[what] / _spent["training"], "%", "lower", what=what, world=world)
+            emit(
+                "overhead",
+                100 * _spent[what] / _spent["training"],
+                "%",
+                "lower",
+                what=what,
+                task=arguments[1],
+                world=world,
+            )
     sys.exit(code)
 
 

@@ -1,6 +1,7 @@
-"""Start and memory of the ranks of a user's script, beside plain torchrun: a Markdown table.
+"""Start and memory of the ranks of a user's script, beside plain torchrun.
 
-python -m bench.measure.ranks [ROUNDS]
+python -m bench.measure.ranks    prints a table of all cases
+ranks WORLD                      measures torchrun and torchtally once, as a part of `make bench`
 
 Each rank imports torch, makes a model in DDP over gloo, and takes a step. Memory is what it alone has, USS. The CPU
 time is that of the whole job, which other programs on the machine disturb least.
@@ -18,9 +19,12 @@ from pathlib import Path
 
 from bench import machine
 from bench.markdown import markdown, shown
+from bench.sample import emit
 from bench.spread import spread
 
 WORLDS = (1, 2, 4)
+TIMED = (1, 4)  # of these, by `make bench`
+_ROUNDS = 5
 _SCRIPT = """
 import json, os, time
 import psutil, torch
@@ -47,6 +51,17 @@ _WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
+def main() -> None:
+    if not sys.argv[1:]:
+        for line in table():
+            print(line, flush=True)
+        return
+    world = int(sys.argv[1])
+    for tool in ("torchtally", "torchrun"):
+        seconds, _, _ = measured(tool, world)
+        emit("own script, first step", seconds, "s", "lower", world=world, tool=tool)
+
+
 def measured(way: str, world: int) -> tuple[float, float, float]:
     """Seconds from the command to the last rank's first step, CPU seconds of the job, and MB of a rank for itself."""
     launcher, more = _WAYS[way]
@@ -67,11 +82,11 @@ def measured(way: str, world: int) -> tuple[float, float, float]:
     return max(done for done, _ in ranks) - began, _cpu_seconds() - before, memory
 
 
-def table(rounds: int) -> Iterator[str]:
+def table() -> Iterator[str]:
     """The lines of the table. The ways take turns, because a slow phase of the machine affects all."""
     cases = [(world, way) for world in WORLDS for way in _WAYS]
     found: dict[tuple[int, str], list[tuple[float, float, float]]] = {case: [] for case in cases}
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         for world, way in cases:
             found[world, way].append(measured(way, world))
     rows = [
@@ -81,7 +96,7 @@ def table(rounds: int) -> Iterator[str]:
     header = ["ranks", "started by", "first step, s", "CPU time of the job, s", "memory of a rank alone, MB"]
     yield from markdown(header, rows, left=(1,))
     yield ""
-    yield f"Medians of {rounds} rounds, with the minimum and the maximum in brackets. {machine.sentence('torch')}"
+    yield f"Medians of {_ROUNDS} rounds, with the minimum and the maximum in brackets. {machine.sentence('torch')}"
 
 
 def _cpu_seconds() -> float:
@@ -90,5 +105,4 @@ def _cpu_seconds() -> float:
 
 
 if __name__ == "__main__":
-    for line in table(int(sys.argv[1]) if len(sys.argv) > 1 else 5):
-        print(line, flush=True)
+    main()

@@ -1,6 +1,7 @@
-"""How long a training is held by a save of its checkpoint: a table for examples/gpt.py, which saves in the background.
+"""How long a training is held by a save of its checkpoint: for examples/gpt.py, which saves in the background.
 
-python -m bench.measure.saves      prints the table
+python -m bench.measure.saves      prints a table of two sizes
+saves WORLD                        measures the larger one, as a part of `make bench`, and a resume from its checkpoint
 saves worker OPTIONS of gpt.py     is a rank of the measured training
 
 The loop waits while it collects the objects' states and copies them: `held`. A thread then writes the copy. Where no
@@ -19,17 +20,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import machine
 from bench.markdown import markdown, shown
+from bench.sample import emit
 from bench.spread import spread
 from torchtally import events
 
 _SAVES = 6  # of which the first, which allocates memory, does not count
 _SIZES = {"0.1": "--width 64 --layers 2", "6": "--width 256 --layers 8 --length 32 --batch 2"}  # million parameters
 _WORLDS = (1, 2)
-_EVERY = 6.0  # seconds
+_EVERY = 2.0  # seconds
 _MINUTE = 60
 
 
@@ -65,26 +68,48 @@ def worker(options: list[str]) -> None:
             print(json.dumps({"saves": saves[1:_SAVES]}), flush=True)
 
 
+def main() -> None:
+    """Measure the larger size."""
+    world = int(sys.argv[1])
+    with tempfile.TemporaryDirectory() as output:
+        cold, found = _trained(_SIZES["6"], world, output, _SAVES)
+        resumed, _ = _trained(_SIZES["6"], world, output, 1)
+    shares = {"held": ["held"], "held, and the CPU time of writing": ["held", "writing, CPU"]}
+    for what, names in shares.items():
+        share = 100 * median(sum(each[name] for name in names) for each in found) / _MINUTE
+        emit("save", share, "% of a minute", "lower", what=what, world=world)
+    for start, seconds in {"cold": cold, "resumed": resumed}.items():
+        emit("first step of a GPT", seconds, "s", "lower", start=start, world=world)
+
+
 def measured(options: str, world: int) -> list[dict[str, float]]:
     """What rank 0's saves took, in a training that ends with a signal after `_SAVES` of them."""
     with tempfile.TemporaryDirectory() as output:
-        rank = [sys.executable, "-m", "bench.measure.saves", "worker", *options.split(), "--steps", "1000000"]
-        command = [str(Path(sys.executable).with_name("torchtally")), "run", "--", *rank]
-        own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-        more = ["--save-every", f"{_EVERY}s", "--output", output]
-        found: list[dict[str, float]] = []
-        with subprocess.Popen([*command, *more], env=os.environ | own, stdout=subprocess.PIPE, text=True) as job:
-            assert job.stdout is not None
-            saved = 0
-            for line in job.stdout:
-                record = events.read(line)
-                if record and isinstance(record.event, events.Saved):
-                    saved += 1
-                    if saved == _SAVES:
-                        job.send_signal(signal.SIGTERM)
-                if line.startswith('{"saves"'):
-                    found = json.loads(line)["saves"]
-    return found
+        return _trained(options, world, output, _SAVES)[1]
+
+
+def _trained(options: str, world: int, output: str, saves: int) -> tuple[float, list[dict[str, float]]]:
+    """Seconds from the command to the first step, and what the saves took until a signal ends the training."""
+    rank = [sys.executable, "-m", "bench.measure.saves", "worker", *options.split(), "--steps", "1000000"]
+    command = [str(Path(sys.executable).with_name("torchtally")), "run", "--", *rank]
+    own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    more = ["--save-every", f"{_EVERY}s", "--output", output]
+    first, saved, found = 0.0, 0, []
+    began = time.time()
+    with subprocess.Popen([*command, *more], env=os.environ | own, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if record := events.read(line):
+                match record.event:
+                    case events.Step():
+                        first = record.time - began
+                    case events.Saved():
+                        saved += 1
+                        if saved == saves:
+                            job.send_signal(signal.SIGTERM)
+            if line.startswith('{"saves"'):
+                found = json.loads(line)["saves"]
+    return first, found
 
 
 def table() -> Iterator[str]:
@@ -105,6 +130,8 @@ def table() -> Iterator[str]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
         worker(sys.argv[2:])
+    elif sys.argv[1:]:
+        main()
     else:
         for line in table():
             print(line, flush=True)

@@ -1,47 +1,117 @@
 """Throughput of one tool, and the seconds from the command to the first step.
 
 throughput TOOL TASK WORLD    e.g. torchtally fashion-mnist 2
+throughput TASK               all tools and worlds of a task in turn; the peers' ranks are forked, without a start
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.model import BATCH
 from bench.sample import emit
 from torchtally import events
 from torchtally.environment import Places
+from torchtally.errors import SIGNALLED
 
 PEERS = {"blog": "blog", "accelerate": "with_accelerate", "lightning": "with_lightning"}
 TOOLS = ("torchtally", *PEERS)
 WORLDS = (1, 2, 4)
-# Steps of a peer's loop on one rank: a few seconds. All worlds have the same number of samples.
-_STEPS = {"fashion-mnist": 600, "mnist-cnn": 600, "keras-mnist": 300}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How a task is compared."""
+
+    steps: int  # of a peer's loop on one rank: a few seconds. All worlds have the same number of samples
+    tools: Sequence[str] = TOOLS
+    worlds: Sequence[int] = WORLDS
+    epochs: int = 1  # of torchtally, of which the last counts without `seconds`
+    seconds: float | None = None  # of torchtally, in place of an epoch that takes longer
+
+
+TASKS = {
+    "fashion-mnist": Compared(600),
+    "mnist-cnn": Compared(400),
+    # Accelerate and Lightning would take a minute of each round.
+    "keras-mnist": Compared(200, tools=("torchtally", "blog"), seconds=5),
+    "gpt-ddp": Compared(120),
+    # Accelerate shards no model on CPUs.
+    "gpt-fsdp2": Compared(120, tools=("torchtally", "blog", "lightning"), epochs=10, seconds=5),
+    "image-folder-64": Compared(24, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=5),
+    "image-folder-224": Compared(4, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=5),
+}
+STARTED = "fashion-mnist"  # the task whose start `make bench` compares as well
+_TOKENS = 64  # of a sample of a GPT
+_TORCHTALLY = str(Path(sys.executable).with_name("torchtally"))
 
 
 def main() -> None:
-    tool, task, world = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    speed, first_step = ours(task, world) if tool == "torchtally" else _peers(tool, task, world)
-    emit("throughput", speed, "samples/s", "higher", task=task, world=world, tool=tool)
-    emit("first step", first_step, "s", "lower", task=task, world=world, tool=tool)
+    os.environ |= _environment("cpu")  # before PyTorch is imported
+    match sys.argv[1:]:
+        case [tool, task, world]:
+            measure(tool, task, int(world))
+        case [task]:
+            for number in TASKS[task].worlds:
+                for tool in TASKS[task].tools:
+                    measure(tool, task, number, started=False)
+
+
+def measure(tool: str, task: str, world: int, started: bool = True) -> None:
+    speed, first_step = _own(task, world) if tool == "torchtally" else _peers(tool, task, world, started)
+    scale, unit = (_TOKENS, "tokens/s") if task.startswith("gpt") else (1, "samples/s")
+    emit("throughput", speed * scale, unit, "higher", task=task, world=world, tool=tool)
+    if first_step:
+        emit("first step", first_step, "s", "lower", task=task, world=world, tool=tool)
+
+
+def _own(task: str, world: int) -> tuple[float, float]:
+    epochs, seconds = TASKS[task].epochs, TASKS[task].seconds
+    if task == "gpt-ddp":  # torchtally's task shards its model; this is a loop of a user's own
+        own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu"}
+        loop = [_TORCHTALLY, "run", "--", sys.executable, "-m", *_script("tallied", task, world)]
+        result = _told(_printed(loop, _environment("cpu") | own))
+        return result["samples"] / result["seconds"], 0.0
+    if task == "gpt-fsdp2":
+        return ours("gpt", world, (), epochs=epochs, seconds=seconds)
+    if task.startswith("image-folder"):
+        from bench.peers import images  # imports torchvision
+
+        folder = images.folder(Places.from_env(os.environ).cache, task)
+        options = ("--size", str(images.SIZES[task]), "--data", str(folder))
+        return ours("image-folder", world, options, seconds=seconds)
+    return ours(task, world, epochs=epochs, seconds=seconds)
 
 
 def ours(
-    task: str, world: int, batch: Sequence[str] = ("--batch-size", str(BATCH)), device: str = "cpu", epochs: int = 1
+    task: str,
+    world: int,
+    options: Sequence[str] = ("--batch-size", str(BATCH)),
+    device: str = "cpu",
+    epochs: int = 1,
+    seconds: float | None = None,
 ) -> tuple[float, float]:
-    """Samples per second in the last epoch, and seconds to the first step, from the events of the entry point."""
+    """Samples per second in the last epoch, and seconds to the first step, from the events of the entry point.
+
+    With `seconds`, the speed is that of so many seconds after the first one, and the training ends there.
+    """
     speed = first_step = 0.0
+    reports = 0
+    own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": device}
+    if seconds:
+        own["TORCHTALLY_PROGRESS_SECONDS"] = str(seconds)
     with tempfile.TemporaryDirectory() as output:
         began = time.time()
-        command = [str(Path(sys.executable).with_name("torchtally")), "run", task, "--epochs", str(epochs)]
         with subprocess.Popen(
-            [*command, *batch, "--output", output],
-            env=_environment(device) | {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": device},
+            [_TORCHTALLY, "run", task, "--epochs", str(epochs), *options, "--output", output],
+            env=_environment(device) | own,
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
@@ -52,29 +122,54 @@ def ours(
                         first_step = record.time - began
                     case events.Epoch(samples_per_second=speed):
                         pass
-    if process.returncode or not speed or not first_step:
+                    case events.Progress(samples_per_second=reported) if seconds:
+                        reports += 1
+                        if reports == 2:  # the first comes after a second
+                            speed = reported
+                            process.terminate()
+    ended_well = process.returncode == (SIGNALLED + signal.SIGTERM if reports >= 2 else 0)
+    if not (ended_well and speed and first_step):
         sys.exit(f"torchtally run {task} ended with {process.returncode}, without a speed")
     return speed, first_step
 
 
-def _peers(tool: str, task: str, world: int) -> tuple[float, float]:
+def _peers(tool: str, task: str, world: int, started: bool) -> tuple[float, float]:
     began = time.time()
-    result = torchrun(tool, task, world)
-    return result["samples"] / result["seconds"], result["first_step"] - began
+    result = torchrun(tool, task, world) if started else _forked(tool, task, world)
+    return result["samples"] / result["seconds"], (result["first_step"] - began) * started
 
 
 def torchrun(tool: str, task: str, world: int, device: str = "cpu") -> dict[str, float]:
     """The result of a peer's script with `world` ranks on `device`."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
-    data = str(Places.from_env(os.environ).cache)
-    return result_of([*launch, f"bench.peers.{PEERS[tool]}", task, data, str(_STEPS[task] // world)], device)
+    return result_of([*launch, *_script(PEERS[tool], task, world)], device)
+
+
+def _forked(tool: str, task: str, world: int) -> dict[str, float]:
+    """The same, with forks of this process as ranks."""
+    from bench.peers import forked
+
+    module, *arguments = _script(PEERS[tool], task, world)
+    return _told(forked.run(module, world, arguments))
+
+
+def _script(name: str, task: str, world: int) -> list[str]:
+    """A module of bench.peers and its arguments."""
+    module = f"bench.peers.{'gpt_' * task.startswith('gpt')}{name}"
+    return [module, task, str(Places.from_env(os.environ).cache), str(TASKS[task].steps // world)]
 
 
 def result_of(arguments: Sequence[str], device: str) -> dict[str, float]:
     """The line of JSON that a Python program with these arguments prints."""
-    command = [sys.executable, *arguments]
-    result = subprocess.run(command, env=_environment(device), stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    return _told(_printed([sys.executable, *arguments], _environment(device)))
+
+
+def _printed(command: Sequence[str], environment: dict[str, str]) -> str:
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _told(printed: str) -> dict[str, float]:
+    found: dict[str, float] = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     return found
 
 

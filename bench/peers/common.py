@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError:  # an image with PyTorch alone, as in blog.yaml: samples then skip PIL
     Image = None  # type: ignore[assignment]
 
-BATCH = 32  # samples of each rank in a step
+BATCH = 32  # samples of each rank in a step, except of a GPT
 LEARNING_RATE = 1e-3
 _WARM_UP = 20  # steps
 
@@ -65,6 +65,10 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 def dataset(task: str, folder: Path) -> Dataset[Any]:
     """The dataset in the form of the model's source: torchvision's, or one tensor as in Keras' guide."""
+    if task.startswith("image-folder"):
+        from bench.peers import images as files  # as below: imported where it is needed
+
+        return files.dataset(folder, task)
     images = Images(folder / _FOLDERS[task], _NORMALIZE.get(task))
     if task != "keras-mnist":
         return images
@@ -76,6 +80,18 @@ def to_tensor(image: "Image.Image | np.ndarray") -> Tensor:
     """torchvision's ToTensor, whose package needs CUDA's libraries: grey pixels (1, height, width) in [0, 1]."""
     pixels = torch.from_numpy(np.array(image, np.uint8, copy=True))
     return pixels.view(*pixels.shape, 1).permute(2, 0, 1).contiguous().float().div(255)
+
+
+def workers(task: str) -> int:
+    """Processes that load the data: those that decode files share the cores, as the threads of torchtally's task do."""
+    if not task.startswith("image-folder"):
+        return 0
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def bfloat16(task: str) -> bool:
+    """Whether the model computes in bfloat16 where autocast permits it, as in torchtally's task of this name."""
+    return task.startswith("image-folder")
 
 
 def device() -> torch.device:
@@ -93,6 +109,11 @@ def model(task: str) -> nn.Module:
         from bench.peers.keras_model import AsModule  # an import takes seconds
 
         return AsModule()
+    if task.startswith("image-folder"):
+        from torchvision.models import resnet18
+
+        network: nn.Module = resnet18(num_classes=10)
+        return network
     return nn.Sequential(
         nn.Conv2d(1, 10, kernel_size=5),
         nn.MaxPool2d(2),
@@ -114,14 +135,16 @@ def optimizer(task: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Opti
     """The optimizer of torchtally's task of this name, with default arguments otherwise."""
     if task == "keras-mnist":
         return torch.optim.Adam(parameters, lr=6e-3)
+    if task.startswith("image-folder"):
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.05)
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=_MOMENTUM[task])
 
 
 class Clock:
     """Counts steps, and times them after a warm-up."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = _WARM_UP + steps
+    def __init__(self, steps: int, warm_up: int = _WARM_UP, batch: int = BATCH) -> None:
+        self.steps, self._warm_up, self._batch = warm_up + steps, warm_up, batch
         self._done = 0
         self._first = self._began = self._ended = 0.0
 
@@ -130,16 +153,21 @@ class Clock:
         self._done += 1
         if self._done == 1:
             self._first = time.time()
-        if self._done == _WARM_UP:
+        if self._done == self._warm_up:
             self._began = time.perf_counter()
         if self._done == self.steps:
             self._ended = time.perf_counter()
         return self._done == self.steps
 
     def report(self) -> None:
-        """Print the samples of all ranks and the seconds, on rank 0. A step ends on all ranks together."""
+        """Print the samples of all ranks and the seconds, on rank 0. A step ends on all ranks together.
+
+        Raises ValueError if the data ended before the last step.
+        """
+        if self._done < self.steps:
+            raise ValueError(f"the data ended after {self._done} of {self.steps} steps")
         if int(os.environ["RANK"]) == 0:
-            samples = (self.steps - _WARM_UP) * BATCH * int(os.environ["WORLD_SIZE"])
+            samples = (self.steps - self._warm_up) * self._batch * int(os.environ["WORLD_SIZE"])
             seconds = self._ended - self._began
             print(json.dumps({"samples": samples, "seconds": seconds, "first_step": self._first}), flush=True)
 
@@ -147,7 +175,8 @@ class Clock:
 def arguments() -> tuple[str, Dataset[Any], Clock]:
     """The task, its data and the clock, from the command line: TASK FOLDER STEPS."""
     task, folder, steps = sys.argv[1:]
-    return task, dataset(task, Path(folder)), Clock(int(steps))
+    clock = Clock(int(steps), warm_up=2) if task.startswith("image-folder") else Clock(int(steps))
+    return task, dataset(task, Path(folder)), clock
 
 
 def _read(folder: Path, name: str, header: int) -> Tensor:

@@ -10,10 +10,10 @@ from bench.peers import common
 
 def main() -> None:
     task, dataset, clock = common.arguments()
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if common.bfloat16(task) else "no")
     torch.manual_seed(0)
     net = common.model(task)
-    data = DataLoader(dataset, batch_size=common.BATCH, shuffle=True)
+    data = DataLoader(dataset, batch_size=common.BATCH, shuffle=True, num_workers=common.workers(task))
     model, optimizer, loader = accelerator.prepare(net, common.optimizer(task, net.parameters()), data)
 
     model.train()

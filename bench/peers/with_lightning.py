@@ -36,6 +36,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp" if world > 1 else "auto",
+        precision="bf16-mixed" if common.bfloat16(task) else "32-true",
         devices=world,
         max_steps=clock.steps,
         logger=False,
@@ -43,7 +44,8 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(task, clock), DataLoader(dataset, batch_size=common.BATCH, shuffle=True))
+    loader = DataLoader(dataset, batch_size=common.BATCH, shuffle=True, num_workers=common.workers(task))
+    trainer.fit(Classifier(task, clock), loader)
     clock.report()
     if dist.is_initialized():
         dist.destroy_process_group()

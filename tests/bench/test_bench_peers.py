@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from bench.peers import common
+from bench.peers import common, forked, gpt, images
 from torchtally import tasks
+from torchtally.tasks.gpt import training
+from torchtally.tasks.image_folder import images as image_folder
 
 CASES = [("fashion-mnist", True), ("mnist-cnn", True), ("mnist-cnn", False), ("keras-mnist", True)]
 
@@ -52,6 +55,63 @@ def test_model_optimizer_and_pixels_are_the_tasks_own(
     ours = task.inputs(torch.from_numpy(pixels))
     torch.testing.assert_close(batch.view_as(ours), ours)
     assert [images[index][1] for index in range(3)] == [7, 8, 9]
+
+
+def test_a_resnet_and_its_images_are_the_tasks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "image-folder-64"
+    monkeypatch.setitem(images.COUNTS, name, 10)
+    root = images.folder(tmp_path, name)
+    monkeypatch.setenv("TORCHTALLY_DATA", str(root))
+    chosen = tasks.OPTIONS["image-folder"](size=64)
+    task = tasks.load("image-folder", chosen)
+    model = task.model(chosen)
+    assert described(common.model(name)) == described(model)
+    optimizer, peers = task.optimizer(model.parameters(), chosen), common.optimizer(name, model.parameters())
+    assert peers.defaults | {"fused": True} == optimizer.defaults
+
+    files: Any = common.dataset(name, tmp_path)
+    files.transform.transforms[:2] = []  # what is random
+    ours, _ = task.load(None, tmp_path)
+    whole: Any = ours.inputs
+    decoded = torch.stack([image_folder._decoded(each) for each in whole._files.of(range(10))])
+    torch.testing.assert_close(torch.stack([files[index][0] for index in range(10)]), task.inputs(decoded))
+    assert [files[index][1] for index in range(10)] == ours.labels.tolist()
+    assert common.bfloat16(name) == (chosen.precision == "bfloat16")
+
+
+def test_a_gpt_and_its_optimizer_are_the_tasks_own() -> None:
+    chosen = tasks.OPTIONS["gpt"]()
+    model = gpt.model()
+    ours, peers = training._optimizer(model, chosen), gpt.optimizer(model)
+    for one, other in zip(ours.param_groups, peers.param_groups, strict=True):
+        assert [id(each) for each in one["params"]] == [id(each) for each in other["params"]]
+        assert {**one, "params": None, "fused": None} == {**other, "params": None, "fused": None}
+
+
+def test_a_clock_whose_last_step_the_data_did_not_reach_has_no_speed() -> None:
+    clock = common.Clock(2, warm_up=1)
+    assert not clock.step() and not clock.step()
+    with pytest.raises(ValueError, match="the data ended after 2 of 3 steps"):
+        clock.report()
+
+
+def test_ranks_that_are_forked_tell_what_rank_0_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = """
+        import os, sys
+        import torch, torch.distributed as dist
+        def main():
+            dist.init_process_group("gloo")
+            ranks = torch.tensor(int(os.environ["RANK"]) + 1)
+            dist.all_reduce(ranks)
+            print(sys.argv[1:], ranks.item(), "of", os.environ["LOCAL_WORLD_SIZE"])
+            dist.destroy_process_group()
+            sys.exit(int(sys.argv[1]))
+    """
+    (tmp_path / "some_peer.py").write_text(textwrap.dedent(peer))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert forked.run("some_peer", 2, ["0", "x"]) == "['0', 'x'] 3 of 2\n"
+    with pytest.raises(RuntimeError, match=r"ended with \[3, 3\]"):
+        forked.run("some_peer", 2, ["3"])
 
 
 def test_a_keras_model_is_in_the_mode_that_was_set() -> None:

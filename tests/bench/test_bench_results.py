@@ -127,6 +127,47 @@ def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
     assert row.endswith("| – |")
 
 
+def test_a_larger_model_is_compared_with_the_best_peer_and_the_limit() -> None:
+    found = some()
+    for number, values in enumerate([(900, 1000, 500), (995, 1000, 500), (1000, 1000, 500)]):
+        for tool, value in zip(("torchtally", "lightning", "blog"), values, strict=True):
+            case: dict[str, str | int] = {"task": "gpt-ddp", "world": 4, "tool": tool}
+            found.add(
+                Sample(measure="throughput", case=case, unit="tokens/s", better="higher", value=value), number, 0.1
+            )
+    passes = Sample(measure="limit", case={"what": limit.PASSES["gpt-ddp"]}, unit="", better="higher", value=995)
+    found.add(passes, 0, 0.1)
+
+    def row() -> str:
+        (line,) = [line for line in goals.text(found).splitlines() if line.startswith("| gpt with DDP, 4 ranks")]
+        return line
+
+    assert "995 [900–1,000]: 0.99× [0.90–1.00] | best peer Lightning 1,000 [1,000–1,000] | 1,990 (50%) | ✓ |" in row()
+    found.one("throughput", task="gpt-ddp", tool="torchtally").values[1] = 980  # type: ignore[union-attr]
+    assert row().endswith("| – |")
+
+
+@pytest.mark.parametrize(
+    ("measure", "ours", "other", "world", "most"),
+    [
+        ("own script, first step", {"tool": "torchtally"}, {"tool": "torchrun"}, 4, 0.6),
+        ("own script, first step", {"tool": "torchtally"}, {"tool": "torchrun"}, 1, 1.0),
+        ("first step of a GPT", {"start": "resumed"}, {"start": "cold"}, 2, 1.2),
+    ],
+)
+def test_a_start_is_compared_with_the_other_of_its_round(
+    measure: str, ours: dict[str, str | int], other: dict[str, str | int], world: int, most: float
+) -> None:
+    for beyond, mark in ((0.99, "✓"), (1.01, "–")):
+        found = some()
+        for number, slow in enumerate((1, 5, 2)):
+            for case, value in ((ours, 10 * slow * most * beyond), (other, 10 * slow)):
+                told = Sample(measure=measure, case={**case, "world": world}, unit="s", better="lower", value=value)
+                found.add(told, number, 0.1)
+        (row,) = [line for line in goals.text(found).splitlines() if f"at most {most:g}×" in line]
+        assert row.endswith(f"| {mark} |")
+
+
 def test_one_peer_alone_is_not_the_best_of_them() -> None:
     found = some()
     found.series = [series for series in found.series if series.case["tool"] != "lightning"]

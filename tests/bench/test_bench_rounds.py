@@ -3,13 +3,23 @@
 from collections import Counter
 
 from bench.__main__ import ROUNDS, programs
-from bench.limit import PARTS
+from bench.measure import overhead, ranks
+from bench.measure.throughput import STARTED, TASKS
 
 
-def test_each_task_is_measured_beside_the_blogs_loop_in_two_rounds_at_least_and_nothing_twice_in_one() -> None:
+def test_each_goal_is_measured_in_three_rounds_at_least_and_nothing_twice_in_one() -> None:
     rounds = [[tuple(program) for program in programs(number + 1)] for number in range(ROUNDS)]
     assert all(len(set(each)) == len(each) for each in rounds)
     counts = Counter(program for each in rounds for program in each)
-    for task in PARTS:
-        for world in ("1", "2", "4"):
-            assert counts["throughput", "torchtally", task, world] == counts["throughput", "blog", task, world] >= 2
+    for world in TASKS[STARTED].worlds:
+        assert {counts["throughput", tool, STARTED, str(world)] for tool in TASKS[STARTED].tools} == {
+            1
+        }  # with its start
+    assert counts["throughput", STARTED] >= 2
+    of_goals = [("throughput", task) for task in TASKS if task != STARTED]
+    of_goals += [("ranks", str(world)) for world in ranks.TIMED]
+    of_goals += [("overhead", task) for task in overhead.TASKS]
+    of_goals += [("limits",), ("startup",), ("saves", "2"), ("gpu",)]
+    of_goals += [("verifier", "10000"), ("verifier", "100000")]
+    assert all(counts[program] >= 3 for program in of_goals)
+    assert {counts["throughput", tool, "mnist-cnn", "4"] for tool in TASKS["mnist-cnn"].tools} == {1}  # a fourth value

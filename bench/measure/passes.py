@@ -1,0 +1,96 @@
+"""The forward and backward pass of a model alone, in bfloat16, on one core: no data, no other rank.
+
+python -m bench.measure.passes    prints a table of the passes' and the optimizer's CPU time, by the layout of numbers
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from bench import machine
+from bench.limit import PASSES
+from bench.markdown import markdown
+from bench.peers import common, gpt
+
+_LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+_ROWS = {"image-folder-64": common.BATCH, "image-folder-224": 8}  # a step of more takes seconds
+_SECONDS = 0.5
+_TIMES = 5
+
+
+class Case:
+    """A model and a batch."""
+
+    def __init__(self, net: nn.Module, inputs: Tensor, labels: Tensor, units: int):
+        self.net, self.inputs, self.labels = net, inputs, labels
+        self.units = units  # samples or tokens of the batch
+
+    def forward(self) -> Tensor:
+        self.net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            output: Tensor = self.net(self.inputs)
+            return cross_entropy(output.flatten(0, -2).float(), self.labels)
+
+    def seconds(self) -> float:
+        """Mean seconds of both passes."""
+        self.forward().backward()
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() - began < _SECONDS:
+            self.forward().backward()
+            count += 1
+        return (time.perf_counter() - began) / count
+
+    def profile(self) -> list[float]:
+        """Median milliseconds of CPU time of a forward pass, a backward pass, and a step of fused AdamW."""
+        optimizer = torch.optim.AdamW(self.net.parameters(), fused=True)
+        took: list[list[float]] = []
+        for _ in range(1 + _TIMES):
+            times = [time.process_time()]
+            loss = self.forward()
+            times.append(time.process_time())
+            loss.backward()
+            times.append(time.process_time())
+            optimizer.step()
+            times.append(time.process_time())
+            took.append([1e3 * (end - begin) for begin, end in pairwise(times)])
+        return [median(part) for part in zip(*took[1:], strict=True)]
+
+
+def cases() -> Iterator[tuple[str, str, Case]]:
+    """The name in PASSES, the way, and the case."""
+    tokens = torch.randint(1000, (gpt.BATCH, gpt.LENGTH + 1))
+    for way, kind in {"cast by autocast": torch.float32, "cast once, by FSDP2": torch.bfloat16}.items():
+        case = Case(gpt.model().to(kind), tokens[:, :-1], tokens[:, 1:].flatten(), gpt.BATCH * gpt.LENGTH)
+        yield PASSES["gpt-ddp"], way, case
+    for task, rows in _ROWS.items():
+        side, labels = int(task.rpartition("-")[2]), torch.zeros(rows, dtype=torch.int64)
+        for way, layout in _LAYOUTS.items():
+            pixels = torch.rand(rows, 3, side, side).to(memory_format=layout)
+            yield PASSES[task], way, Case(common.model(task).to(memory_format=layout), pixels, labels, rows)
+
+
+def speeds() -> dict[str, float]:
+    """Samples or tokens per second in the fastest way, by the name in PASSES."""
+    found: dict[str, float] = {}
+    for name, _, case in cases():
+        found[name] = max(found.get(name, 0.0), case.units / case.seconds())
+    return found
+
+
+def table() -> Iterator[str]:
+    rows = [[name, way, *(f"{each:.3g}" for each in case.profile())] for name, way, case in cases()]
+    header = ["of", "weights or layout", "forward, ms", "backward, ms", "fused AdamW, ms"]
+    yield from markdown(header, rows, left=(0, 1))
+    yield ""
+    yield f"Medians of n = {_TIMES} steps, CPU time of one core. {machine.sentence('torch')}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in table():
+        print(line)
