@@ -82,6 +82,7 @@ def programs(number: int) -> Iterator[list[str]]:
         for workers in loading.WORKERS:
             yield ["loading", str(workers)]
         yield ["many"]
+        yield ["meeting"]
     else:
         for world in model.WORLDS:
             yield ["scaling", str(world)]

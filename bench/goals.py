@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bench import model
 from bench.limit import PARTS, limit
 from bench.markdown import markdown, number, shown
 from bench.results import Results, Series
@@ -11,13 +12,15 @@ from bench.table import TOOLS, best, peers
 # Throughput relative to the blog's loop and to the best peer, by number of ranks.
 _FASTER = {1: (4.0, 3.0), 2: (2.5, 2.0), 4: (2.5, 2.0)}
 _LARGE = (10**9, 10**12)
+_PODS = 1000
+_MORE_PODS = 10_000  # by a model
 _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 
 def text(results: Results) -> str:
     """The goals as a Markdown table."""
     header = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
-    parts = (_throughput, _gpu, _overhead, _sampler, _loading, _verifier, _start)
+    parts = (_throughput, _gpu, _overhead, _sampler, _loading, _verifier, _start, _meeting)
     rows = [row for part in parts for row in part(results)]
     return "\n".join(markdown(header, rows, left=(0, 1)))
 
@@ -128,6 +131,31 @@ def _start(results: Results) -> Iterator[list[str]]:
         ]
     if series := results.one("start", what="torchtally --help"):
         yield _at_most("`torchtally --help`, s", series, 0.15)
+
+
+def _meeting(results: Results) -> Iterator[list[str]]:
+    whats = {"from the last pod's arrival until all know": "meet after the last one's arrival"}
+    whats["until all know a failure's cause"] = "learn the cause of a failure"
+    for what, goal in whats.items():
+        if series := results.one("meeting", what=what, pods=_PODS):
+            yield _at_most(f"{_PODS} pods {goal}, s", series, 10.0)
+    loads, shares = (results.of(measure, what="heartbeats") for measure in ("store", "store, CPU"))
+    if len(loads) < 2 or len(shares) < 2:
+        return
+    by_pods = {int(each.case["pods"]): each for each in loads}
+    each_pod = {pods: spread(series.values).median / pods for pods, series in by_pods.items()}
+    growth = each_pod[max(each_pod)] / each_pod[min(each_pod)]
+    yield [
+        f"heartbeats, requests/s of {max(by_pods)} pods",
+        f"linear: at most 1.1× a pod's share of {min(by_pods)} pods",
+        f"{shown(spread(by_pods[max(by_pods)].values))}: {number(growth)}×",
+        "–",
+        "–",
+        _mark(growth <= 1.1),
+    ]
+    share = model.linear({int(each.case["pods"]): spread(each.values).median for each in shares}, _MORE_PODS)
+    goal = f"heartbeats of {_MORE_PODS:,} pods by a linear fit, % of pod 0's core"
+    yield [goal, "at most 100", number(share), "–", "–", _mark(share <= 100)]
 
 
 def _at_most(goal: str, series: Series, most: float) -> list[str]:
