@@ -166,7 +166,6 @@ def all_reduces(results: Results) -> list[AllReduce]:
     ]
 
 
-def linear(values: Mapping[int, float], n: int) -> float:
-    """The value at `n` of the line through `values`."""
-    slope, start = np.polyfit(list(values), list(values.values()), 1)
-    return float(start + slope * n)
+def extrapolated(values: Mapping[int, float], n: int, degree: int) -> float:
+    """The value at `n` of the polynomial that fits `values` best."""
+    return float(np.polyval(np.polyfit(list(values), list(values.values()), degree), n))

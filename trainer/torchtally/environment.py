@@ -20,7 +20,6 @@ from torchtally.errors import Refused
 Device = Literal["auto", "cpu", "cuda"]
 ProcessCount = int | Literal["auto", "cpu", "gpu"]
 
-POD_NAMES = "TORCHTALLY_PODS"  # a file with the names of all pods
 # PyTorchJob sets the former only in a job with a Master, and the latter only in an elastic one.
 _STATIC = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _ELASTIC = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID")
@@ -226,7 +225,7 @@ def pod_name(env: Mapping[str, str] = os.environ) -> str:
 def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
     """The name of the pod of `rank`, if the rendezvous has published the names; all pods have as many ranks."""
     try:
-        pods: list[str] = json.loads(Path(env[POD_NAMES]).read_text())
+        pods: list[str] = json.loads(Path(env["TORCHTALLY_PODS"]).read_text())
     except (KeyError, OSError):
         return None
     pod = rank // int(env.get("LOCAL_WORLD_SIZE") or "1")

@@ -5,8 +5,6 @@ import json
 import os
 from pathlib import Path
 
-from torchtally.environment import POD_NAMES
-
 
 class Names:
     """The names of a job's pods: guessed from the address of pod 0 until the pods have met, and `known` afterwards."""
@@ -36,4 +34,4 @@ class Names:
         path = Path(os.environ["TORCHTALLY_STACKS"]) / "pods"
         with contextlib.suppress(OSError):  # of a full disk
             path.write_text(json.dumps(self.known))
-            os.environ[POD_NAMES] = str(path)
+            os.environ["TORCHTALLY_PODS"] = str(path)
