@@ -85,6 +85,7 @@ def programs(number: int) -> Iterator[list[str]]:
     yield ["verifier", "100000"]
     for workers in loading.WORKERS:
         yield ["loading", str(workers)]
+    yield ["meeting"]
     if number == 3:  # last, as these are no goals
         yield ["many"]
         for world in model.WORLDS:

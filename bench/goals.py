@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bench import model
 from bench.limit import PARTS, limit
 from bench.markdown import markdown, number, shown
 from bench.results import Results, Series
@@ -18,13 +19,15 @@ _MODELS = {
     "image-folder-224": ("image-folder, 224 × 224 pixels", 1.3, "1.3× the best peer"),
 }
 _LARGE = (10**9, 10**12)
+_PODS = 1000
+_MORE_PODS = 10_000  # by a model
 _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 
 def text(results: Results) -> str:
     """The goals as a Markdown table."""
     header = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
-    parts = (_throughput, _models, _gpu, _overhead, _saves, _sampler, _loading, _verifier, _start)
+    parts = (_throughput, _models, _gpu, _overhead, _saves, _sampler, _loading, _verifier, _start, _meeting)
     rows = [row for part in parts for row in part(results)]
     return "\n".join(markdown(header, rows, left=(0, 1)))
 
@@ -163,6 +166,37 @@ def _start(results: Results) -> Iterator[list[str]]:
             yield _times_at_most(goal, 0.6 if world > 1 else 1.0, "torchrun", series, torchrun)
     if asked := results.one("start", what="torchtally --help"):
         yield _at_most("`torchtally --help`, s", asked, 0.15)
+
+
+def _meeting(results: Results) -> Iterator[list[str]]:
+    whats = {"from the last pod's arrival until all know": "meet after the last one's arrival"}
+    whats["until all know a failure's cause"] = "learn the cause of a failure"
+    for what, goal in whats.items():
+        if series := results.one("meeting", what=what, pods=_PODS):
+            yield _at_most(f"{_PODS} pods {goal}, s", series, 10.0)
+    loads, shares = (results.of(measure, what="heartbeats") for measure in ("store", "store, CPU"))
+    if len(loads) < 2 or len(shares) < 2:
+        return
+    by_pods = {int(each.case["pods"]): each for each in loads}
+    each_pod = {pods: spread(series.values).median / pods for pods, series in by_pods.items()}
+    growth = each_pod[max(each_pod)] / each_pod[min(each_pod)]
+    yield [
+        f"heartbeats, requests/s of {max(by_pods)} pods",
+        f"linear: at most 1.1× a pod's share of {min(by_pods)} pods",
+        f"{shown(spread(by_pods[max(by_pods)].values))}: {number(growth)}×",
+        "–",
+        "–",
+        _mark(growth <= 1.1),
+    ]
+    share = model.extrapolated({int(each.case["pods"]): spread(each.values).median for each in shares}, _MORE_PODS, 1)
+    goal = f"heartbeats of {_MORE_PODS:,} pods by a linear fit, % of pod 0's core"
+    yield [goal, "at most 100", number(share), "–", "–", _mark(share <= 100)]
+    # Each pod is sent the names of all.
+    cpu = {int(each.case["pods"]): spread(each.values).median / 1000 for each in results.of("meeting, store's CPU")}
+    if len(cpu) > 2:
+        seconds = model.extrapolated(cpu, _MORE_PODS, 2)
+        goal = f"the meeting of {_MORE_PODS:,} pods by a quadratic fit, s of pod 0's core"
+        yield [goal, "at most 10", number(seconds), "–", "–", _mark(seconds <= 10)]
 
 
 def _at_most(goal: str, series: Series, most: float) -> list[str]:

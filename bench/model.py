@@ -11,7 +11,7 @@ without DDP, so DDP's own time counts as messages.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -164,3 +164,8 @@ def all_reduces(results: Results) -> list[AllReduce]:
         AllReduce(int(each.case["world"]), int(each.case["bytes"]), spread(each.values).median / 1e3)
         for each in results.of("all-reduce")
     ]
+
+
+def extrapolated(values: Mapping[int, float], n: int, degree: int) -> float:
+    """The value at `n` of the polynomial that fits `values` best."""
+    return float(np.polyval(np.polyfit(list(values), list(values.values()), degree), n))

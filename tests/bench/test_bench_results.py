@@ -195,6 +195,22 @@ def test_what_was_not_measured_on_a_gpu_says_so() -> None:
     assert [row.endswith("| ✓ |") for row in rows()] == [True, True]
 
 
+def test_what_a_pod_costs_the_store_must_not_grow_with_their_number() -> None:
+    def rows(requests: dict[int, float]) -> list[str]:
+        found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
+        for pods, value in requests.items():
+            for measure, taken in {"store": value, "store, CPU": 0.5 + pods / 200}.items():
+                case: dict[str, str | int] = {"what": "heartbeats", "pods": pods}
+                found.add(Sample(measure=measure, case=case, unit="", better="lower", value=taken), 1, 0.1)
+        return [line for line in goals.text(found).splitlines() if line.startswith("| heartbeats")]
+
+    growth, share = rows({10: 20.0, 100: 200.0, 1000: 2000.0})
+    assert "| 2,000: 1.00× |" in growth and growth.endswith("| ✓ |")
+    assert share == "| heartbeats of 10,000 pods by a linear fit, % of pod 0's core | at most 100 | 50.5 | – | – | ✓ |"
+    growth, _ = rows({10: 20.0, 100: 200.0, 1000: 20000.0})
+    assert "| 20,000: 10.0× |" in growth and growth.endswith("| – |")
+
+
 def test_a_page_without_a_place_for_the_goals_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must have the lines .* around the goals"):
         report.with_goals("# Benchmarks\n", some())

@@ -1,6 +1,7 @@
 """Pods that hold different things end at once, all of them, with both values."""
 
 import os
+import tempfile
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.distributed.distributed_c10d import Store
 
 from torchtally.distributed import handshake
 from torchtally.errors import Lost, Refused
+from torchtally.pod.names import Names
 
 
 def agree(rank: int, world: int, store: Store, facts: list[dict[str, Any]], problems: list[str | None]) -> Any:
@@ -47,8 +49,12 @@ def test_one_pods_problem_ends_all_of_them() -> None:
 
 def agree_without_the_last_two(rank: int, world: int, store: Store) -> Any:
     handshake._TIMEOUT = timedelta(seconds=5)
-    os.environ.update(TORCHTALLY_PODS='["demo-master-0", "demo-worker-0"]', LOCAL_WORLD_SIZE="2")
-    return handshake.agree(store, rank, world, f"pod-{rank}", {}, None) if rank < world - 2 else None
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(TORCHTALLY_STACKS=folder, LOCAL_WORLD_SIZE="2")
+        names = Names("demo-master-0")
+        names.known = ["demo-master-0", "demo-worker-0"]
+        names.publish()
+        return handshake.agree(store, rank, world, f"pod-{rank}", {}, None) if rank < world - 2 else None
 
 
 def test_ranks_that_do_not_come_are_named_with_their_pods_by_all_that_did() -> None:

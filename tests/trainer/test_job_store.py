@@ -30,7 +30,7 @@ def test_a_store_that_does_not_answer_is_given_up() -> None:
             assert server.stdout.readline() == "ready\n"
             store = JobStore(TCPStore("127.0.0.1", port, None, False, wait_for_workers=False), 2, timeout=5)
             assert store.post(1, Failure(Kind.KNOWN, 3, "it failed")) == 1
-            assert list(store.failures()) == [(1, Failure(Kind.KNOWN, 3, "it failed"))]
+            assert store.first(Kind.KNOWN) == (1, Failure(Kind.KNOWN, 3, "it failed"))
             launched.stop(server.pid)  # and wait until it has stopped
             with pytest.raises(DistError, match="no answer within 5 s"):
                 store.keys.check(["complete"])

@@ -303,7 +303,7 @@ def test_pods_have_the_operators_names_before_they_have_joined() -> None:
 
 def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:
     """Else it would find the notes of those that it met in its former life."""
-    run = shell('echo $TORCHTALLY_PODS; [ -n "$GO_ON" ] || sleep 1000')
+    run = shell('cat $TORCHTALLY_PODS; echo; [ -n "$GO_ON" ] || sleep 1000')
     master, worker = (two.start(rank, run, entry=STRICT) for rank in range(2))
     assert [pod.line() for pod in (master, worker)] == ['["demo-master-0", "demo-worker-0"]'] * 2
     worker.kill()

@@ -224,7 +224,10 @@ def pod_name(env: Mapping[str, str] = os.environ) -> str:
 
 def pod_of(rank: int, env: Mapping[str, str] = os.environ) -> str | None:
     """The name of the pod of `rank`, if the rendezvous has published the names; all pods have as many ranks."""
-    pods: list[str] = json.loads(env.get("TORCHTALLY_PODS") or "[]")
+    try:
+        pods: list[str] = json.loads(Path(env["TORCHTALLY_PODS"]).read_text())
+    except (KeyError, OSError):
+        return None
     pod = rank // int(env.get("LOCAL_WORLD_SIZE") or "1")
     return pods[pod] if pod < len(pods) else None
 

@@ -2,21 +2,20 @@
 
 import contextlib
 import threading
-import time
 from dataclasses import dataclass
 
 from torch.distributed import DistError
 
 from torchtally.errors import FINAL, LOST
 from torchtally.pod.failure import Failure, Kind
-from torchtally.pod.heartbeat import Heartbeat, Silence, wait_until_departed
+from torchtally.pod.heartbeat import Heartbeat, wait_until_departed
 from torchtally.pod.job_store import JobStore
 from torchtally.pod.names import Names
 
 # All in seconds.
-_SEARCH = 6  # for the whole search
-_UNEXPLAINED = 4  # for a known cause to be posted, before an unexplained failure counts as the cause
-_SILENCE = 3  # without a heartbeat, in a job that has failed, until a pod counts as gone
+_SEARCH = 7  # for the whole search
+# For a known cause to be posted, before an unexplained failure counts as the cause. Pod 0 posts that a pod is gone.
+_UNEXPLAINED = 5
 
 
 def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: Names) -> Failure:
@@ -69,18 +68,16 @@ class _Search:
                 wait_until_departed(self.store, _SEARCH + 1)
 
     def _in_store(self) -> Failure | None:
-        silence = Silence()
-        began = time.monotonic()
-        while self.own.kind != Kind.KNOWN and time.monotonic() < began + _SEARCH:
-            posted = [(rank, each) for rank, each in self.store.failures() if each.kind != Kind.CONSEQUENCE]
-            if known := [each for _, each in posted if each.kind == Kind.KNOWN]:
-                return known[0]
-            if silent := silence.of(self.store.heartbeats(), _SILENCE):
-                return Failure(Kind.KNOWN, LOST, f"{self.names.several(silent)} went away without a message")
-            if posted and time.monotonic() > began + _UNEXPLAINED:
-                rank, unexplained = posted[0]
-                return None if rank == self.rank else unexplained
-            time.sleep(0.1)
+        if self.own.kind == Kind.KNOWN:
+            return None
+        if known := self.store.first(Kind.KNOWN, _UNEXPLAINED):
+            return known[1]
+        unexplained = self.store.first(Kind.UNEXPLAINED, _SEARCH - _UNEXPLAINED)
+        if known := self.store.first(Kind.KNOWN):
+            return known[1]
+        if unexplained:
+            rank, failure = unexplained
+            return None if rank == self.rank else failure
         # All pods only lost a peer. The one that was first to lose it may know which.
-        lost = [each for rank, each in self.store.failures() if rank != self.rank]
-        return lost[0] if lost and self.own.kind == Kind.CONSEQUENCE else None
+        lost = self.store.first(Kind.CONSEQUENCE) if self.own.kind == Kind.CONSEQUENCE else None
+        return lost[1] if lost and lost[0] != self.rank else None

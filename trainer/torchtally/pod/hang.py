@@ -117,13 +117,15 @@ class Hang:
             return own
         told = [json.dumps(own)]
         until = time.monotonic() + wait
+        pause = 0.2
         with contextlib.suppress(DistError):
             while True:
                 posted = self._share(told[0])
                 told = [told[0], *(each for each in posted if each and each != told[0])]
                 if len(told) == len(posted) or time.monotonic() >= until:
                     break
-                time.sleep(0.2)
+                time.sleep(pause)
+                pause *= 2  # each pod asks for what all have told
         return sorted((rank, pod, place) for each in told for rank, pod, place in json.loads(each))
 
 

@@ -21,6 +21,8 @@ from torchtally.pod.names import Names
 SILENCE = 60  # without a heartbeat until a pod counts as lost: a pod frozen for half of it continues afterwards
 GRACE = 30  # for a rank to notice that a peer is gone, and to finish its writes; then it is killed
 _INTERVAL = 1  # between two heartbeats
+_GONE = 3  # without a heartbeat, in a job that has failed, until a pod counts as gone
+_LOOK = 0.2  # between two of pod 0's looks for pods that are gone
 
 
 class Heartbeat:
@@ -34,7 +36,7 @@ class Heartbeat:
         open_exit_barrier: Callable[[], None],
         before_kill: Callable[[], None],
     ) -> None:
-        self.first_reported: Failure | None = None  # the first failure of another pod that was a cause
+        self.first_reported: Failure | None = None  # the first known failure, if it is another pod's
         self.store_lost = False  # or frozen
         self.ranks_killed = False  # because they did not notice that a peer was gone
         self._store, self._rank, self._names, self._open_exit_barrier = store, rank, names, open_exit_barrier
@@ -55,24 +57,36 @@ class Heartbeat:
     def _beat(self) -> None:
         """Beat, and read what the others post. Pod 0 posts the loss of a pod that is silent."""
         silence = Silence()
-        read = 0
+        known: tuple[int, Failure] | None = None
         with contextlib.suppress(DistError):
             while not self._stopped.is_set():
                 self._store.beat(self._rank)
-                for rank, failure in self._store.failures(read):
-                    read += 1
+                if failed := self._store.failures() > 0:
                     self._job_failed.set()
-                    if rank != self._rank and failure.kind == Kind.KNOWN:
-                        self.first_reported = self.first_reported or failure
-                        log.warning(failure.text)
-                if self._rank == 0 and read == 0 and (silent := silence.of(self._store.heartbeats(), SILENCE)):
-                    text = f"no heartbeat of {self._names.several(silent)} for {SILENCE} s: lost or frozen"
-                    self._store.post(silent[0], Failure(Kind.KNOWN, LOST, text))
+                    if known is None and (known := self._store.first(Kind.KNOWN)):
+                        self._report(*known)
+                if self._rank == 0 and known is None:
+                    self._post_silent(silence, failed)
                 self._answered.set()
-                self._stopped.wait(_INTERVAL)
+                self._stopped.wait(_LOOK if failed and self._rank == 0 and known is None else _INTERVAL)
             return
         self.store_lost = True
         self._job_failed.set()
+
+    def _report(self, rank: int, failure: Failure) -> None:
+        if rank != self._rank:
+            self.first_reported = failure
+            log.warning(failure.text)
+
+    def _post_silent(self, silence: "Silence", failed: bool) -> None:
+        """As pod 0, post the loss of the pods that send no heartbeats."""
+        if not (silent := silence.of(self._store.heartbeats(), _GONE if failed else SILENCE)):
+            return
+        names = self._names.several(silent)
+        text = f"no heartbeat of {names} for {SILENCE} s: lost or frozen"
+        if failed:
+            text = f"{names} went away without a message"
+        self._store.post(silent[0], Failure(Kind.KNOWN, LOST, text))
 
     def _watch(self) -> None:
         """Kill the ranks of this pod if another pod has failed or gone and they do not notice it."""

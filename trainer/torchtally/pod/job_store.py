@@ -1,17 +1,38 @@
-"""The store of a job, in the agent of pod 0: pods post their failures and their heartbeats there."""
+"""The store of a job, in the agent of pod 0: pods meet there, and post their failures and their heartbeats.
+
+What all pods do costs each of them the same few requests, however many pods there are: what takes a request for each
+pod, or an answer with a value of each, is pod 0's to do.
+"""
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import timedelta
+from enum import StrEnum
 from typing import Any
 
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchtally.pod.failure import Failure, Kind
 
 DEPARTED = b"departed"  # the last heartbeat of a pod that ends in an orderly way
+_REQUESTS = 5000  # a second, at most, of all pods together that look for something
+
+
+class Decision(StrEnum):
+    """How a rendezvous ends."""
+
+    MET = "met"  # all pods have joined
+    GIVEN_UP = "given up"
+    COMPLETE = "complete"  # the run has been completed before
+    EXHAUSTED = "exhausted"  # the job has no retries left
+
+
+def interval(count: int) -> float:
+    """Seconds between two looks of each of `count` pods."""
+    return max(0.2, count / _REQUESTS)
 
 
 class JobStore:
@@ -23,17 +44,60 @@ class JobStore:
         self.keys: Any = own if timeout is None else _WithTimeout(own, timeout)
         self.count = count
 
+    def join(self, rank: int, start: str, pod: str) -> None:
+        """Let pod 0 know of this start of pod `rank`."""
+        self.keys.set(_beat(rank), "0")  # so that heartbeats() and stands() find one of each
+        self.stand(rank, "")
+        self.keys.append("joined", json.dumps([rank, start, pod]) + "\n")
+
+    def joined(self) -> dict[int, tuple[str, str]]:
+        """Return the last start and the name of each pod that has joined. For a pod that has joined."""
+        lines = self.keys.get("joined").decode().splitlines()
+        return {rank: (start, pod) for rank, start, pod in map(json.loads, lines)}
+
+    def tell_missing(self, joined: int, missing: str) -> None:
+        """As pod 0, tell the others which pods are missing."""
+        self.keys.set("missing", json.dumps([joined, missing]))
+
+    def missing(self) -> tuple[int, str]:
+        """Return how many pods have joined, and the names of the others, once pod 0 has told them."""
+        joined, missing = json.loads(self.keys.get("missing"))
+        return joined, missing
+
+    def decide(self, decision: Decision, value: Any) -> None:
+        """End the rendezvous. The first decision stands."""
+        self.keys.compare_set("decided", "", json.dumps([decision, value]))
+
+    def decided(self, seconds: float) -> tuple[Decision, Any] | None:
+        """Wait for the decision for some seconds."""
+        if not self._comes("decided", seconds):
+            return None
+        decision, value = json.loads(self.keys.get("decided"))
+        return Decision(decision), value
+
     def post(self, rank: int, failure: Failure) -> int:
         """Post the failure of pod `rank`. Returns its number among all failures, from 1."""
+        self.keys.append("failed", f"{rank} ")
         number: int = self.keys.add("failures", 1)
-        self.keys.set(f"failure/{number}", json.dumps([rank, failure.kind, failure.code, failure.text]))
+        text = json.dumps([rank, failure.kind, failure.code, failure.text])
+        self.keys.compare_set(_first(failure.kind), "", text)
         return number
 
-    def failures(self, after: int = 0) -> Iterator[tuple[int, Failure]]:
-        """Yield each posted failure with the rank of its pod, but the first `after`."""
-        for number in range(after + 1, self.keys.add("failures", 0) + 1):
-            rank, kind, code, text = json.loads(self.keys.get(f"failure/{number}"))
-            yield rank, Failure(Kind(kind), code, text)
+    def failures(self) -> int:
+        """Return how many failures have been posted."""
+        number: int = self.keys.add("failures", 0)
+        return number
+
+    def failed(self) -> set[int]:
+        """Return the pods that have posted a failure."""
+        return set(map(int, self.keys.get("failed").split())) if self.failures() else set()
+
+    def first(self, kind: Kind, seconds: float = 0.0) -> tuple[int, Failure] | None:
+        """Wait for some seconds for the first failure of a kind. Returns it with the rank of its pod."""
+        if not self._comes(_first(kind), seconds):
+            return None
+        rank, kind, code, text = json.loads(self.keys.get(_first(kind)))
+        return rank, Failure(Kind(kind), code, text)
 
     def stand(self, rank: int, text: str) -> None:
         """Post where the ranks of pod `rank` stand; empty once they go on."""
@@ -41,15 +105,10 @@ class JobStore:
 
     def stands(self) -> list[str]:
         """Return what each pod has posted; empty where none has."""
-        keys = [_stands(rank) for rank in range(self.count)]
-        return [self.keys.get(key).decode() if self.keys.check([key]) else "" for key in keys]
+        return [each.decode() for each in self.keys.multi_get([_stands(rank) for rank in range(self.count)])]
 
     def beat(self, rank: int) -> None:
         self.keys.add(_beat(rank), 1)
-
-    def reset_beat(self, rank: int) -> None:
-        """Before the first heartbeat of a pod, so that heartbeats() finds one of each."""
-        self.keys.set(_beat(rank), "0")
 
     def depart(self, rank: int) -> None:
         """End the heartbeat of a pod in an orderly way."""
@@ -59,6 +118,16 @@ class JobStore:
         """Return the last heartbeat of each pod."""
         found: list[bytes] = self.keys.multi_get([_beat(rank) for rank in range(self.count)])
         return found
+
+    def _comes(self, key: str, seconds: float) -> bool:
+        if seconds <= 0:
+            found: bool = self.keys.check([key])
+            return found
+        try:
+            self.keys.wait([key], timedelta(seconds=seconds))  # which costs the store nothing meanwhile
+        except DistStoreError:
+            return False
+        return True
 
 
 class _WithTimeout:
@@ -91,3 +160,7 @@ def _stands(rank: int) -> str:
 
 def _beat(rank: int) -> str:
     return f"beat/{rank}"
+
+
+def _first(kind: Kind) -> str:
+    return f"first/{int(kind)}"

@@ -1,8 +1,7 @@
 """The rendezvous of a job's pods, as torchrun's agent asks for it, over the store in the agent of pod 0."""
 
 import contextlib
-import json
-import os
+import resource
 import socket
 import time
 import uuid
@@ -29,14 +28,17 @@ from torchtally.log import log
 from torchtally.pod import address, cause, signals
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.heartbeat import SILENCE, Heartbeat, wait_until_departed
-from torchtally.pod.job_store import JobStore
+from torchtally.pod.job_store import Decision, JobStore, interval
 from torchtally.pod.names import Names
 
 BACKEND = "torchtally"
 # All in seconds.
 TIMEOUT = 900  # for all pods to join; torchrun's own --rdzv-conf=timeout=… changes it
 _PROGRESS = 30  # between two messages about the pods that are missing
+_GATHER = 0.2  # between two of pod 0's looks for pods that have joined
+_ASK = 5  # between two questions of the others for its decision: Python hears no signal meanwhile
 _ANNOUNCE = 15  # for the pods of a run that is over to learn of it, if they were started again, too
+_TELLING = 1000  # pods that tell each other where their ranks stand: each reads what all have told
 _SHARE = 5  # for an answer of the store, while ranks hang
 _DEPART = 15  # for the other pods to depart, after which pod 0 takes the store with it
 
@@ -53,7 +55,7 @@ class Rendezvous(RendezvousHandler):
         self._resolved, self._in_job = host, port != 0
         self._timeout, self._run_id = float(TIMEOUT), ""
         # A pod that is started again has the same rank and name: this differs.
-        self._start = uuid.uuid4().hex
+        self._start = uuid.uuid4().hex[:8]
         self._names = Names(host)
         self._store: TCPStore | None = None
         self._heartbeat: Heartbeat | None = None
@@ -94,29 +96,30 @@ class Rendezvous(RendezvousHandler):
             self._store = self._join()
             if self._in_job:
                 events.emit(events.Rendezvous(pods=self._count), events.Source(pod=self._pod))
-            os.environ["TORCHTALLY_PODS"] = json.dumps(self._names.known)  # for the messages of the ranks
+            self._names.publish()
             self._heartbeat = self._start_heartbeat(self._store.clone())  # a wait blocks all calls on its connection
             signals.handle()
         bootstrap = RendezvousStoreInfo(self._resolved, self._port)
-        return RendezvousInfo(_AgentStore(self._run_id, self._store), self._rank, self._count, bootstrap)
+        store = _AgentStore(self._run_id, self._store, interval(self._count))
+        return RendezvousInfo(store, self._rank, self._count, bootstrap)
 
     def announce_complete(self) -> None:
         """As pod 0, let the pods that come know that the run is complete. Those that have succeeded never come."""
-        self._announce("complete", "")
+        self._announce(Decision.COMPLETE, "")
 
     def announce_exhausted(self, sentence: str) -> None:
         """As pod 0, let the pods that come know that the job has no retries left."""
-        self._announce("exhausted", sentence)
+        self._announce(Decision.EXHAUSTED, sentence)
 
-    def _announce(self, key: str, text: str) -> None:
+    def _announce(self, decision: Decision, text: str) -> None:
         if self._count == 1:
             return
         learned = [f"learned/{rank}" for rank in range(1, self._count)]
         until = time.monotonic() + _ANNOUNCE
         with contextlib.suppress(DistError):
-            keys = JobStore(self._connect(until), self._count).keys
-            keys.set(key, text)
-            while time.monotonic() < until and not keys.check(learned):
+            store = JobStore(self._connect(until), self._count)
+            store.decide(decision, text)
+            while time.monotonic() < until and not store.keys.check(learned):
                 time.sleep(0.2)
 
     def depart(self) -> None:
@@ -126,7 +129,7 @@ class Rendezvous(RendezvousHandler):
                 store = JobStore(self._store, self._count, _DEPART)
                 self._heartbeat.stop(store)
                 if self._rank == 0:
-                    wait_until_departed(store, _DEPART, but={rank for rank, _ in store.failures()})
+                    wait_until_departed(store, _DEPART, but=store.failed())
 
     def cause(self, own: Failure) -> Failure:
         """Return the failure that this pod ends with: `own`, or the one that caused it."""
@@ -136,7 +139,7 @@ class Rendezvous(RendezvousHandler):
 
     def share(self, own: str | None) -> list[str]:
         """Tell the other pods where this one's ranks stand; return what all have told. Raises DistError."""
-        if self._store is None:
+        if self._store is None or self._count > _TELLING:
             return [own or ""]
         if self._board is None:
             self._board = JobStore(self._store.clone(), self._count, _SHARE)
@@ -179,6 +182,7 @@ class Rendezvous(RendezvousHandler):
 
     def _serve(self, timeout: timedelta) -> TCPStore:
         """As pod 0, open the store."""
+        _allow_files()
         try:
             listener = address.listener(self._address, self._port, self._count)
         except OSError as error:
@@ -197,44 +201,53 @@ class Rendezvous(RendezvousHandler):
         )
 
     def _register(self, store: JobStore, until: float) -> None:
-        joined = [f"joined/{rank}" for rank in range(self._count)]
-        store.reset_beat(self._rank)
-        store.keys.set(joined[self._rank], json.dumps([self._start, self._pod]))
+        store.join(self._rank, self._start, self._pod)
         progress = _Progress()
-        while not store.keys.check(["pods"]):
-            if self._rank == 0 and store.keys.check(joined):
-                store.keys.set("pods", json.dumps([json.loads(each) for each in store.keys.multi_get(joined)]))
-                break
+        while (decided := store.decided(self._turn(min(progress.next, until)))) is None:
+            if self._rank == 0:
+                self._gather(store)
             late = time.monotonic() > until
             if late or progress.due:
-                missing = [rank for rank, key in enumerate(joined) if not store.keys.check([key])]
+                joined, missing = store.missing()
                 if late:
-                    sentence = f"{self._names.several(missing)} did not join within {self._timeout:.0f} s"
-                    store.keys.set("given up", sentence)
+                    store.decide(Decision.GIVEN_UP, f"{missing} did not join within {self._timeout:.0f} s")
+                else:
+                    progress.say(f"{joined} of {self._count} pods have joined; missing: {missing}")
+        match decided:
+            case Decision.GIVEN_UP, sentence:
+                if self._rank == 0:
                     time.sleep(2)  # for the others to read it
-                    raise Lost(sentence)
-                count = self._count - len(missing)
-                progress.say(f"{count} of {self._count} pods have joined; missing: {self._names.several(missing)}")
-            if store.keys.check(["given up"]):
-                raise Lost(store.keys.get("given up").decode())
-            if store.keys.check(["complete"]):
+                raise Lost(sentence)
+            case Decision.COMPLETE, _:
                 store.keys.set(f"learned/{self._rank}", "")
                 raise Complete
-            if store.keys.check(["exhausted"]):
+            case Decision.EXHAUSTED, sentence:
                 store.keys.set(f"learned/{self._rank}", "")
-                raise Exhausted(store.keys.get("exhausted").decode())
-            time.sleep(0.2)
-        pods = json.loads(store.keys.get("pods"))
-        self._names.known = [pod for _, pod in pods]
-        if pods[self._rank][0] != self._start:
-            self._wait_for_restart(store, until)
+                raise Exhausted(sentence)
+            case _, pods:
+                self._names.known = [pod for _, pod in pods]
+                if pods[self._rank][0] != self._start:
+                    self._wait_for_restart(store, until)
+
+    def _turn(self, until: float) -> float:
+        """For how many seconds to wait at a time. Pod 0 looks for pods that come; the others wait for its decision."""
+        longest = _GATHER if self._rank == 0 else _ASK
+        return max(0.1, min(until - time.monotonic(), longest))
+
+    def _gather(self, store: JobStore) -> None:
+        """As pod 0, decide that all pods are there, or tell the others which are missing."""
+        joined = store.joined()
+        missing = [rank for rank in range(self._count) if rank not in joined]
+        store.tell_missing(len(joined), self._names.several(missing))
+        if not missing:
+            store.decide(Decision.MET, [joined[rank] for rank in range(self._count)])
 
     def _wait_for_restart(self, store: JobStore, until: float) -> None:
         """The others still run with this pod before its restart. Post that failure, and wait until they end."""
         store.post(self._rank, Failure(Kind.KNOWN, LOST, f"{self._pod} was started again"))
         log.info(f"the other pods still run with {self._pod} as it was before: waiting for them to start again")
         while time.monotonic() < until:
-            store.keys.check(["pods"])  # raises DistError once the store has gone
+            store.keys.check(["decided"])  # raises DistError once the store has gone
             time.sleep(0.5)
         raise Lost(f"{self._pod} was started again, and the other pods were not within {self._timeout:.0f} s")
 
@@ -252,25 +265,38 @@ class Rendezvous(RendezvousHandler):
 class _AgentStore(PrefixStore):
     """The agent's part of the store, in which it waits for the other pods' ranks. In C++ it is deaf to signals."""
 
+    def __init__(self, prefix: str, store: Store, seconds: float) -> None:
+        """Look every some `seconds` for what it waits for."""
+        super().__init__(prefix, store)
+        self._seconds = seconds
+
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         until = time.monotonic() + (timeout or self.timeout).total_seconds()  # type: ignore[attr-defined]
         while not self.check(keys):
             if time.monotonic() > until:
                 raise DistStoreError(f"{keys} did not come in time")
-            time.sleep(0.2)
+            time.sleep(self._seconds)
 
 
 class _Progress:
     """A message now and then, the first one soon."""
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + 5
+        self.next = time.monotonic() + 5
 
     @property
     def due(self) -> bool:
-        return time.monotonic() > self._next
+        return time.monotonic() > self.next
 
     def say(self, message: str) -> None:
         if self.due:
             log.info(message)
-            self._next = time.monotonic() + _PROGRESS
+            self.next = time.monotonic() + _PROGRESS
+
+
+def _allow_files() -> None:
+    """Let this process have as many connections as the machine allows: each pod has one, and so has each rank."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS' limit is lower than the one that it tells
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
