@@ -29,6 +29,8 @@ _LIFE = 3600  # seconds of a pod that nobody deletes
 _SILENCE = 60.0  # seconds after which a connection is lost
 _CONTAINER = "fetch"
 _COPIED = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext")  # from a pod of the job
+# To read needs no more. A job or a claim that others may edit must give them no more of this user's rights.
+_RIGHTS = {"privileged": False, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 class Wrong(Exception):
@@ -120,7 +122,7 @@ def _made_of(spec: dict[str, Any], container_name: str, job: str) -> dict[str, A
                         "requests": {"cpu": "100m", "memory": "128Mi"},
                         "limits": {"cpu": "1", "memory": "1Gi"},
                     },
-                    "securityContext": container.get("securityContext", {}),
+                    "securityContext": {**container.get("securityContext", {}), **_RIGHTS},
                     "volumeMounts": [{**mounts[0], "readOnly": True}],
                 }
             ],

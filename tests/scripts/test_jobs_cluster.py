@@ -405,7 +405,10 @@ def gone(server: Server) -> dict[str, Any]:
 def test_the_results_of_a_job_that_is_gone(
     claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone(claimed)
+    annotations = gone(claimed)
+    spec = json.loads(annotations["torchtally/reader"])
+    spec["containers"][0]["securityContext"] = {"runAsUser": 7, "privileged": True, "capabilities": {"add": ["ALL"]}}
+    annotations["torchtally/reader"] = json.dumps(spec)
     claim = Claim(claimed, packed(model__pt=MODEL, proof__json=json.dumps(PROOF).encode()))
     monkeypatch.setattr(claimed, "answer", claim.answer)
     status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
@@ -413,7 +416,10 @@ def test_the_results_of_a_job_that_is_gone(
     assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its claim is read" in said
     (made,) = claim.made
     assert made["spec"]["volumes"] == [{"name": "model", "persistentVolumeClaim": {"claimName": "demo-model"}}]
-    assert made["spec"]["containers"][0]["volumeMounts"][0]["subPath"] == "demo"
+    (container,) = made["spec"]["containers"]
+    assert container["volumeMounts"][0]["subPath"] == "demo"
+    rights = {"runAsUser": 7, "privileged": False, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == rights  # whoever may edit a claim gets no more by it
     assert claim.deleted == [made["metadata"]["name"]]
 
 
