@@ -20,6 +20,8 @@ import pytest
 import ranks
 from torch.distributed import TCPStore
 
+from torchtally.pod.failure import Kind
+
 SECURITY = (Path(__file__).parents[2] / "SECURITY.md").read_text()
 ELSEWHERE = "127.0.0.2"  # another address of this machine, as that of its LAN is
 
@@ -97,7 +99,7 @@ def test_a_stranger_at_another_address_reaches_no_port(server_job: tuple[launche
     stranger = subprocess.run([sys.executable, "-c", RUN_BY_RPC, job.port, str(mark)], timeout=launched.LIMIT)
     assert (stranger.returncode, mark.exists()) == (0, True)
     assert "run any command" in SECURITY
-    store.set("torchtally/failure/1", json.dumps([1, 0, 3, "the stranger says so"]))
+    store.set(f"torchtally/first/{int(Kind.KNOWN)}", json.dumps([1, Kind.KNOWN, 3, "the stranger says so"]))
     store.add("torchtally/failures", 1)
     heard(pods[0], "the stranger says so")
     for pod in pods:
