@@ -21,7 +21,7 @@ from torchtally.distributed.waiting import WAITED
 
 BATCHES = (32, 256)
 _STEPS = 200  # of a pass
-_PAIRS = 40  # of passes: each way first in half of them
+_PAIRS = 200  # of passes: each way first in half of them
 
 
 def main() -> None:
