@@ -1,12 +1,12 @@
 """What pods report to programs: the events of real runs keep to their schema, and what does not is no event."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,18 +116,34 @@ def test_what_is_printed_is_read(
     assert [events.read(printed[:length]) for length in range(len(printed))] == [None] * len(printed)
 
 
+def without(printed: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in printed.items() if name not in names}
+
+
 @each_kind
 def test_a_field_that_is_missing_or_of_another_type_makes_no_event(
     event: events.Event, validator: jsonschema.Draft202012Validator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = values(line(event, monkeypatch))
+    added = {each.name for each in dataclasses.fields(event) if each.default is not dataclasses.MISSING}
     for name, value in printed.items():
-        mutants = [{key: other for key, other in printed.items() if key != name}, printed | {name: []}]
+        mutants = [printed | {name: []}]
+        mutants += [] if name in added else [without(printed, name)]
         mutants += [] if isinstance(value, bool) else [printed | {name: True}]
         mutants += [printed | {name: str(value)}] if isinstance(value, int | float) else []
         for mutant in mutants:
             assert not validator.is_valid(mutant), mutant
             assert events.read(events.PREFIX + json.dumps(mutant)) is None, mutant
+
+
+def test_an_event_of_an_earlier_release_lacks_what_was_added_since(
+    validator: jsonschema.Draft202012Validator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = next(each for each in EXAMPLES if isinstance(each, events.Progress))
+    earlier = without(values(line(progress, monkeypatch)), "memory", "memory_limit")
+    validator.validate(earlier)
+    record = events.read(events.PREFIX + json.dumps(earlier))
+    assert record is not None and record.event == dataclasses.replace(progress, memory=None, memory_limit=None)
 
 
 def test_an_event_of_a_later_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +249,7 @@ class Heard:
         self._validator.validate(values(line))
         record = events.read(line)
         assert record is not None
-        fields = asdict(record.source) | asdict(record.event)
+        fields = dataclasses.asdict(record.source) | dataclasses.asdict(record.event)
         assert {"v": 1, "time": record.time, "event": values(line)["event"]} | fields == values(line)
         return record
 

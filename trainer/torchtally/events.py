@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Annotated, Any, get_args, get_type_hints
 
 from torchtally import standard_output
@@ -254,6 +254,8 @@ KINDS: dict[str, type[Event]] = {
     "ended": Ended,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
+# Fields with a default, which were added later: events of an earlier release lack them.
+_ADDED = {kind: {each.name for each in fields(kind) if each.default is not MISSING} for kind in KINDS.values()}
 _HINTS: dict[Any, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (Source, *KINDS.values())}
 _DATES = 250_000_000_000  # seconds after 1970 that are dates in any zone, as Python has them
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
@@ -301,7 +303,8 @@ def read(line: str) -> Record | None:
         if _checked(values, "v", int) != VERSION:
             return None
         kind = KINDS[values["event"]]
-        return Record(_checked(values, "time", float), Source(**_own(Source, values)), kind(**_own(kind, values)))
+        source = Source(**_own(Source, values, set()))
+        return Record(_checked(values, "time", float), source, kind(**_own(kind, values, _ADDED[kind])))
     except (ValueError, LookupError, TypeError, RecursionError):  # cut off, mixed up with other output, or of others
         return None
 
@@ -326,7 +329,7 @@ def schema() -> dict[str, Any]:
             {
                 "description": " ".join((kind.__doc__ or "").split()),
                 "properties": {"event": {"const": name}, **own},
-                "required": list(own),
+                "required": [each for each in own if each not in _ADDED[kind]],
             }
         )
     return {
@@ -346,8 +349,9 @@ def _plain(name: str, value: Any) -> Any:
     return value[:_LONGEST] if name == "cause" and value else value
 
 
-def _own(kind: type[Source | Event], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _checked(values, name, hint) for name, hint in _HINTS[kind].items()}
+def _own(kind: type[Source | Event], values: Mapping[str, Any], added: set[str]) -> dict[str, Any]:
+    names = {name: hint for name, hint in _HINTS[kind].items() if name in values or name not in added}
+    return {name: _checked(values, name, hint) for name, hint in names.items()}
 
 
 def _checked(values: Mapping[str, Any], name: str, hint: Any) -> Any:
