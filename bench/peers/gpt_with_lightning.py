@@ -4,13 +4,13 @@ import os
 from typing import Any
 
 import lightning
-import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from bench.peers import gpt
 from bench.peers.common import Clock
+from bench.peers.with_lightning import fit
 
 
 class Decoder(lightning.LightningModule):
@@ -40,23 +40,10 @@ class Decoder(lightning.LightningModule):
 def main() -> None:
     task, dataset, clock = gpt.arguments()
     lightning.seed_everything(0)
-    world = int(os.environ["WORLD_SIZE"])
-    ddp = "ddp" if world > 1 else "auto"
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        strategy=ddp if task == "gpt-ddp" else ModelParallelStrategy(world, 1),
-        precision="bf16-mixed" if task == "gpt-ddp" else "32-true",
-        devices=world,
-        max_steps=clock.steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Decoder(task, clock), DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True))
-    clock.report()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    options: dict[str, Any] = {"precision": "bf16-mixed"}
+    if task == "gpt-fsdp2":
+        options = {"precision": "32-true", "strategy": ModelParallelStrategy(int(os.environ["WORLD_SIZE"]), 1)}
+    fit(Decoder(task, clock), DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True), clock, **options)
 
 
 if __name__ == "__main__":

@@ -32,20 +32,25 @@ class Classifier(lightning.LightningModule):
 def main() -> None:
     task, dataset, clock = common.arguments()
     lightning.seed_everything(0)
+    loader = DataLoader(dataset, batch_size=common.BATCH, shuffle=True, num_workers=common.workers(task))
+    fit(Classifier(task, clock), loader, clock, precision="bf16-mixed" if common.bfloat16(task) else "32-true")
+
+
+def fit(model: lightning.LightningModule, loader: DataLoader[Any], clock: common.Clock, **options: Any) -> None:
+    """Train until the last step of the clock, which `model` counts, and report."""
     world = int(os.environ["WORLD_SIZE"])
+    ddp = {"strategy": "ddp" if world > 1 else "auto"}
     trainer = lightning.Trainer(
         accelerator="cpu",
-        strategy="ddp" if world > 1 else "auto",
-        precision="bf16-mixed" if common.bfloat16(task) else "32-true",
         devices=world,
         max_steps=clock.steps,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **ddp | options,
     )
-    loader = DataLoader(dataset, batch_size=common.BATCH, shuffle=True, num_workers=common.workers(task))
-    trainer.fit(Classifier(task, clock), loader)
+    trainer.fit(model, loader)
     clock.report()
     if dist.is_initialized():
         dist.destroy_process_group()

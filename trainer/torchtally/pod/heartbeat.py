@@ -83,9 +83,8 @@ class Heartbeat:
         if not (silent := silence.of(self._store.heartbeats(), _GONE if failed else SILENCE)):
             return
         names = self._names.several(silent)
-        text = f"no heartbeat of {names} for {SILENCE} s: lost or frozen"
-        if failed:
-            text = f"{names} went away without a message"
+        lost = f"no heartbeat of {names} for {SILENCE} s: lost or frozen"
+        text = f"{names} went away without a message" if failed else lost
         self._store.post(silent[0], Failure(Kind.KNOWN, LOST, text))
 
     def _watch(self) -> None:
