@@ -47,7 +47,7 @@ def wrap(
             each.copy_(value)
     if memory is None:
         return wrapped
-    memory.allocate([buckets[index] for index in sorted(buckets)])
+    memory.allocate([buckets[index] for index in sorted(buckets)], [*model.buffers()])
     return model
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -67,34 +68,44 @@ class SharedGradients:
         self._rank, self._world, self._after, self._before = rank, world, after, before
         self._parameters: list[nn.Parameter] = []
 
-    def allocate(self, buckets: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Allocate memory for the gradients of these parameters on the CPU, bucket by bucket. A collective call."""
+    def allocate(self, buckets: Sequence[Sequence[nn.Parameter]], buffers: Sequence[Tensor] = ()) -> None:
+        """Allocate memory for the gradients of these parameters on the CPU, bucket by bucket. A collective call.
+
+        `buffers` of the model, such as BatchNorm's statistics, become rank 0's in each step, as DDP has them.
+        """
         lengths = [sum(each.numel() for each in bucket) for bucket in buckets]
         types = [bucket[0].dtype for bucket in buckets]
-        sizes = [
-            -(-length * kind.itemsize // _CACHE_LINE) * _CACHE_LINE for length, kind in zip(lengths, types, strict=True)
-        ]
+        sizes = [_lines(length * kind.itemsize) for length, kind in zip(lengths, types, strict=True)]
         offsets = [sum(sizes[:number]) for number in range(len(sizes))]
-        memory = self._map((self._world + 1) * sum(sizes))
+        places = [*accumulate((_lines(each.nbytes) for each in buffers), initial=(self._world + 1) * sum(sizes))]
+        memory = self._map(places[-1])
 
-        def buffers(part: int) -> list[Tensor]:
+        def summands(part: int) -> list[Tensor]:
             return [
                 torch.frombuffer(memory, dtype=kind, count=length, offset=part * sum(sizes) + offset)
                 for kind, length, offset in zip(types, lengths, offsets, strict=True)
             ]
 
-        *parts, means = [buffers(part) for part in range(self._world + 1)]
+        *parts, means = [summands(part) for part in range(self._world + 1)]
         self._parameters = [each for bucket in buckets for each in bucket]
         self._own, self._means = _views(buckets, parts[self._rank]), _views(buckets, means)
         ring = [parts[(self._rank - distance) % self._world] for distance in range(1, self._world + 1)]
         self._sums = [
-            [_chunk(buffer, self._rank, self._world) for buffer in (*summands, mean)]
-            for *summands, mean in zip(*ring, means, strict=True)
+            [_chunk(buffer, self._rank, self._world) for buffer in (*terms, mean)]
+            for *terms, mean in zip(*ring, means, strict=True)
+        ]
+        self._buffers = [
+            (each, torch.frombuffer(memory, dtype=each.dtype, count=each.numel(), offset=place).view_as(each))
+            for each, place in zip(buffers, places[:-1], strict=True)
+            if each.numel()
         ]
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace each parameter's gradient by its mean over all ranks. A collective call. Raises Lost."""
+        """Replace each parameter's gradient by its mean over all ranks, and each buffer by rank 0's.
+
+        A collective call. Raises Lost.
+        """
         for parameter, own in zip(self._parameters, self._own, strict=True):
             if parameter.grad is None:  # the loss does not depend on it
                 parameter.grad = torch.zeros_like(parameter)
@@ -104,10 +115,16 @@ class SharedGradients:
             torch.add(first, second, out=mean)
             for each in others:
                 mean += each
+        if self._rank == 0:
+            for buffer, shared in self._buffers:
+                shared.copy_(buffer)
         self._barrier()
         for parameter, mean in zip(self._parameters, self._means, strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(mean)
+        if self._rank != 0:
+            for buffer, shared in self._buffers:
+                buffer.copy_(shared)
 
     def _map(self, size: int) -> mmap.mmap:
         """Shared memory of `size` bytes. The kernel frees it when the last process ends."""
@@ -143,6 +160,11 @@ class SharedGradients:
             if not received:
                 raise _lost(before)
         WAITED.add(time.perf_counter() - began)
+
+
+def _lines(size: int) -> int:
+    """Bytes of the cache lines that `size` bytes take."""
+    return -(-size // _CACHE_LINE) * _CACHE_LINE
 
 
 def _distances(world: int) -> list[int]:

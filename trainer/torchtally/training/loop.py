@@ -94,9 +94,7 @@ class Loop:
 
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> Step:
         """Return the training step, with the model wrapped for all ranks."""
-        task, train = self.task, self.train
-        # DDP broadcasts rank 0's buffers before each step.
-        memory = None if any(True for _ in model.buffers()) else self.memory
+        task, train, memory = self.task, self.train, self.memory
         two = torch.zeros(2, dtype=torch.int64, device=self.device)
 
         def loss_of_two(model: nn.Module) -> Tensor:
