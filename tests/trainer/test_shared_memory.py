@@ -102,6 +102,24 @@ def _with_buffers() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), _Centred(), nn.ReLU(), nn.Linear(8, 2))
 
 
+class _Followed(nn.Module):
+    """Its running statistics are parameters without gradient, as Keras' are: their mean over all ranks counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.deviation = (nn.Parameter(torch.ones(size), requires_grad=False) for size in (8, 1))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(rows.detach().mean(0), 0.1)
+            self.deviation.lerp_(rows.detach().square().mean().view(1), 0.1)
+        return (rows - self.mean) / self.deviation.sqrt()
+
+
+def _with_statistics() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), _Followed(), nn.ReLU(), nn.Linear(8, 2))
+
+
 def _channels_last() -> nn.Module:
     """Its weights are not in memory in the order of their dimensions; nor are they in DDP's buckets."""
     convolutions = nn.Conv2d(2, 100, kernel_size=1), nn.Conv2d(100, 2, kernel_size=(2, 1))
@@ -116,7 +134,7 @@ def _weights(rank: int, world: int, store: Store, together: bool, model: Callabl
     return toy.fit(rank, world, store, options, 203, 31, toy=task, memory=memory if together else None)["weights"]
 
 
-@pytest.mark.parametrize("model", [_linear, _with_buffers, _channels_last])
+@pytest.mark.parametrize("model", [_linear, _with_buffers, _with_statistics, _channels_last])
 def test_a_training_ends_with_the_same_weights_as_by_gloo(model: Callable[[], nn.Module]) -> None:
     here, there = (ranks.run(3, _weights, together, model) for together in (True, False))
     assert here == there

@@ -9,6 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from torchtally.distributed import running_stats
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.options import AllReduce
 
@@ -26,7 +27,8 @@ def wrap(
     resumed training makes the same sums, bit for bit, as an uninterrupted one.
 
     With `memory`, DDP determines only the layout of the gradients in it. The result is then `model` itself, because
-    DDP's hooks and copies take a fifth of a step, and `all_reduce` has no effect.
+    DDP's hooks and copies take a fifth of a step, and `all_reduce` has no effect. Its running statistics and buffers are
+    in `memory`, too.
     """
     constants = [*model.buffers(), *(each for each in model.parameters() if not each.requires_grad)]
     before = [each.detach().clone() for each in constants]
@@ -47,7 +49,7 @@ def wrap(
             each.copy_(value)
     if memory is None:
         return wrapped
-    memory.allocate([buckets[index] for index in sorted(buckets)], [*model.buffers()])
+    memory.allocate([buckets[index] for index in sorted(buckets)], running_stats.of(model), [*model.buffers()])
     return model
 
 

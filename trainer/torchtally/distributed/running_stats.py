@@ -20,12 +20,11 @@ def of(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def average(statistics: list[Tensor]) -> None:
-    """Replace each tensor by its mean over all ranks. One collective call, or none for an empty list."""
-    if not statistics:
+    """Replace each tensor by its mean over all ranks. One collective call, or none for an empty list or a rank alone."""
+    if not statistics or (world := dist.get_world_size()) == 1:
         return
-    flat = torch.cat([each.flatten() for each in statistics])
+    flat = torch.cat([each.flatten() for each in statistics]) * (1 / world)  # before the sum, as in shared memory
     dist.all_reduce(flat)
-    flat /= dist.get_world_size()
     for each, mean in zip(statistics, flat.split([each.numel() for each in statistics]), strict=True):
         each.copy_(mean.view_as(each))
 

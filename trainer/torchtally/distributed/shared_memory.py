@@ -1,5 +1,7 @@
 """The mean of the gradients of all ranks of one pod, in shared memory, bit for bit equal to gloo's all-reduce.
 
+What else the ranks share after a step goes the same way: a collective call over loopback takes longer than a small step.
+
 gloo's ring (gloo/allreduce.cc) divides a buffer into a chunk for each rank, and sums chunk c from rank c - 1 downwards,
 around the ring, to rank c. Here rank c sums chunk c at once. The buffers are DDP's buckets. So a training has the same
 weights in one pod and in several, unless pods sum in bfloat16.
@@ -66,13 +68,21 @@ class SharedGradients:
         self, rank: int, world: int, after: dict[int, socket.socket], before: dict[int, socket.socket]
     ) -> None:
         self._rank, self._world, self._after, self._before = rank, world, after, before
-        self._parameters: list[nn.Parameter] = []
 
-    def allocate(self, buckets: Sequence[Sequence[nn.Parameter]], buffers: Sequence[Tensor] = ()) -> None:
+    def allocate(
+        self,
+        buckets: Sequence[Sequence[nn.Parameter]],
+        statistics: Sequence[Tensor] = (),
+        buffers: Sequence[Tensor] = (),
+    ) -> None:
         """Allocate memory for the gradients of these parameters on the CPU, bucket by bucket. A collective call.
 
-        `buffers` of the model, such as BatchNorm's statistics, become rank 0's in each step, as DDP has them.
+        `statistics`, of one type, are averaged as the gradients are: see running_stats.py. `buffers`, such as
+        BatchNorm's, become rank 0's in each step, as DDP has them.
         """
+        self._parameters, self._statistics = [each for bucket in buckets for each in bucket], statistics
+        if statistics:
+            buckets = [*buckets, statistics]
         lengths = [sum(each.numel() for each in bucket) for bucket in buckets]
         types = [bucket[0].dtype for bucket in buckets]
         sizes = [_lines(length * kind.itemsize) for length, kind in zip(lengths, types, strict=True)]
@@ -87,7 +97,6 @@ class SharedGradients:
             ]
 
         *parts, means = [summands(part) for part in range(self._world + 1)]
-        self._parameters = [each for bucket in buckets for each in bucket]
         self._own, self._means = _views(buckets, parts[self._rank]), _views(buckets, means)
         ring = [parts[(self._rank - distance) % self._world] for distance in range(1, self._world + 1)]
         self._sums = [
@@ -102,14 +111,13 @@ class SharedGradients:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace each parameter's gradient by its mean over all ranks, and each buffer by rank 0's.
+        """Replace each gradient and statistic by its mean over all ranks, and each buffer by rank 0's.
 
         A collective call. Raises Lost.
         """
-        for parameter, own in zip(self._parameters, self._own, strict=True):
-            if parameter.grad is None:  # the loss does not depend on it
-                parameter.grad = torch.zeros_like(parameter)
-            torch.mul(parameter.grad, 1 / self._world, out=own)  # DDP divides before gloo sums
+        averaged = [*map(_gradient, self._parameters), *self._statistics]
+        for each, own in zip(averaged, self._own, strict=True):
+            torch.mul(each, 1 / self._world, out=own)  # DDP divides before gloo sums
         self._barrier()
         for first, second, *others, mean in self._sums:
             torch.add(first, second, out=mean)
@@ -119,9 +127,8 @@ class SharedGradients:
             for buffer, shared in self._buffers:
                 shared.copy_(buffer)
         self._barrier()
-        for parameter, mean in zip(self._parameters, self._means, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.copy_(mean)
+        for each, mean in zip(averaged, self._means, strict=True):
+            each.copy_(mean)
         if self._rank != 0:
             for buffer, shared in self._buffers:
                 buffer.copy_(shared)
@@ -162,6 +169,12 @@ class SharedGradients:
         WAITED.add(time.perf_counter() - began)
 
 
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:  # the loss does not depend on it
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
 def _lines(size: int) -> int:
     """Bytes of the cache lines that `size` bytes take."""
     return -(-size // _CACHE_LINE) * _CACHE_LINE
@@ -171,7 +184,7 @@ def _distances(world: int) -> list[int]:
     return [1 << each for each in range((world - 1).bit_length())]
 
 
-def _views(buckets: Sequence[Sequence[nn.Parameter]], buffers: list[Tensor]) -> list[Tensor]:
+def _views(buckets: Sequence[Sequence[Tensor]], buffers: list[Tensor]) -> list[Tensor]:
     """Views of the buffers with the parameters' shapes and strides."""
     return [
         view.as_strided(each.size(), torch.empty_like(each, device="meta").stride(), view.storage_offset())

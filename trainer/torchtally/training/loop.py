@@ -95,6 +95,7 @@ class Loop:
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> Step:
         """Return the training step, with the model wrapped for all ranks."""
         task, train, memory = self.task, self.train, self.memory
+        statistics = running_stats.of(model)
         two = torch.zeros(2, dtype=torch.int64, device=self.device)
 
         def loss_of_two(model: nn.Module) -> Tensor:
@@ -109,8 +110,11 @@ class Loop:
             output = together(task.inputs(train.inputs[chosen]))
             loss = functional.cross_entropy(output, train.labels[chosen], reduction="sum")
             (loss * scale).backward()
+            # A checkpoint may follow, and holds rank 0's statistics.
             if memory:
                 memory.average()
+            else:
+                running_stats.average(statistics)
             optimizer.step()
             return loss.detach()
 
@@ -161,7 +165,6 @@ class Loop:
         """Make the rest of an epoch's steps, and `report` the first."""
         train_state.model.train()
         run, phase = current.tally.run, current.tally.phase
-        statistics = running_stats.of(train_state.model)
         pace, steps = self.pace, meeting.steps
         steps.begin()
         if pace:
@@ -182,7 +185,6 @@ class Loop:
             # DDP divides the sum over ranks by their number. Scaled like this it is the mean over the samples of the
             # step, also where the last batch is uneven or, on some ranks, empty.
             loss = step(indices.to(self.device, non_blocking=True), run.world / max(rows, 1))
-            running_stats.average(statistics)  # after each step, as a checkpoint may follow and holds rank 0's
             current.commit()
             train_state.loss += loss
             steps.stepped()
