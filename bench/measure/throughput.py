@@ -65,11 +65,16 @@ def main() -> None:
 
 
 def measure(tool: str, task: str, world: int, started: bool = True) -> None:
-    speed, first_step = _own(task, world) if tool == "torchtally" else _peers(tool, task, world, started)
+    speed, first_step = measured(tool, task, world, started)
     scale, unit = (_TOKENS, "tokens/s") if task.startswith("gpt") else (1, "samples/s")
     emit("throughput", speed * scale, unit, "higher", task=task, world=world, tool=tool)
     if first_step:
         emit("first step", first_step, "s", "lower", task=task, world=world, tool=tool)
+
+
+def measured(tool: str, task: str, world: int, started: bool = True) -> tuple[float, float]:
+    """Samples per second, and seconds to the first step."""
+    return _own(task, world) if tool == "torchtally" else _peers(tool, task, world, started)
 
 
 def _own(task: str, world: int) -> tuple[float, float]:

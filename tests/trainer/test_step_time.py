@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import Account, events
-from torchtally.accounting import meeting, step_time, stragglers
-from torchtally.accounting.step_time import StepTime, Times
+from torchtally.accounting import meeting, stragglers
+from torchtally.accounting.step_time import StepTime
 from torchtally.accounting.stragglers import RankTimes, Slow
 from torchtally.accounting.tally import Run
 from torchtally.distributed import own_group
@@ -108,7 +108,6 @@ def saves_between_steps() -> dict[str, Any]:
         time.sleep(SLEEP)
         dist.all_reduce(torch.ones(1))
         steps.go_on()
-        time.sleep(SLEEP / 10)  # of short steps, few are timed
         steps.stepped()
         time.sleep(SLEEP)
         steps.begin()
@@ -120,54 +119,6 @@ def test_what_is_between_two_steps_is_in_none() -> None:
         times = each["result"]
         assert times["steps"] == 3
         assert times["data_wait"] + times["compute"] + times["communication"] <= times["whole"] - 2 * 3 * SLEEP
-
-
-class Clock:
-    """In place of the module `time`, moved by the steps themselves."""
-
-    now = 1.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-def timed(monkeypatch: pytest.MonkeyPatch, steps: list[tuple[float, float]]) -> Times:
-    """The times of steps that wait so many seconds for data, and compute so many."""
-    monkeypatch.setattr(step_time, "time", clock := Clock())
-    timing = StepTime(1)
-
-    def batches() -> Iterator[float]:
-        for wait, compute in steps:
-            clock.now += wait
-            yield compute
-
-    for compute in timing.fetched(batches()):
-        clock.now += compute
-        timing.stepped()
-        clock.now += 1  # which is in no step
-        timing.begin()
-    return timing.total
-
-
-def test_of_short_steps_one_in_eight_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = timed(monkeypatch, 8000 * [(0.0001, 0.0003)])
-    assert 900 < found.steps < 1100
-    assert found.data_wait / found.steps == pytest.approx(0.0001)
-    assert found.compute / found.steps == pytest.approx(0.0003)
-
-
-@pytest.mark.parametrize("period", [2, 4, 7, 8, 15])
-def test_a_rhythm_of_the_loop_does_not_hide_from_the_timing(monkeypatch: pytest.MonkeyPatch, period: int) -> None:
-    """As of gradient accumulation: one step of each period is longer."""
-    steps = [(0.0, 0.0001), *(period - 1) * [(0.0, 0.0005)]] * (16000 // period)
-    found = timed(monkeypatch, steps)
-    mean = sum(compute for _, compute in steps) / len(steps)
-    assert found.compute / found.steps == pytest.approx(mean, rel=0.1)
-
-
-def test_steps_that_become_long_are_all_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = timed(monkeypatch, 800 * [(0.0, 0.0001)] + 100 * [(0.0, 0.1)])
-    assert found.compute > 0.1 * 80
 
 
 def meets(slow_steps: int, steps: int) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ class Progress(Event):
     ]
     seconds_left: Annotated[float | None, "until the plan is fulfilled, by the speed since this start; null if unknown"]
     timed_steps: Annotated[
-        int | None, "steps of this rank since its last report whose parts are timed; null if the task times none"
+        int | None, "steps of this rank since its last report; null if the task does not time them"
     ] = None
     data_wait: Annotated[float | None, "seconds of those steps in which this rank waited for its next batch"] = None
     compute: Annotated[float | None, "seconds of those steps in neither of the other two"] = None

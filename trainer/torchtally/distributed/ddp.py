@@ -27,8 +27,8 @@ def wrap(
     resumed training makes the same sums, bit for bit, as an uninterrupted one.
 
     With `memory`, DDP determines only the layout of the gradients in it. The result is then `model` itself, because
-    DDP's hooks and copies take a fifth of a step, and `all_reduce` has no effect. Its running statistics and buffers are
-    in `memory`, too.
+    DDP's hooks and copies take a fifth of a step, and `all_reduce` has no effect. Running statistics and buffers are in
+    `memory`, too.
     """
     constants = [*model.buffers(), *(each for each in model.parameters() if not each.requires_grad)]
     before = [each.detach().clone() for each in constants]

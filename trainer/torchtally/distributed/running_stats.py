@@ -20,7 +20,7 @@ def of(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def average(statistics: list[Tensor]) -> None:
-    """Replace each tensor by its mean over all ranks. One collective call, or none for an empty list or a rank alone."""
+    """Replace each tensor by its mean over all ranks. One collective call, or none if there is nothing to average."""
     if not statistics or (world := dist.get_world_size()) == 1:
         return
     flat = torch.cat([each.flatten() for each in statistics]) * (1 / world)  # before the sum, as in shared memory

@@ -1,6 +1,6 @@
 """The mean of the gradients of all ranks of one pod, in shared memory, bit for bit equal to gloo's all-reduce.
 
-What else the ranks share after a step goes the same way: a collective call over loopback takes longer than a small step.
+What else the ranks share in a step goes the same way: a collective call over loopback takes longer than a small step.
 
 gloo's ring (gloo/allreduce.cc) divides a buffer into a chunk for each rank, and sums chunk c from rank c - 1 downwards,
 around the ring, to rank c. Here rank c sums chunk c at once. The buffers are DDP's buckets. So a training has the same
@@ -81,10 +81,9 @@ class SharedGradients:
         BatchNorm's, become rank 0's in each step, as DDP has them.
         """
         self._parameters, self._statistics = [each for bucket in buckets for each in bucket], statistics
-        if statistics:
-            buckets = [*buckets, statistics]
-        lengths = [sum(each.numel() for each in bucket) for bucket in buckets]
-        types = [bucket[0].dtype for bucket in buckets]
+        together = [*buckets, *([statistics] if statistics else [])]
+        lengths = [sum(each.numel() for each in bucket) for bucket in together]
+        types = [bucket[0].dtype for bucket in together]
         sizes = [_lines(length * kind.itemsize) for length, kind in zip(lengths, types, strict=True)]
         offsets = [sum(sizes[:number]) for number in range(len(sizes))]
         places = [*accumulate((_lines(each.nbytes) for each in buffers), initial=(self._world + 1) * sum(sizes))]
@@ -97,7 +96,7 @@ class SharedGradients:
             ]
 
         *parts, means = [summands(part) for part in range(self._world + 1)]
-        self._own, self._means = _views(buckets, parts[self._rank]), _views(buckets, means)
+        self._own, self._means = _views(together, parts[self._rank]), _views(together, means)
         ring = [parts[(self._rank - distance) % self._world] for distance in range(1, self._world + 1)]
         self._sums = [
             [_chunk(buffer, self._rank, self._world) for buffer in (*terms, mean)]
