@@ -66,9 +66,10 @@ def programs(number: int) -> Iterator[list[str]]:
     yield ["startup"]
     for task, compared in TASKS.items():
         if task == STARTED and number == 1:
-            for world in compared.worlds:
-                for tool in compared.tools:
-                    yield ["throughput", tool, task, str(world)]
+            for tool in compared.tools:
+                yield ["throughput", tool, task, "1"]
+            for world in compared.worlds[1:]:
+                yield ["throughput", task, str(world)]
         else:
             yield ["throughput", task]
     for tool, n in sampler.CASES:
@@ -84,8 +85,8 @@ def programs(number: int) -> Iterator[list[str]]:
         yield ["overhead", task]
     yield ["verifier", "100000"]
     for workers in loading.WORKERS:
-        yield ["loading", str(workers)]
-    yield ["meeting"]
+        yield ["loading", str(workers), "4"]
+    yield ["meeting", "10", "100", "1000"]
     if number == 3:  # last, as these are no goals
         yield ["many"]
         for world in model.WORLDS:

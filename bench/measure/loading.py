@@ -1,7 +1,7 @@
 """Samples per second of a loop that does nothing: an account's loader beside a DataLoader with DistributedSampler.
 
 python -m bench.measure.loading    prints a table of all cases
-loading WORKERS                    measures, as a part of `make bench`
+loading WORKERS PAIRS              measures, as a part of `make bench`
 
 The loader whose samples are proved and the one whose samples are not take their epochs in turn, each first in half of
 the pairs. A ratio compares the two epochs of a pair: by the clock, and by the CPU time of the process and its workers,
@@ -93,12 +93,12 @@ class Took(NamedTuple):
 
 def main() -> None:
     if len(sys.argv) > 1:
-        measure(int(sys.argv[1]))
+        measure(*map(int, sys.argv[1:]))
     else:
         print("\n".join(table()))
 
 
-def measure(workers: int) -> None:
+def measure(workers: int, pairs: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": "0",
@@ -112,7 +112,7 @@ def measure(workers: int) -> None:
     for fetched, batch in itertools.product(FETCHED, BATCHES):
         case: dict[str, str | int] = {"workers": workers, "batch": batch, "fetched": fetched}
         steps = round(_SECONDS / (_STEP[workers] + (fetched == "images") * batch * _IMAGE))
-        took = _took(workers, batch, steps, *FETCHED[fetched])
+        took = _took(workers, batch, steps, pairs, *FETCHED[fetched])
         for tool, each in took.items():
             speed = steps * batch / median(seconds.wall for seconds in each)
             emit("loading", speed, "samples/s", "higher", tool=tool, **case)
@@ -121,7 +121,9 @@ def measure(workers: int) -> None:
             emit(_CPU, 100 * plain.cpu / ours.cpu, "%", "higher", **case)
 
 
-def _took(workers: int, batch: int, steps: int, kind: type[OneByOne], collate: Any) -> dict[str, list[Took]]:
+def _took(
+    workers: int, batch: int, steps: int, pairs: int, kind: type[OneByOne], collate: Any
+) -> dict[str, list[Took]]:
     """What the epochs of each loader took, after one that starts the workers."""
     dataset = kind(steps * batch)
     options: dict[str, Any] = {"batch_size": batch, "num_workers": workers, "persistent_workers": workers > 0}
@@ -132,7 +134,7 @@ def _took(workers: int, batch: int, steps: int, kind: type[OneByOne], collate: A
         sampler.set_epoch(epoch)
         return plain
 
-    with Account(task="bench", plan={"train": 1 + _PAIRS}) as account:
+    with Account(task="bench", plan={"train": 1 + pairs}) as account:
         loader = account.loader("train", dataset, collate_fn=collate and each_row(collate), trains=False, **options)
 
         def tallied(epoch: int) -> Iterable[Any]:
@@ -140,7 +142,7 @@ def _took(workers: int, batch: int, steps: int, kind: type[OneByOne], collate: A
 
         tools = {"torch": untallied, "torchtally": tallied}
         took: dict[str, list[Took]] = {tool: [] for tool in tools}
-        for epoch in range(1, 2 + _PAIRS):
+        for epoch in range(1, 2 + pairs):
             for tool in list(tools)[:: -1 if epoch % 2 else 1]:
                 took[tool].append(_epoch(tools[tool], epoch))
     return {tool: each[1:] for tool, each in took.items()}
@@ -162,7 +164,7 @@ def _cpu_seconds() -> float:
 def table() -> Iterator[str]:
     found: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for workers in WORKERS:
-        command = [sys.executable, "-m", "bench.measure.loading", str(workers)]
+        command = [sys.executable, "-m", "bench.measure.loading", str(workers), str(_PAIRS)]
         for sample in found_in(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout):
             case = tuple(str(sample.case[name]) for name in ("workers", "fetched", "batch"))
             found[case][f"{sample.measure} {sample.case.get('tool', '')}".strip()].append(sample.value)

@@ -32,7 +32,7 @@ from torchtally import events
 _SAVES = 6  # of which the first, which allocates memory, does not count
 _SIZES = {"0.1": "--width 64 --layers 2", "6": "--width 256 --layers 8 --length 32 --batch 2"}  # million parameters
 _WORLDS = (1, 2)
-_EVERY = 2.0  # seconds
+_EVERY = 1.0  # seconds
 _MINUTE = 60
 
 

@@ -1,7 +1,7 @@
 """Throughput of one tool, and the seconds from the command to the first step.
 
 throughput TOOL TASK WORLD    e.g. torchtally fashion-mnist 2
-throughput TASK               all tools and worlds of a task in turn; the peers' ranks are forked, without a start
+throughput TASK [WORLD]       all tools of a task in turn, in all worlds; the peers' ranks are forked, without a start
 """
 
 import json
@@ -41,10 +41,10 @@ TASKS = {
     "fashion-mnist": Compared(600),
     "mnist-cnn": Compared(400),
     # Accelerate and Lightning would take a minute of each round.
-    "keras-mnist": Compared(200, tools=("torchtally", "blog"), seconds=5),
-    "gpt-ddp": Compared(120),
+    "keras-mnist": Compared(200, tools=("torchtally", "blog"), seconds=3),
+    "gpt-ddp": Compared(100),
     # Accelerate shards no model on CPUs.
-    "gpt-fsdp2": Compared(120, tools=("torchtally", "blog", "lightning"), epochs=10, seconds=5),
+    "gpt-fsdp2": Compared(100, tools=("torchtally", "blog", "lightning"), epochs=10, seconds=3),
     "image-folder-64": Compared(24, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=5),
     "image-folder-224": Compared(4, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=5),
 }
@@ -58,8 +58,8 @@ def main() -> None:
     match sys.argv[1:]:
         case [tool, task, world]:
             measure(tool, task, int(world))
-        case [task]:
-            for number in TASKS[task].worlds:
+        case [task, *worlds]:
+            for number in map(int, worlds or TASKS[task].worlds):
                 for tool in TASKS[task].tools:
                     measure(tool, task, number, started=False)
 
