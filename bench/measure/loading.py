@@ -35,7 +35,7 @@ WORKERS = (0, 2)
 BATCHES = (32, 256)
 _WALL, _CPU = "loading, of an untallied DataLoader", "loading, of an untallied DataLoader, by CPU time"
 _PAIRS = 10
-_SECONDS = 0.3  # an epoch, about: its proof takes a few milliseconds
+_SECONDS = 0.2  # an epoch, about: its proof takes a few milliseconds
 _STEP = {0: 50e-6, 2: 500e-6}  # seconds of a step, about, by workers
 _IMAGE = 5e-6  # more for each image
 

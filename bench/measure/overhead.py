@@ -17,8 +17,7 @@ from bench.sample import emit
 
 P = ParamSpec("P")
 R = TypeVar("R")
-TASKS = ("fashion-mnist", "gpt")
-WORLDS = (1, 2)
+TASKS = {"fashion-mnist": (1, 2), "gpt": (2,)}  # with the numbers of ranks
 
 _spent: dict[str, float] = defaultdict(float)
 
@@ -28,7 +27,7 @@ def main() -> None:
         _worker(sys.argv[1:])
         return
     task = sys.argv[1]
-    for world in WORLDS:
+    for world in TASKS[task]:
         with tempfile.TemporaryDirectory() as output:
             rank = [sys.executable, "-m", "bench.measure.overhead", "worker", task, "--epochs", "1"]
             subprocess.run(

@@ -45,7 +45,7 @@ TASKS = {
     "gpt-ddp": Compared(100),
     # Accelerate shards no model on CPUs.
     "gpt-fsdp2": Compared(100, tools=("torchtally", "blog", "lightning"), epochs=10, seconds=3),
-    "image-folder-64": Compared(24, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=5),
+    "image-folder-64": Compared(24, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=3),
     "image-folder-224": Compared(4, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=5),
 }
 STARTED = "fashion-mnist"  # the task whose start `make bench` compares as well

@@ -10,7 +10,7 @@ from bench.results import Results
 from bench.sample import Sample
 
 
-def some() -> Results:
+def some(world: int = 2) -> Results:
     machine = {"processor": "A", "cores": 2, "memory_gb": 8}
     found = Results(began="2026-01-01", seconds=9.0, commit="abc", machine=machine, versions={"torch": "2"})
     speeds = {
@@ -20,7 +20,7 @@ def some() -> Results:
     }
     for number in range(3):
         for tool, values in speeds.items():
-            case: dict[str, str | int] = {"task": "fashion-mnist", "world": 2, "tool": tool}
+            case: dict[str, str | int] = {"task": "fashion-mnist", "world": world, "tool": tool}
             found.add(
                 Sample(measure="throughput", case=case, unit="1/s", better="higher", value=values[number]), number, 0.5
             )
@@ -115,16 +115,28 @@ def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
     found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
     for number, (ours, blogs, peers) in enumerate([(400, 90, 130), (4000, 900, 1300), (40, 9, 13)]):
         for tool, value in {"torchtally": ours, "blog": blogs, "lightning": peers}.items():
-            case: dict[str, str | int] = {"task": "fashion-mnist", "world": 1, "tool": tool}
+            case: dict[str, str | int] = {"task": "mnist-cnn", "world": 1, "tool": tool}
             taken = Sample(measure="throughput", case=case, unit="samples/s", better="higher", value=value)
             found.add(taken, number, 0.1)
-    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 1 rank")]
-    assert "400 [40.0–4,000]: 4.44×, 3.08×" in row
-    assert "best peer Lightning 130" in row
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| mnist-cnn, 1 rank")]
+    assert "| 400 [40.0–4,000] | the blog's loop 90.0: 4.44× [4.44–4.44]" in row
+    assert "best peer Lightning 130: 3.08× [3.08–3.08]" in row
     assert row.endswith("| ✓ |")
     found.one("throughput", tool="lightning").values[:] = [140, 1400, 14]  # type: ignore[union-attr]
-    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 1 rank")]
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| mnist-cnn, 1 rank")]
     assert row.endswith("| – |")
+
+
+def test_a_goal_can_be_a_share_of_the_limit() -> None:
+    found = some(world=1)
+    parts = limit.PARTS["fashion-mnist"]
+    for what, value in {parts.products: 7000.0, parts.copied: 1.0}.items():
+        found.add(Sample(measure="limit", case={"what": what}, unit="", better="higher", value=value), 0, 0.1)
+    for most, mark in ((7000, "✓"), (7100, "–")):
+        found.one("limit", what=parts.products).values[:] = [most]  # type: ignore[union-attr]
+        (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 1 rank")]
+        assert row.split(" | ")[1] == "85% of the limit"
+        assert row.endswith(f"| {mark} |")
 
 
 def test_a_larger_model_is_compared_with_the_best_peer_and_the_limit() -> None:
@@ -172,7 +184,8 @@ def test_one_peer_alone_is_not_the_best_of_them() -> None:
     found = some()
     found.series = [series for series in found.series if series.case["tool"] != "lightning"]
     (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 2 ranks")]
-    assert row.split(" | ")[1:4] == ["2.5× the blog's loop", "6,000 [3,000–9,000]: 3.00×", "the blog's loop 1,000"]
+    compared = "the blog's loop 1,000: 3.00× [3.00–6.00]"
+    assert row.split(" | ")[1:4] == ["2.5× the blog's loop", "6,000 [3,000–9,000]", compared]
     assert row.endswith("✓ |")
 
 
