@@ -207,6 +207,10 @@ TOOLS = {
         ask=("--version",),
         go="github.com/google/osv-scanner/v2/cmd/osv-scanner",
     ),
+    "prometheus": Tool(
+        version="3.9.1",
+        go_main=("github.com/prometheus/prometheus@v0.309.1", "github.com/prometheus/prometheus/cmd/prometheus"),
+    ),
     "promtool": Tool(
         version="3.9.1",
         go_main=("github.com/prometheus/prometheus@v0.309.1", "github.com/prometheus/prometheus/cmd/promtool"),

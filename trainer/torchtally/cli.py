@@ -27,8 +27,8 @@ TUNABLES = "glibc.malloc.hugetlb=1"
 
 def program() -> int:
     """The program `torchtally`: main(), in a process that glibc has given its settings. Ranks inherit them."""
-    if sys.platform == "linux" and sys.argv[1:2] == ["run"] and "GLIBCTUNABLES" not in os.environ:
-        os.environ["GLIBCTUNABLES"] = TUNABLES
+    if sys.platform == "linux" and sys.argv[1:2] == ["run"] and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = TUNABLES
         os.execv(sys.executable, sys.orig_argv)  # it reads them at the start of a process
     return main()
 
