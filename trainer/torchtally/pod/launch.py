@@ -4,7 +4,9 @@ import logging
 import os
 import platform
 import shutil
+import sys
 import tempfile
+import threading
 import uuid
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -21,10 +23,12 @@ from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_han
 
 from torchtally import compat, events
 from torchtally.environment import Job, Places, forks, hang_seconds, pod_name
+from torchtally.environment import retries as allowed_retries
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
 from torchtally.pod import (
     address,
+    attempts,
     device,
     failure,
     prefork,
@@ -67,6 +71,27 @@ def launch(
         Exhausted: The job has no retries left.
     """
     job = Job.from_env(env)
+
+    def attempt(again: Callable[[], None]) -> int | Callable[[], int]:
+        return _attempt(command, env, job, is_complete, module, output, again)
+
+    if job.elastic or sys.platform != "linux" or allowed_retries(env) is None or threading.active_count() > 1:
+        return attempt(lambda: None)
+    _forkable(command, env, module)  # whose imports each attempt then finds
+    found: int | Callable[[], int] = attempts.run(attempt)
+    return found
+
+
+def _attempt(
+    command: list[str],
+    env: Mapping[str, str],
+    job: Job,
+    is_complete: Callable[[Path], bool],
+    module: str | None,
+    output: Path | None,
+    again: Callable[[], None],
+) -> int | Callable[[], int]:
+    """One start of the pod. Calls `again` before it ends if another one can follow in the same pod."""
     places = Places.from_env(env)
     host, port = job.master or (address.LOOPBACK, 0)
     pods = None if job.elastic else Rendezvous(host, port, job.node_rank, job.max_nodes, pod_name(env))
@@ -110,6 +135,8 @@ def launch(
     options = [*_agent_options(job, processes, env), "--", *_verbatim(command)]
     try:
         ended = retries.end(_run(torchrun.parse_args(options), job, pods, env))
+        if ended and ended.code >= SIGNALLED and hang.trained:
+            again()
     except Exhausted as sentence:
         ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
     keeper.dismiss()
