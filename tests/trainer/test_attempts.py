@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import launched
+import psutil
 import pytest
 
 from torchtally import events
@@ -93,3 +94,13 @@ def test_nothing_outlives_a_pod_that_is_killed(two: launched.Job, tmp_path: Path
         pod.process.kill()
         pod.wait()
     launched.until("all processes have ended", lambda: all(map(launched.gone, family)))
+
+
+def test_nothing_of_an_attempt_is_left_in_the_next_one(two: launched.Job, tmp_path: Path) -> None:
+    """A process that a rank has started in a session of its own, and that would write into the run."""
+    left = "import subprocess; child = subprocess.Popen(['sleep', '1000'], start_new_session=True); "
+    left += f"Path({str(tmp_path / 'left')!r}).write_text(str(child.pid)); os.kill(os.getpid(), 9)"
+    pods = start(two, tmp_path, left)
+    assert [pod.wait() for pod in pods] == [0, 0], pods[0].errors + pods[1].errors
+    assert len(reported(pods[1], events.Started)) == 2
+    assert not psutil.pid_exists(int((tmp_path / "left").read_text()))

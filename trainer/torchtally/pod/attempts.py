@@ -11,7 +11,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from torchtally import standard_output
@@ -20,6 +22,8 @@ from torchtally.pod import termination_message
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_END_SECONDS = 10  # for killed processes to end
 AGAIN = b"again"
 
 
@@ -30,6 +34,8 @@ def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
         The exit code of the last one. In a rank that an attempt has forked: what the attempt returned there.
     """
     gc.freeze()  # a collection in an attempt would copy what it shares with this process
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this process may have ignored it: no end would be told
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # an attempt's orphans become children of this process
     parent = os.getpid()
     while True:
         standard_output.flush()
@@ -43,7 +49,7 @@ def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
         os.close(there)
         code, stopped = _wait(pid)
         with os.fdopen(here, "rb") as told:
-            if told.read() != AGAIN or stopped:
+            if told.read() != AGAIN or stopped or not _end_orphans():
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
                 return code
         termination_message.write("")
@@ -52,7 +58,7 @@ def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
 def _attempt(attempt: Callable[[Callable[[], None]], Any], told: int, parent: int) -> Any:
     """In the fork. Returns in a rank alone."""
     os.setsid()  # a terminal would send a signal to this process as well, beside the one that is forwarded
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(SIGNALLED + signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
@@ -76,9 +82,36 @@ def _wait(pid: int) -> tuple[int, bool]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, got.si_signo)
             continue
-        # As process 1 of a container, this one has adopted others, too.
+        # Orphans may have ended, too.
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == pid:
                     code = os.waitstatus_to_exitcode(ended[1])
                     return code if code >= 0 else SIGNALLED - code, stopped
+
+
+def _end_orphans() -> bool:
+    """Kill what an attempt has left behind, as the end of a container does. Returns whether all of it has ended."""
+    until = time.monotonic() + _END_SECONDS
+    while time.monotonic() < until:
+        for pid in _children():
+            os.kill(pid, signal.SIGKILL)  # it exists until this process has waited for it
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _children() -> Iterator[int]:
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            # PID (NAME) STATE PPID …, where NAME may hold anything.
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(entry.parent.name)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
