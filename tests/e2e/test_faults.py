@@ -137,7 +137,13 @@ CASES = [
         around=faults.lingering,
     ),
     Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice),
-    Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice, policy="ExitCode"),
+    Case(
+        name="kill-twice",
+        fault="two kills, one after the other",
+        disturb=faults.kill_twice,
+        policy="ExitCode",
+        restarts=None,
+    ),
     Case(
         name="out-of-memory",
         fault="a worker's memory limit exceeded (OOMKilled)",

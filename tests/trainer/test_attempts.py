@@ -1,15 +1,24 @@
 """A pod that counts its restarts itself starts again without an import of torch: real agents, real deaths."""
 
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import launched
 import psutil
 import pytest
+import ranks
 
 from torchtally import events
+from torchtally.errors import Lost
+from torchtally.pod import attempts, cause, termination_message
+from torchtally.pod.failure import Failure, Kind
+from torchtally.pod.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fork of what has imported torch is Linux's alone")
 
@@ -97,10 +106,143 @@ def test_nothing_outlives_a_pod_that_is_killed(two: launched.Job, tmp_path: Path
 
 
 def test_nothing_of_an_attempt_is_left_in_the_next_one(two: launched.Job, tmp_path: Path) -> None:
-    """A process that a rank has started in a session of its own, and that would write into the run."""
-    left = "import subprocess; child = subprocess.Popen(['sleep', '1000'], start_new_session=True); "
-    left += f"Path({str(tmp_path / 'left')!r}).write_text(str(child.pid)); os.kill(os.getpid(), 9)"
-    pods = start(two, tmp_path, left)
+    """A process in a session of its own, which would write into the run, and the shared memory of a data loader."""
+    left = [
+        "import subprocess",
+        "from multiprocessing import shared_memory",
+        "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+        "memory = shared_memory.SharedMemory(create=True, size=1)",
+        "os.fork() or time.sleep(1000)",
+        f"Path({str(tmp_path / 'left')!r}).write_text(f'{{child.pid}} {{memory.name}}')",
+        "os.kill(os.getpid(), 9)",
+    ]
+    pods = start(two, tmp_path, ("\n" + " " * 16).join(left))
     assert [pod.wait() for pod in pods] == [0, 0], pods[0].errors + pods[1].errors
     assert len(reported(pods[1], events.Started)) == 2
-    assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
+    pid, name = (tmp_path / "left").read_text().split()
+    assert not psutil.pid_exists(int(pid))
+    assert not Path("/dev/shm", name).exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "starts"), [(203, 9), (143, 2), (137, 2), (201, 1), (202, 1), (134, 1), (139, 1), (1, 1)]
+)
+def test_only_the_end_of_another_pod_starts_a_pod_again_and_again(tmp_path: Path, code: int, starts: int) -> None:
+    """Whatever ails the program, the memory, or the device of this one, a new container or node may be free of it."""
+
+    def attempt(number: int) -> int:
+        return code if number < 9 else 0
+
+    assert ended(tmp_path, attempt) == ((0 if starts == 9 else code), starts)
+
+
+def test_what_only_a_later_start_refuses_is_retried(tmp_path: Path) -> None:
+    """A GPU that is gone, for example: another start of the job may have another one."""
+    assert ended(tmp_path, lambda number: 203 if number == 1 else 2) == (201, 2)
+    assert ended(tmp_path, lambda _: 2) == (2, 1)
+
+
+def test_a_signal_between_two_starts_ends_the_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(termination_message, "write", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+
+    def attempt(number: int) -> int:
+        if number > 1:
+            time.sleep(1000)
+        return 203
+
+    assert ended(tmp_path, attempt)[0] == 143
+
+
+def test_a_signal_after_the_end_of_the_last_start_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "confirmed", lambda code: (os.kill(os.getpid(), signal.SIGTERM), code)[1])
+    assert ended(tmp_path, lambda _: 0) == (0, 1)
+
+
+def test_nobody_waits_for_what_an_attempt_has_left_behind(tmp_path: Path) -> None:
+    """A process that asks a driver for its GPUs may never end."""
+    child = tmp_path / "child"
+
+    def attempt(_: int) -> int:
+        if not (pid := os.fork()):
+            time.sleep(1000)
+        child.write_text(str(pid))
+        return 1
+
+    try:
+        assert ended(tmp_path, attempt) == (1, 1)
+    finally:
+        os.kill(int(child.read_text()), signal.SIGKILL)
+
+
+def ended(folder: Path, attempt: Callable[[int], int]) -> tuple[int | None, int]:
+    """Run a pod's attempts. Returns its exit code, and how many there were."""
+    (log := folder / "attempts").write_text("")
+
+    def counted(again: Callable[[], None]) -> int:
+        with log.open("a") as file:
+            file.write("x")
+        code = attempt(len(log.read_text()))
+        again()
+        return code
+
+    return wait(lambda: os._exit(attempts.run(counted))), len(log.read_text())
+
+
+def wait(function: Callable[[], object]) -> int | None:
+    """Call `function` in a fork of this process, which has imported torch. Returns the exit code."""
+    if not (pid := os.fork()):
+        try:
+            function()
+        finally:
+            os._exit(99)
+    return psutil.Process(pid).wait(launched.LIMIT)
+
+
+def test_a_pod_with_other_children_starts_no_attempts() -> None:
+    """What a shell has left it, such as a reader of its output, would not be there for its next start."""
+
+    def has_become_a_pod() -> None:
+        assert attempts.possible()
+        with subprocess.Popen(["sleep", "1000"]) as reader:
+            assert not attempts.possible()
+            reader.kill()
+        os._exit(0)
+
+    assert wait(has_become_a_pod) == 0
+
+
+def test_a_start_in_place_hides_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its earlier attempt has told its end, and another pod has not noticed yet."""
+    monkeypatch.setattr(cause, "_UNEXPLAINED", 1)
+    monkeypatch.setattr(cause, "_SEARCH", 2)
+    port = ranks.free_port()
+    *pods, again = (Rendezvous("127.0.0.1", port, rank, 3, f"pod-{rank}") for rank in (0, 1, 2, 2))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(meet, pods))
+        explained = pool.submit(pods[1].cause, Failure(Kind.UNEXPLAINED, 7, "rank 1 failed"))
+        assert pods[2].cause(LOST).text.startswith("rank 1 failed")
+        again._timeout = 1.0
+        with pytest.raises(Lost, match="pod-2 was started again"):
+            again._join()
+        assert pods[0].cause(LOST).text.startswith("rank 1 failed")
+        explained.result()
+
+
+LOST = Failure(Kind.CONSEQUENCE, 203, "a rank lost another")
+
+
+def meet(pod: Rendezvous) -> None:
+    pod._store = pod._join()
+    pod._heartbeat = pod._start_heartbeat(pod._store.clone())
+
+
+def test_a_count_of_restarts_that_cannot_be_kept_counts_no_starts_in_place(two: launched.Job, tmp_path: Path) -> None:
+    """They would never end."""
+    (tmp_path / "output").write_text("a file")
+    (path := tmp_path / "dies.py").write_text(SCRIPT.format(again="/nowhere", end="").replace("rank == 1", "0 == 1"))
+    path.write_text(path.read_text().replace("time.sleep(1000)", "os.kill(os.getpid(), 9)"))
+    pod = two.start(0, ["run", str(path)], WORLD_SIZE="1", PET_NNODES="1")
+    assert pod.wait() == 137
+    assert len(reported(pod, events.Started)) == 1

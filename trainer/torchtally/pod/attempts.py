@@ -1,8 +1,8 @@
 """The attempts of a pod that counts its restarts itself: each is a fork of a process that has imported torch.
 
-A failure ends an attempt, and the pod with it, unless a restart would find the pod as it is: the ranks have trained, so
-that the pod is sound, and its controller would replace it whatever it costs. The next attempt then begins in the pod.
-Everything that an attempt does, it does as the entry point of a pod that was started again.
+A failure ends an attempt, and the pod with it, unless the pod is sound: its ranks have trained, and the failure is
+another pod's, or a rank was killed for the first time. The next attempt then begins in the pod. All that an attempt
+does, it does as the entry point of a pod that was started again.
 """
 
 import contextlib
@@ -11,32 +11,53 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from torchtally import standard_output
-from torchtally.errors import SIGNALLED
-from torchtally.pod import termination_message
+from torchtally.errors import LOST, REFUSED, RETRIED, SIGNALLED
+from torchtally.pod import signals, termination_message
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_CLEAN_SECONDS = 1  # for Python's resource tracker to remove the shared memory of what has ended
 _END_SECONDS = 10  # for killed processes to end
-AGAIN = b"again"
+_AGAIN = b"again"
+_KILLED = SIGNALLED + signal.SIGKILL
+# A rank was killed, or another pod was told to stop. A rank that is killed each time may lack the memory that a new pod
+# has, and what SIGTERM ends is not counted.
+_ONCE = (_KILLED, SIGNALLED + signal.SIGTERM)
+
+started_before = False  # whether this process is an attempt after the first
+
+
+def possible() -> bool:
+    """Whether this process can run attempts: it can be forked, and all its children are those of an attempt.
+
+    A shell that has become this process, as by `exec torchtally run …`, may have left it others.
+    """
+    return sys.platform == "linux" and threading.active_count() == 1 and not any(signals.children())
+
+
+def confirmed(code: int) -> int:
+    """Return the exit code of an attempt. What a later one refuses, such as a GPU, a new container has to refuse."""
+    return RETRIED if started_before and code == REFUSED else code
 
 
 def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
-    """Run `attempt(again)` in a fork, and once more whenever it has called `again` before it ended.
+    """Run `attempt(again)` in a fork, and once more if it has called `again` and its exit code permits that.
 
     Returns:
         The exit code of the last one. In a rank that an attempt has forked: what the attempt returned there.
     """
+    global started_before
     gc.freeze()  # a collection in an attempt would copy what it shares with this process
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this process may have ignored it: no end would be told
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # an attempt's orphans become children of this process
-    parent = os.getpid()
+    parent, more = os.getpid(), True
     while True:
         standard_output.flush()
         sys.stderr.flush()
@@ -48,10 +69,11 @@ def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
             return _attempt(attempt, there, parent)
         os.close(there)
         code, stopped = _wait(pid)
-        with os.fdopen(here, "rb") as told:
-            if told.read() != AGAIN or stopped or not _end_orphans():
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
-                return code
+        again = _read(here) == _AGAIN and not stopped and (code == LOST or (code in _ONCE and more))
+        if not (again and _end_orphans()):
+            return confirmed(code)  # a signal is too late, and stays blocked
+        more &= code == LOST
+        started_before = True
         termination_message.write("")
 
 
@@ -60,10 +82,10 @@ def _attempt(attempt: Callable[[Callable[[], None]], Any], told: int, parent: in
     os.setsid()  # a terminal would send a signal to this process as well, beside the one that is forwarded
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(SIGNALLED + signal.SIGKILL)
+        os._exit(_KILLED)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
     own = os.getpid()
-    found = attempt(lambda: (os.write(told, AGAIN), None)[1])
+    found = attempt(lambda: (os.write(told, _AGAIN), None)[1])
     if os.getpid() != own:
         os.close(told)
         return found
@@ -90,12 +112,20 @@ def _wait(pid: int) -> tuple[int, bool]:
                     return code if code >= 0 else SIGNALLED - code, stopped
 
 
+def _read(told: int) -> bytes | None:
+    """Read what an attempt that has ended has told. What it has left behind may hold the other end of the pipe."""
+    os.set_blocking(told, False)
+    with os.fdopen(told, "rb") as file:
+        return file.read()
+
+
 def _end_orphans() -> bool:
-    """Kill what an attempt has left behind, as the end of a container does. Returns whether all of it has ended."""
-    until = time.monotonic() + _END_SECONDS
-    while time.monotonic() < until:
-        for pid in _children():
-            os.kill(pid, signal.SIGKILL)  # it exists until this process has waited for it
+    """End what an attempt has left behind, as the end of a container does. Returns whether all of it has ended."""
+    _signal_orphans(signal.SIGTERM, but_leaders=True)  # a tracker, which ignores it, waits for the others to end
+    began = time.monotonic()
+    while (seconds := time.monotonic() - began) < _END_SECONDS:
+        if seconds > _CLEAN_SECONDS:
+            _signal_orphans(signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -105,12 +135,12 @@ def _end_orphans() -> bool:
     return False
 
 
-def _children() -> Iterator[int]:
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            # PID (NAME) STATE PPID …, where NAME may hold anything.
-            if int(entry.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(entry.parent.name)
+def _signal_orphans(number: signal.Signals, but_leaders: bool = False) -> None:
+    """A leader of a process group, such as PyTorch's manager of shared memory, is no worker of a rank."""
+    for pid, _, group in signals.children():
+        if not (but_leaders and pid == group):
+            with contextlib.suppress(PermissionError):  # it has become another user's
+                os.kill(pid, number)  # it exists until this process has waited for it
 
 
 def _prctl(option: int, value: int) -> None:

@@ -4,12 +4,11 @@ import logging
 import os
 import platform
 import shutil
-import sys
 import tempfile
-import threading
 import uuid
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def launch(
     def attempt(again: Callable[[], None]) -> int | Callable[[], int]:
         return _attempt(command, env, job, is_complete, module, output, again)
 
-    if job.elastic or sys.platform != "linux" or allowed_retries(env) is None or threading.active_count() > 1:
+    if job.elastic or allowed_retries(env) is None or not attempts.possible():
         return attempt(lambda: None)
     _forkable(command, env, module)  # whose imports each attempt then finds
     found: int | Callable[[], int] = attempts.run(attempt)
@@ -132,10 +131,10 @@ def _attempt(
     else:
         signals.handle()
     # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
-    options = [*_agent_options(job, processes, env), "--", *_verbatim(command)]
+    options = [*_agent_options(job, processes, folder, env), "--", *_verbatim(command)]
     try:
         ended = retries.end(_run(torchrun.parse_args(options), job, pods, env))
-        if ended and ended.code >= SIGNALLED and hang.trained:
+        if hang.trained and retries.kept and not signals.came():
             again()
     except Exhausted as sentence:
         ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
@@ -170,10 +169,12 @@ def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
-def _agent_options(job: Job, processes: int, env: Mapping[str, str]) -> list[str]:
+def _agent_options(job: Job, processes: int, folder: Path, env: Mapping[str, str]) -> list[str]:
     """Return torchrun's options, beside those that it reads from PET_* variables."""
     # Without signals: torchrun would restart its wait at each (see signals.py).
     options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
+    if "PET_LOG_DIR" not in env:
+        options.append(f"--log-dir={folder / 'torchrun'}")
     if "PET_SHUTDOWN_TIMEOUT" not in env:
         options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
     if not job.elastic:
@@ -200,6 +201,7 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
         except ChildFailedError as error:
             signals.over()
             own = failure.first(error, pod_name(env))
+            own = replace(own, code=attempts.confirmed(own.code))
             return pods.cause(own) if pods else own
     except SignalException as error:
         signals.end_ranks(error.sigval, parsed.shutdown_timeout)

@@ -113,7 +113,8 @@ class Lives:
                 joined.append(part)
                 continue
             if len(within) > 1:  # the pod has started again in its container, whose end is that of the last start
-                joined[within[-1]] = _filled(joined[within[-1]], Life(ended=part.ended, code=part.code, cause=part.cause))
+                end = Life(ended=part.ended, code=part.code, cause=part.cause)
+                joined[within[-1]] = _filled(joined[within[-1]], end)
                 part = replace(part, ended=None, code=None, cause=None)
             joined[within[0]] = _filled(joined[within[0]], part)
         return sorted(joined, key=_begin) if self._of_cluster else joined
