@@ -53,7 +53,10 @@ def ranks() -> list[Process]:
 
 
 def agent() -> list[Process]:
-    return [each for each in processes() if each.parent == 1 and "run" in each.command]
+    """Where a pod counts its restarts, it is a fork of the pod's first process. Its own forks are ranks to come."""
+    own = [each for each in processes() if "run" in each.command]
+    first = [each for each in own if each.parent == 1]
+    return first + [each for each in own if each.parent in {of.pid for of in first}]
 
 
 PARTS = {"ranks": ranks, "agent": agent, "all": processes}

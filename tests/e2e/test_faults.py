@@ -61,6 +61,8 @@ def at_a_moment(deed: Callable[[str, str], Fault], pod: str, moment: str, policy
         SAVE: ("during a save", nodes.nothing),
         LAST_STEP: ("after the last step", nodes.nothing),
     }[moment]
+    if deed is kill and moment in (MID_EPOCH, SAVE) and policy == "ExitCode":
+        more.setdefault("restarts", None)  # the pods may start again without their containers
     return Case(
         name=f"{what}-{who}-{when.replace(' ', '-')}",
         fault=f"kill -9 the {part} in {named}, {when}" if deed is kill else f"delete {named}'s pod, {when}",
@@ -135,7 +137,13 @@ CASES = [
         around=faults.lingering,
     ),
     Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice),
-    Case(name="kill-twice", fault="two kills, one after the other", disturb=faults.kill_twice, policy="ExitCode"),
+    Case(
+        name="kill-twice",
+        fault="two kills, one after the other",
+        disturb=faults.kill_twice,
+        policy="ExitCode",
+        restarts=None,
+    ),
     Case(
         name="out-of-memory",
         fault="a worker's memory limit exceeded (OOMKilled)",

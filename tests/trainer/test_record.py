@@ -223,6 +223,18 @@ def test_what_a_cluster_says_fills_what_a_pod_could_not(logs: Logs) -> None:
     assert [pod.name for pod in record.snapshot.pods] == [*PODS, "demo-worker-1"]
 
 
+def test_a_container_in_which_a_pod_starts_twice_ends_with_the_last_start(logs: Logs) -> None:
+    untold = {pod: [line for line in lines if '"event":"ended"' not in line] for pod, lines in logs.items()}
+    record = recorded(untold)
+    first = record.snapshot.pods[1].lives[0].started
+    assert first
+    whole = Life(container=int(first), scheduled=first - 8, ended=first + 999, code=137, cause="OOMKilled")
+    record.tell("demo-worker-0", whole)
+    lives = record.snapshot.pods[1].lives
+    assert [life.scheduled for life in lives] == [first - 8, None]
+    assert [(life.code, life.cause) for life in lives] == [(None, None), (137, "OOMKilled")]
+
+
 def goes_back() -> None:
     """An attempt that resumes before what another has proved."""
     with Account(task="t", plan={"train": 2}) as account:

@@ -49,6 +49,11 @@ class Hang:
         """Where the ranks stand, if they hang or have ended so."""
         return self._told if self._consumed() == self._count else None
 
+    @property
+    def trained(self) -> bool:
+        """Whether the ranks have consumed anything."""
+        return self._consumed() > 0
+
     def start(self) -> None:
         """Begin to watch, in a thread."""
         if self._seconds:

@@ -8,6 +8,7 @@ import tempfile
 import uuid
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_han
 
 from torchtally import compat, events
 from torchtally.environment import Job, Places, forks, hang_seconds, pod_name
+from torchtally.environment import retries as allowed_retries
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
 from torchtally.pod import (
     address,
+    attempts,
     device,
     failure,
     prefork,
@@ -67,6 +70,27 @@ def launch(
         Exhausted: The job has no retries left.
     """
     job = Job.from_env(env)
+
+    def attempt(again: Callable[[], None]) -> int | Callable[[], int]:
+        return _attempt(command, env, job, is_complete, module, output, again)
+
+    if job.elastic or allowed_retries(env) is None or not attempts.possible():
+        return attempt(lambda: None)
+    _forkable(command, env, module)  # whose imports each attempt then finds
+    found: int | Callable[[], int] = attempts.run(attempt)
+    return found
+
+
+def _attempt(
+    command: list[str],
+    env: Mapping[str, str],
+    job: Job,
+    is_complete: Callable[[Path], bool],
+    module: str | None,
+    output: Path | None,
+    again: Callable[[], None],
+) -> int | Callable[[], int]:
+    """One start of the pod. Calls `again` before it ends if another one can follow in the same pod."""
     places = Places.from_env(env)
     host, port = job.master or (address.LOOPBACK, 0)
     pods = None if job.elastic else Rendezvous(host, port, job.node_rank, job.max_nodes, pod_name(env))
@@ -107,9 +131,11 @@ def launch(
     else:
         signals.handle()
     # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
-    options = [*_agent_options(job, processes, env), "--", *_verbatim(command)]
+    options = [*_agent_options(job, processes, folder, env), "--", *_verbatim(command)]
     try:
         ended = retries.end(_run(torchrun.parse_args(options), job, pods, env))
+        if hang.trained and retries.kept and not signals.came():
+            again()
     except Exhausted as sentence:
         ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
     keeper.dismiss()
@@ -143,10 +169,12 @@ def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
-def _agent_options(job: Job, processes: int, env: Mapping[str, str]) -> list[str]:
+def _agent_options(job: Job, processes: int, folder: Path, env: Mapping[str, str]) -> list[str]:
     """Return torchrun's options, beside those that it reads from PET_* variables."""
     # Without signals: torchrun would restart its wait at each (see signals.py).
     options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
+    if "PET_LOG_DIR" not in env:
+        options.append(f"--log-dir={folder / 'torchrun'}")
     if "PET_SHUTDOWN_TIMEOUT" not in env:
         options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
     if not job.elastic:
@@ -173,6 +201,7 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
         except ChildFailedError as error:
             signals.over()
             own = failure.first(error, pod_name(env))
+            own = replace(own, code=attempts.confirmed(own.code))
             return pods.cause(own) if pods else own
     except SignalException as error:
         signals.end_ranks(error.sigval, parsed.shutdown_timeout)

@@ -201,9 +201,14 @@ class Rendezvous(RendezvousHandler):
         )
 
     def _register(self, store: JobStore, until: float) -> None:
-        store.join(self._rank, self._start, self._pod)
+        # Pods that met before this start may still be ending: pod 0 waits for the last heartbeat of each.
+        if (decided := store.decided(0)) is None:
+            store.join(self._rank, self._start, self._pod)
         progress = _Progress()
-        while (decided := store.decided(self._turn(min(progress.next, until)))) is None:
+        while decided is None:
+            decided = store.decided(self._turn(min(progress.next, until)))
+            if decided:
+                break
             if self._rank == 0:
                 self._gather(store)
             late = time.monotonic() > until
@@ -243,8 +248,9 @@ class Rendezvous(RendezvousHandler):
             store.decide(Decision.MET, [joined[rank] for rank in range(self._count)])
 
     def _wait_for_restart(self, store: JobStore, until: float) -> None:
-        """The others still run with this pod before its restart. Post that failure, and wait until they end."""
-        store.post(self._rank, Failure(Kind.KNOWN, LOST, f"{self._pod} was started again"))
+        """The others still run with this pod before its restart. Wait until they end, which a failure has them do."""
+        if self._rank not in store.failed():  # else they know, and this would hide a cause that they still look for
+            store.post(self._rank, Failure(Kind.KNOWN, LOST, f"{self._pod} was started again"))
         log.info(f"the other pods still run with {self._pod} as it was before: waiting for them to start again")
         while time.monotonic() < until:
             store.keys.check(["decided"])  # raises DistError once the store has gone

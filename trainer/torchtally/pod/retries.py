@@ -40,6 +40,7 @@ class Retries:
         self._counts = counts and self._allowed is not None
         self._folder, self._pod = Places.from_env(env).output, pod_name(env)
         self._record = _Record()
+        self.kept = True  # whether the next start finds the count, which a volume that fails does not promise
 
     def begin(self) -> None:
         """Count this start. Raises Exhausted, after which the next start counts anew."""
@@ -83,9 +84,11 @@ class Retries:
         return found if type(found.failures) is int else _Record()
 
     def _write(self, record: _Record) -> None:
-        with contextlib.suppress(OSError):  # of a full disk, which the training survives
+        try:
             self._folder.mkdir(parents=True, exist_ok=True)
             atomic_file.replace(self._folder / self._name, json.dumps(asdict(record)).encode())
+        except OSError:  # of a full disk, which the training survives
+            self.kept = False
 
     def _forget(self, name: str) -> None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from torchtally.errors import SIGNALLED
 # The signals that torchrun handles by default. Its own handlers are not installed.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _begun = False
+_over = False
 not_ranks: set[int] = set()  # process IDs of other children of this process
 
 
@@ -24,9 +25,14 @@ def handle() -> None:
         signal.signal(each, _stop)
 
 
-def begun() -> bool:
+def came() -> bool:
     """Whether a signal has come."""
     return _begun
+
+
+def begun() -> bool:
+    """Whether the end of this pod has begun: a signal has come, or its ranks have ended."""
+    return _begun or _over
 
 
 def ignore() -> None:
@@ -37,20 +43,26 @@ def ignore() -> None:
 
 def over() -> None:
     """From here on a signal ends the pod at once: its ranks have ended."""
-    global _begun
-    _begun = True
+    global _over
+    _over = True
+
+
+def children() -> Iterator[tuple[int, bytes, int]]:
+    """Yield the process ID, state, and process group of each child of this process."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # PID (NAME) STATE PPID PGRP …, where NAME may hold anything.
+            state, parent, group = entry.read_bytes().rpartition(b")")[2].split()[:3]
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(parent) == os.getpid():
+            yield int(entry.parent.name), state, int(group)
 
 
 def ranks() -> Iterator[int]:
     """Yield the process IDs of this pod's ranks."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # PID (NAME) STATE PPID PGRP …, where NAME may hold anything.
-            state, parent, group = entry.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue  # it has ended meanwhile
-        pid = int(entry.parent.name)
-        if state != "Z" and int(parent) == os.getpid() and int(group) != os.getpgrp() and pid not in not_ranks:
+    for pid, state, group in children():
+        if state != b"Z" and group != os.getpgrp() and pid not in not_ranks:
             yield pid
 
 
@@ -77,7 +89,7 @@ def end_ranks(by: signal.Signals, seconds: float) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     global _begun
-    if _begun:
+    if begun():
         kill_ranks()
         os._exit(SIGNALLED + number)
     _begun = True

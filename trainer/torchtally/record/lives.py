@@ -104,13 +104,19 @@ class Lives:
         joined = list(self._lives)
         for began, part in sorted(self._of_cluster.items()):
             following = min((other for other in self._of_cluster if other > began), default=float("inf"))
-            for at, life in enumerate(joined):
-                moment = life.started or life.last
-                if moment and began - _WHOLE_SECONDS <= moment < following:
-                    joined[at] = _filled(life, part)
-                    break
-            else:
+            within = [
+                at
+                for at, life in enumerate(joined)
+                if (moment := life.started or life.last) and began - _WHOLE_SECONDS <= moment < following
+            ]
+            if not within:
                 joined.append(part)
+                continue
+            if len(within) > 1:  # the pod has started again in its container, whose end is that of the last start
+                end = Life(ended=part.ended, code=part.code, cause=part.cause)
+                joined[within[-1]] = _filled(joined[within[-1]], end)
+                part = replace(part, ended=None, code=None, cause=None)
+            joined[within[0]] = _filled(joined[within[0]], part)
         return sorted(joined, key=_begin) if self._of_cluster else joined
 
 
