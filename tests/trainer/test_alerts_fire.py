@@ -1,4 +1,4 @@
-"""Each alert of the chart fires on a real Prometheus, for a real job that has what ails it. Minutes are seconds here."""
+"""Each alert of the chart fires on a real Prometheus, for a real job that has what ails it. A minute is a second."""
 
 import json
 import os
