@@ -73,6 +73,14 @@ bench-compare: .venv/.bench ## print the changes of the latest results that exce
 bench-cluster: .venv/.bench ## compare the time to the first step, by phase, with a handwritten job on the e2e cluster (ARGS='--rounds 3')
 	scripts/e2e.sh -- python -m bench.cluster $(ARGS)
 
+.PHONY: bench-gpu-pack
+bench-gpu-pack: .venv/.bench ## fill build/bench-gpu with the data and wheels of `make bench-gpu`, which needs no network then
+	@python -m bench.pack
+
+.PHONY: bench-gpu
+bench-gpu: ## compare throughput on one GPU within 10 minutes: bench/results/gpu/ (ARGS=cpu rehearses on CPUs)
+	@scripts/bench_gpu.sh $(ARGS)
+
 .PHONY: image
 image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,gpt,keras,mlflow,parquet,s3,spark,tensorboard,webdataset, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
 	docker/image.sh build

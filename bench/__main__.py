@@ -77,7 +77,6 @@ def programs(number: int) -> Iterator[list[str]]:
     yield ["verifier", "10000"]
     if number == 1:
         yield ["locality", "--samples"]  # it counts, so the other rounds would find the same
-    yield ["gpu"]
     for world in ranks.TIMED:
         yield ["ranks", str(world)]
     yield ["saves", "2"]

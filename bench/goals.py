@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from bench import model
+from bench import goals_gpu, model
 from bench.limit import limit
-from bench.markdown import markdown, number, shown
+from bench.markdown import mark, markdown, number, shown
 from bench.results import Results, Series
 from bench.spread import ratios, spread
 from bench.table import TOOLS, best, peers
@@ -29,12 +29,12 @@ _MORE_PODS = 10_000  # by a model
 _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 
-def text(results: Results) -> str:
-    """The goals as a Markdown table."""
-    header = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
-    parts = (_throughput, _models, _gpu, _overhead, _saves, _sampler, _loading, _verifier, _start, _meeting)
-    rows = [row for part in parts for row in part(results)]
-    return "\n".join(markdown(header, rows, left=(0, 1)))
+def text(results: Results, on_gpu: Results | None = None) -> str:
+    """The goals as a Markdown table; those of a GPU from its own results."""
+    parts = (_overhead, _saves, _sampler, _loading, _verifier, _start, _meeting)
+    rows = [*_throughput(results), *_models(results), *goals_gpu.rows(on_gpu)]
+    rows += [row for part in parts for row in part(results)]
+    return "\n".join(markdown(goals_gpu.HEADER, rows, left=(0, 1)))
 
 
 def _throughput(results: Results) -> Iterator[list[str]]:
@@ -59,7 +59,7 @@ def _throughput(results: Results) -> Iterator[list[str]]:
                 shown(spread(ours.values)),
                 ", ".join(compared),
                 f"{number(most)} ({100 * found['limit']:.0f}%)" if most else "–",
-                _mark(all(found.get(name, 0.0) >= value for name, value in least.items())),
+                mark(all(found.get(name, 0.0) >= value for name, value in least.items())),
             ]
 
 
@@ -78,28 +78,8 @@ def _models(results: Results) -> Iterator[list[str]]:
                 f"{shown(spread(ours.values))}: {shown(times, '×')}",
                 f"best peer {TOOLS[other]} {shown(spread(known[other].values))}",
                 f"{number(most)} ({100 * spread(ours.values).median / most:.0f}%)" if most else "–",
-                _mark(times.median >= least),
+                mark(times.median >= least),
             ]
-
-
-def _gpu(results: Results) -> Iterator[list[str]]:
-    found = {tool: results.one("throughput on a GPU", tool=tool) for tool in ("torchtally", "blog", "by hand")}
-    goals = {"blog": ("20× the blog's loop", 20.0), "by hand": ("a loop by hand without a tally, less 1%", 0.99)}
-    for tool, (target, least) in goals.items():
-        ours, other = found["torchtally"], found[tool]
-        goal = ["fashion-mnist, one GPU, samples/s", target]
-        if not (ours and other):
-            yield [*goal, "not measured: no GPU", "–", "–", "–"]
-            continue
-        times = spread(ratios(ours.by_round, other.by_round))
-        compared = f"{tool} {_median(other)}"
-        yield [
-            *goal,
-            f"{shown(spread(ours.values))}: {number(times.median)}×",
-            compared,
-            "–",
-            _mark(times.median >= least),
-        ]
 
 
 def _overhead(results: Results) -> Iterator[list[str]]:
@@ -133,7 +113,7 @@ def _sampler(results: Results) -> Iterator[list[str]]:
                 shown(found),
                 compared,
                 "–",
-                _mark(found.median >= 50),
+                mark(found.median >= 50),
             ]
 
 
@@ -147,7 +127,7 @@ def _loading(results: Results) -> Iterator[list[str]]:
             shown(found),
             f"{_median(plain)} samples/s" if plain else "–",
             "–",
-            _mark(found.median >= 95),
+            mark(found.median >= 95),
         ]
 
 
@@ -194,22 +174,22 @@ def _meeting(results: Results) -> Iterator[list[str]]:
         f"{shown(spread(by_pods[max(by_pods)].values))}: {number(growth)}×",
         "–",
         "–",
-        _mark(growth <= 1.1),
+        mark(growth <= 1.1),
     ]
     share = model.extrapolated({int(each.case["pods"]): spread(each.values).median for each in shares}, _MORE_PODS, 1)
     goal = f"heartbeats of {_MORE_PODS:,} pods by a linear fit, % of pod 0's core"
-    yield [goal, "at most 100", number(share), "–", "–", _mark(share <= 100)]
+    yield [goal, "at most 100", number(share), "–", "–", mark(share <= 100)]
     # Each pod is sent the names of all.
     cpu = {int(each.case["pods"]): spread(each.values).median / 1000 for each in results.of("meeting, store's CPU")}
     if len(cpu) > 2:
         seconds = model.extrapolated(cpu, _MORE_PODS, 2)
         goal = f"the meeting of {_MORE_PODS:,} pods by a quadratic fit, s of pod 0's core"
-        yield [goal, "at most 10", number(seconds), "–", "–", _mark(seconds <= 10)]
+        yield [goal, "at most 10", number(seconds), "–", "–", mark(seconds <= 10)]
 
 
 def _at_most(goal: str, series: Series, most: float) -> list[str]:
     found = spread(series.values)
-    return [goal, f"at most {most:g}", shown(found), "–", "–", _mark(found.median <= most)]
+    return [goal, f"at most {most:g}", shown(found), "–", "–", mark(found.median <= most)]
 
 
 def _times_at_most(goal: str, most: float, name: str, series: Series, other: Series) -> list[str]:
@@ -220,7 +200,7 @@ def _times_at_most(goal: str, most: float, name: str, series: Series, other: Ser
         f"{shown(spread(series.values))}: {shown(times, '×')}",
         f"{name} {shown(spread(other.values))}",
         "–",
-        _mark(times.median <= most),
+        mark(times.median <= most),
     ]
 
 
@@ -234,7 +214,3 @@ def _median(series: Series) -> str:
 
 def _power(n: int) -> str:
     return "10" + "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(len(str(n)) - 1))
-
-
-def _mark(reached: bool) -> str:
-    return "✓" if reached else "–"

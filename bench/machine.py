@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,8 +21,8 @@ def describe() -> dict[str, str | int | float]:
     }
 
 
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def sentence(*packages: str) -> str:

@@ -18,6 +18,11 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
+def mark(reached: bool) -> str:
+    """Whether a goal is reached."""
+    return "✓" if reached else "–"
+
+
 def markdown(header: list[str], rows: list[list[str]], left: Collection[int] = (0,)) -> list[str]:
     return list(_markdown(header, rows, left))
 

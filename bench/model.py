@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import nnls
 
 from bench.results import Results, Series
 from bench.spread import spread
@@ -133,6 +132,8 @@ def fit_network(all_reduces: Iterable[AllReduce], cores: int, messages: Messages
 
 
 def _least(terms: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
+    from scipy.optimize import nnls  # where `make bench-gpu` runs there may be none
+
     relative = np.array(terms) / np.array(seconds)[:, None]
     scale = relative.max(axis=0)  # bytes are of another magnitude than messages
     found, _ = nnls(relative / scale, np.ones(len(seconds)))

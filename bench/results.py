@@ -9,6 +9,7 @@ from bench.sample import Better, Sample
 
 VERSION = 1
 FOLDER = Path("bench/results")
+ON_GPU = FOLDER / "gpu"
 Key = tuple[str, tuple[tuple[str, str | int], ...]]
 
 
@@ -43,6 +44,7 @@ class Results:
     machine: dict[str, str | int | float]
     versions: dict[str, str]
     series: list[Series] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)  # by a program or a subject, such as why there is no value
 
     def add(self, sample: Sample, round: int, load: float) -> None:
         new = Series(sample.measure, sample.case, sample.unit, sample.better)
@@ -63,12 +65,20 @@ class Results:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
+        whole = path.with_suffix(".part")  # a program that is ended meanwhile leaves the file as it was
+        whole.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
+        whole.replace(path)
 
 
 def newest() -> Path:
     """The file of the latest run."""
     return max(FOLDER.glob("*.json"))
+
+
+def newest_on_gpu() -> "Results | None":
+    """The latest results of a GPU, if there are any. A rehearsal on CPUs is none."""
+    files = sorted(ON_GPU.glob("*.json"), reverse=True)
+    return next((found for found in map(load, files) if "gpu" in found.machine), None)
 
 
 def load(path: Path) -> Results:

@@ -1,4 +1,4 @@
-"""A measured value, which a program prints as a line of JSON for the file of results."""
+"""A measured value, or a note, which a program prints as a line of JSON for the file of results."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,6 +6,7 @@ from typing import Literal
 
 Better = Literal["higher", "lower"]
 PREFIX = "SAMPLE "
+_NOTE = "NOTE "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,3 +30,13 @@ def found_in(output: str) -> list[Sample]:
     """The samples in a program's output."""
     lines = (line.removeprefix(PREFIX) for line in output.splitlines() if line.startswith(PREFIX))
     return [Sample(**json.loads(line)) for line in lines]
+
+
+def note(what: str, text: str) -> None:
+    """Print what is worth to be known beside the values."""
+    print(_NOTE + json.dumps([what, text]), flush=True)
+
+
+def notes_in(output: str) -> dict[str, str]:
+    """The notes in a program's output."""
+    return dict(json.loads(line.removeprefix(_NOTE)) for line in output.splitlines() if line.startswith(_NOTE))

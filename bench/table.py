@@ -32,10 +32,11 @@ def conditions(results: Results) -> str:
     machine, versions = results.machine, results.versions
     loads = [load for each in results.series for load in each.loads]
     rounds = len({number for each in results.series for number in each.rounds})
+    gpu = f"{machine['gpu']} ({machine['gpu_memory_gb']} GB), " if "gpu" in machine else ""
     return (
         f"Medians of up to {rounds} rounds, with the minimum and the maximum in brackets; a ratio compares values of "
         "the same round. "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
+        f"{gpu}{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
         f"load average {min(loads):.1f} to {max(loads):.1f}; commit {results.commit}, {results.began}."
     )

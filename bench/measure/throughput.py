@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from bench.model import BATCH
 from bench.sample import emit
@@ -50,11 +51,12 @@ TASKS = {
 }
 STARTED = "fashion-mnist"  # the task whose start `make bench` compares as well
 _TOKENS = 64  # of a sample of a GPT
-_TORCHTALLY = str(Path(sys.executable).with_name("torchtally"))
+_SCRIPT = Path(sys.executable).with_name("torchtally")
+TORCHTALLY = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "torchtally.cli"]  # not installed there
 
 
 def main() -> None:
-    os.environ |= _environment("cpu")  # before PyTorch is imported
+    os.environ |= environment("cpu")  # before PyTorch is imported
     match sys.argv[1:]:
         case [tool, task, world]:
             measure(tool, task, int(world))
@@ -81,8 +83,8 @@ def _own(task: str, world: int) -> tuple[float, float]:
     epochs, seconds = TASKS[task].epochs, TASKS[task].seconds
     if task == "gpt-ddp":  # torchtally's task shards its model; this is a loop of a user's own
         own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu"}
-        loop = [_TORCHTALLY, "run", "--", sys.executable, "-m", *_script("tallied", task, world)]
-        result = _told(_printed(loop, _environment("cpu") | own))
+        loop = [*TORCHTALLY, "run", "--", sys.executable, "-m", *_script("tallied", task, world)]
+        result = told(loop, environment("cpu") | own)
         return result["samples"] / result["seconds"], 0.0
     if task == "gpt-fsdp2":
         return ours("gpt", world, (), epochs=epochs, seconds=seconds)
@@ -103,20 +105,21 @@ def ours(
     epochs: int = 1,
     seconds: float | None = None,
 ) -> tuple[float, float]:
-    """Samples per second in the last epoch, and seconds to the first step, from the events of the entry point.
+    """Samples per second, and seconds to the first step, from the events of the entry point.
 
-    With `seconds`, the speed is that of so many seconds after the first one, and the training ends there.
+    The speed is that of the median epoch after the first, if there are more. With `seconds`, it is that of so many
+    seconds after the first one, and the training ends there.
     """
-    speed = first_step = 0.0
-    reports = 0
+    first_step, reports, cause = 0.0, 0, "no cause is known"
+    speeds: list[float] = []
     own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": device}
     if seconds:
         own["TORCHTALLY_PROGRESS_SECONDS"] = str(seconds)
     with tempfile.TemporaryDirectory() as output:
         began = time.time()
         with subprocess.Popen(
-            [_TORCHTALLY, "run", task, "--epochs", str(epochs), *options, "--output", output],
-            env=_environment(device) | own,
+            [*TORCHTALLY, "run", task, "--epochs", str(epochs), *options, "--output", output],
+            env=environment(device) | own,
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
@@ -125,17 +128,19 @@ def ours(
                 match record.event:
                     case events.Step():
                         first_step = record.time - began
-                    case events.Epoch(samples_per_second=speed):
+                    case events.Epoch(samples_per_second=speed) if reports < 2:
+                        speeds.append(speed)
+                    case events.Ended(cause=str(cause)):
                         pass
                     case events.Progress(samples_per_second=reported) if seconds:
                         reports += 1
                         if reports == 2:  # the first comes after a second
-                            speed = reported
+                            speeds = [reported]
                             process.terminate()
     ended_well = process.returncode == (SIGNALLED + signal.SIGTERM if reports >= 2 else 0)
-    if not (ended_well and speed and first_step):
-        sys.exit(f"torchtally run {task} ended with {process.returncode}, without a speed")
-    return speed, first_step
+    if not (ended_well and speeds and first_step):
+        sys.exit(f"torchtally run {task} ended with {process.returncode}, without a speed: {cause}")
+    return median(speeds[1:] or speeds), first_step
 
 
 def _peers(tool: str, task: str, world: int, started: bool) -> tuple[float, float]:
@@ -155,7 +160,7 @@ def _forked(tool: str, task: str, world: int) -> dict[str, float]:
     from bench.peers import forked
 
     module, *arguments = _script(PEERS[tool], task, world)
-    return _told(forked.run(module, world, arguments))
+    return line(forked.run(module, world, arguments))
 
 
 def _script(name: str, task: str, world: int) -> list[str]:
@@ -166,21 +171,25 @@ def _script(name: str, task: str, world: int) -> list[str]:
 
 def result_of(arguments: Sequence[str], device: str) -> dict[str, float]:
     """The line of JSON that a Python program with these arguments prints."""
-    return _told(_printed([sys.executable, *arguments], _environment(device)))
+    return told([sys.executable, *arguments], environment(device))
 
 
-def _printed(command: Sequence[str], environment: dict[str, str]) -> str:
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+def told(command: Sequence[str], variables: dict[str, str]) -> dict[str, float]:
+    """The line of JSON that a program prints."""
+    return line(subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
-def _told(printed: str) -> dict[str, float]:
-    found: dict[str, float] = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+def line(printed: str) -> dict[str, float]:
+    """The line of JSON in what a program has printed."""
+    found: dict[str, float] = json.loads(next(each for each in printed.splitlines() if each.startswith("{")))
     return found
 
 
-def _environment(device: str) -> dict[str, str]:
-    hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
-    return os.environ | {"OMP_NUM_THREADS": "1", "BENCH_DEVICE": device, **hidden}
+def environment(device: str) -> dict[str, str]:
+    """The variables of a program that is measured on `device`."""
+    # Beside a GPU nobody limits the threads of one rank.
+    own = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return os.environ | {"BENCH_DEVICE": device, **own}
 
 
 if __name__ == "__main__":

@@ -15,17 +15,17 @@ from bench.peers import common
 def main() -> None:
     task, dataset, clock = common.arguments()
     device = common.device()
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group(common.backend())
     torch.manual_seed(0)
     sampler = DistributedSampler[Any](dataset)
-    loader = DataLoader(dataset, batch_size=common.BATCH, sampler=sampler)
+    loader = DataLoader(dataset, batch_size=common.BATCH, sampler=sampler, pin_memory=common.on_gpu())
     model = DistributedDataParallel(common.model(task).to(device))
     optimizer = common.optimizer(task, model.parameters())
 
     model.train()
     sampler.set_epoch(0)
     for images, labels in loader:
-        images, labels = images.to(device), labels.to(device)
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         optimizer.zero_grad()
         loss = cross_entropy(model(images), labels)
         loss.backward()

@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError:  # an image with PyTorch alone, as in blog.yaml: samples then skip PIL
     Image = None  # type: ignore[assignment]
 
-BATCH = 32  # samples of each rank in a step, except of a GPT
+BATCH = int(os.environ.get("BENCH_BATCH", "32"))  # samples of each rank in a step, except of a GPT
 LEARNING_RATE = 1e-3
 _WARM_UP = 20  # steps
 
@@ -99,6 +99,16 @@ def device() -> torch.device:
     return torch.device(os.environ.get("BENCH_DEVICE", "cpu"))
 
 
+def on_gpu() -> bool:
+    """Whether it is a GPU. Then memory is pinned and copied without blocking, as each tool's documentation advises."""
+    return device().type == "cuda"
+
+
+def backend() -> str:
+    """That of the process group: BENCH_BACKEND, by default the device's."""
+    return os.environ.get("BENCH_BACKEND", "nccl" if on_gpu() else "gloo")
+
+
 def model(task: str) -> nn.Module:
     """The model of torchtally's task of this name."""
     if task == "fashion-mnist":
@@ -145,6 +155,8 @@ class Clock:
 
     def __init__(self, steps: int, warm_up: int = _WARM_UP, batch: int = BATCH) -> None:
         self.steps, self._warm_up, self._batch = warm_up + steps, warm_up, batch
+        # Lightning removes them at its end.
+        self._rank, self._world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self._done = 0
         self._first = self._began = self._ended = 0.0
 
@@ -154,9 +166,9 @@ class Clock:
         if self._done == 1:
             self._first = time.time()
         if self._done == self._warm_up:
-            self._began = time.perf_counter()
+            self._began = _now()
         if self._done == self.steps:
-            self._ended = time.perf_counter()
+            self._ended = _now()
         return self._done == self.steps
 
     def report(self) -> None:
@@ -166,8 +178,8 @@ class Clock:
         """
         if self._done < self.steps:
             raise ValueError(f"the data ended after {self._done} of {self.steps} steps")
-        if int(os.environ["RANK"]) == 0:
-            samples = (self.steps - self._warm_up) * self._batch * int(os.environ["WORLD_SIZE"])
+        if self._rank == 0:
+            samples = (self.steps - self._warm_up) * self._batch * self._world
             seconds = self._ended - self._began
             print(json.dumps({"samples": samples, "seconds": seconds, "first_step": self._first}), flush=True)
 
@@ -175,8 +187,16 @@ class Clock:
 def arguments() -> tuple[str, Dataset[Any], Clock]:
     """The task, its data and the clock, from the command line: TASK FOLDER STEPS."""
     task, folder, steps = sys.argv[1:]
-    clock = Clock(int(steps), warm_up=2) if task.startswith("image-folder") else Clock(int(steps))
+    slow = task.startswith("image-folder") and not on_gpu()
+    clock = Clock(int(steps), warm_up=2) if slow else Clock(int(steps))
     return task, dataset(task, Path(folder)), clock
+
+
+def _now() -> float:
+    """The time once the device has done what it was given."""
+    if on_gpu():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _read(folder: Path, name: str, header: int) -> Tensor:

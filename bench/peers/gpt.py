@@ -1,8 +1,9 @@
 """What the loops of the task gpt have in common: text, model, optimizer, schedule, and loss of torchtally's own task.
 
-The layers compute in bfloat16: in gpt-ddp by autocast, in gpt-fsdp2 by FSDP2's policy.
+The layers compute in bfloat16: in gpt and gpt-ddp by autocast, in gpt-fsdp2 by FSDP2's policy.
 """
 
+import json
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -13,16 +14,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from bench.peers.common import Clock
+from bench.peers.common import Clock, device
 from torchtally.environment import Places
 from torchtally.tasks.gpt import text
 from torchtally.tasks.gpt.model import GPT
 from torchtally.tasks.gpt.options import Options
 from torchtally.tasks.gpt.training import rate
 
-_OPTIONS = Options()
+_OPTIONS = Options(**json.loads(os.environ.get("BENCH_GPT", "{}")))
 BATCH, LENGTH = _OPTIONS.batch_size, _OPTIONS.length
 CLIPPED = 1.0
 
@@ -30,13 +32,21 @@ CLIPPED = 1.0
 def arguments() -> tuple[str, text.Windows, Clock]:
     """The task, its data and the clock, from the command line: TASK FOLDER STEPS."""
     task, _, steps = sys.argv[1:]
-    found = text.load(None, Places.from_env(os.environ).cache, _OPTIONS.vocabulary)
+    places = Places.from_env(os.environ)
+    found = text.load(places.data, places.cache, _OPTIONS.vocabulary)
     return task, text.split(found, LENGTH)[0], Clock(int(steps), batch=BATCH)
 
 
 def model() -> nn.Module:
     torch.manual_seed(0)
     return GPT(vocabulary=_OPTIONS.vocabulary, width=_OPTIONS.width, layers=_OPTIONS.layers, heads=_OPTIONS.heads)
+
+
+def parallel(task: str, net: nn.Module) -> nn.Module:
+    """The same model for the ranks of a task: in gpt-ddp in DDP, in gpt-fsdp2 sharded. That of gpt has one rank."""
+    if task == "gpt":
+        return net
+    return DistributedDataParallel(net) if task == "gpt-ddp" else sharded(net)
 
 
 def sharded(net: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
@@ -50,7 +60,7 @@ def sharded(net: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
 
 
 def autocast(task: str) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16) if task == "gpt-ddp" else nullcontext()
+    return torch.autocast(device().type, torch.bfloat16) if task != "gpt-fsdp2" else nullcontext()
 
 
 def optimizer(net: nn.Module) -> torch.optim.Optimizer:

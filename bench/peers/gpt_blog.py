@@ -3,21 +3,20 @@
 from typing import Any
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from bench.peers import gpt
+from bench.peers import common, gpt
 
 
 def main() -> None:
     task, dataset, clock = gpt.arguments()
-    dist.init_process_group("gloo")
+    device = common.device()
+    dist.init_process_group(common.backend())
     sampler = DistributedSampler[Any](dataset)
-    loader = DataLoader(dataset, batch_size=gpt.BATCH, sampler=sampler)
-    net = gpt.model()
-    model = DistributedDataParallel(net) if task == "gpt-ddp" else gpt.sharded(net)
+    loader = DataLoader(dataset, batch_size=gpt.BATCH, sampler=sampler, pin_memory=common.on_gpu())
+    model = gpt.parallel(task, gpt.model().to(device))
     optimizer = gpt.optimizer(model)
     schedule = gpt.schedule(optimizer, clock.steps)
 
@@ -26,7 +25,7 @@ def main() -> None:
     for tokens in loader:
         optimizer.zero_grad()
         with gpt.autocast(task):
-            loss = gpt.loss(model, tokens)
+            loss = gpt.loss(model, tokens.to(device, non_blocking=True))
         loss.backward()
         clip_grad_norm_(model.parameters(), gpt.CLIPPED)
         optimizer.step()

@@ -3,18 +3,17 @@
 import tempfile
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from bench.peers import gpt
+from bench.peers import common, gpt
 from torchtally import Account, Steps
 
 
 def main() -> None:
     task, dataset, clock = gpt.arguments()
-    dist.init_process_group("gloo")
-    net = gpt.model()
-    model = DistributedDataParallel(net) if task == "gpt-ddp" else gpt.sharded(net)
+    device = common.device()
+    dist.init_process_group(common.backend())
+    model = gpt.parallel(task, gpt.model().to(device))
     optimizer = gpt.optimizer(model)
     schedule = gpt.schedule(optimizer, clock.steps)
     told = [tempfile.mkdtemp()]
@@ -22,14 +21,16 @@ def main() -> None:
 
     model.train()
     with Account(task=task, plan={"train": Steps(clock.steps)}, seed=0) as account:
-        loader = account.loader("train", dataset, batch_size=gpt.BATCH, contract="drop_last")
+        loader = account.loader(
+            "train", dataset, batch_size=gpt.BATCH, contract="drop_last", pin_memory=common.on_gpu()
+        )
         saved = {"model": model, "optimizer": optimizer, "schedule": schedule}
         account.checkpoints(told[0], saved, every="1m").resume()
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 optimizer.zero_grad()
                 with gpt.autocast(task):
-                    loss = gpt.loss(model, batch.data)
+                    loss = gpt.loss(model, batch.data.to(device, non_blocking=True))
                 loss.backward()
                 clip_grad_norm_(model.parameters(), gpt.CLIPPED)
                 optimizer.step()

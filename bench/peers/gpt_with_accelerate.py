@@ -1,19 +1,23 @@
 """A GPT by the loop of Accelerate's documentation. It has no FSDP on CPUs."""
 
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
-from bench.peers import gpt
+from bench.peers import common, gpt
 
 
 def main() -> None:
     task, dataset, clock = gpt.arguments()
-    if task != "gpt-ddp":
+    if task == "gpt-fsdp2":
         raise SystemExit("Accelerate shards no model on CPUs")
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator = Accelerator(
+        cpu=not common.on_gpu(),
+        mixed_precision="bf16",
+        dataloader_config=DataLoaderConfiguration(non_blocking=common.on_gpu()),
+    )
     net = gpt.model()
     made = gpt.optimizer(net)
-    data = DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True)
+    data = DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True, pin_memory=common.on_gpu())
     model, optimizer, loader, schedule = accelerator.prepare(net, made, data, gpt.schedule(made, clock.steps))
 
     model.train()

@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from bench.peers import gpt
+from bench.peers import common, gpt
 from bench.peers.common import Clock
 from bench.peers.with_lightning import fit
 
@@ -43,7 +43,8 @@ def main() -> None:
     options: dict[str, Any] = {"precision": "bf16-mixed"}
     if task == "gpt-fsdp2":
         options = {"precision": "32-true", "strategy": ModelParallelStrategy(int(os.environ["WORLD_SIZE"]), 1)}
-    fit(Decoder(task, clock), DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True), clock, **options)
+    loader = DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True, pin_memory=common.on_gpu())
+    fit(Decoder(task, clock), loader, clock, **options)
 
 
 if __name__ == "__main__":

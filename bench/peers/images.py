@@ -24,15 +24,20 @@ def folder(cache: Path, task: str) -> Path:
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root.parent) as temporary:
-            random = torch.Generator().manual_seed(0)
-            for phase, count in (("train", COUNTS[task]), ("val", _TESTS)):
-                for number in range(count):
-                    place = Path(temporary, "whole", phase, str(number % _CLASSES))
-                    place.mkdir(parents=True, exist_ok=True)
-                    image = functional.to_pil_image(_pixels(SIZES[task], random))
-                    image.save(place / f"{number:05}.jpg", quality=90)
+            make(Path(temporary, "whole"), SIZES[task], COUNTS[task])
             shutil.move(Path(temporary, "whole"), root)
     return root
+
+
+def make(root: Path, size: int, count: int) -> None:
+    """Write so many files to train with, and a few to test with."""
+    random = torch.Generator().manual_seed(0)
+    for phase, files in (("train", count), ("val", _TESTS)):
+        for number in range(files):
+            place = root / phase / str(number % _CLASSES)
+            place.mkdir(parents=True, exist_ok=True)
+            image = functional.to_pil_image(_pixels(size, random))
+            image.save(place / f"{number:05}.jpg", quality=90)
 
 
 def dataset(cache: Path, task: str) -> Dataset[Any]:

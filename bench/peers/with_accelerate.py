@@ -1,7 +1,7 @@
 """The loop of the quick tour of Hugging Face's Accelerate."""
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -10,10 +10,20 @@ from bench.peers import common
 
 def main() -> None:
     task, dataset, clock = common.arguments()
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if common.bfloat16(task) else "no")
+    accelerator = Accelerator(
+        cpu=not common.on_gpu(),
+        mixed_precision="bf16" if common.bfloat16(task) else "no",
+        dataloader_config=DataLoaderConfiguration(non_blocking=common.on_gpu()),
+    )
     torch.manual_seed(0)
     net = common.model(task)
-    data = DataLoader(dataset, batch_size=common.BATCH, shuffle=True, num_workers=common.workers(task))
+    data = DataLoader(
+        dataset,
+        batch_size=common.BATCH,
+        shuffle=True,
+        num_workers=common.workers(task),
+        pin_memory=common.on_gpu(),
+    )
     model, optimizer, loader = accelerator.prepare(net, common.optimizer(task, net.parameters()), data)
 
     model.train()

@@ -32,7 +32,13 @@ class Classifier(lightning.LightningModule):
 def main() -> None:
     task, dataset, clock = common.arguments()
     lightning.seed_everything(0)
-    loader = DataLoader(dataset, batch_size=common.BATCH, shuffle=True, num_workers=common.workers(task))
+    loader = DataLoader(
+        dataset,
+        batch_size=common.BATCH,
+        shuffle=True,
+        num_workers=common.workers(task),
+        pin_memory=common.on_gpu(),
+    )
     fit(Classifier(task, clock), loader, clock, precision="bf16-mixed" if common.bfloat16(task) else "32-true")
 
 
@@ -41,7 +47,7 @@ def fit(model: lightning.LightningModule, loader: DataLoader[Any], clock: common
     world = int(os.environ["WORLD_SIZE"])
     ddp = {"strategy": "ddp" if world > 1 else "auto"}
     trainer = lightning.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if common.on_gpu() else "cpu",
         devices=world,
         max_steps=clock.steps,
         logger=False,

@@ -129,6 +129,6 @@ def test_the_loop_by_hand_takes_an_epoch_of_the_same_samples(tmp_path: Path) -> 
     folder.mkdir()
     (folder / "train-images-idx3-ubyte").write_bytes(bytes(16) + bytes(96 * 28 * 28))
     (folder / "train-labels-idx1-ubyte").write_bytes(bytes(8) + bytes(96))
-    command = [sys.executable, "-m", "bench.peers.by_hand", str(tmp_path)]
+    command = [sys.executable, "-m", "bench.peers.by_hand", str(tmp_path), "1"]
     told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert told["samples"] == 96 and told["seconds"] > 0

@@ -108,7 +108,7 @@ def test_the_table_that_is_kept_is_that_of_the_latest_results() -> None:
     newest = results.load(results.newest())
     assert kept == table.text(newest) + "\n", "python -m bench.report writes it"
     page = report.PAGE.read_text()
-    assert page == report.with_goals(page, newest), "python -m bench.report writes its goals"
+    assert page == report.with_goals(page, newest, results.newest_on_gpu()), "python -m bench.report writes its goals"
 
 
 def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
@@ -189,25 +189,6 @@ def test_one_peer_alone_is_not_the_best_of_them() -> None:
     assert row.endswith("✓ |")
 
 
-def test_what_was_not_measured_on_a_gpu_says_so() -> None:
-    found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
-
-    def rows() -> list[str]:
-        return [line for line in goals.text(found).splitlines() if "one GPU" in line]
-
-    assert [row.split(" | ")[2] for row in rows()] == ["not measured: no GPU"] * 2
-    for tool, value in {"torchtally": 985.0, "blog": 50.0, "by hand": 1000.0}.items():
-        taken = Sample(
-            measure="throughput on a GPU", case={"tool": tool}, unit="samples/s", better="higher", value=value
-        )
-        found.add(taken, 1, 0.1)
-    over_blogs, over_by_hand = rows()
-    assert "| 985: 19.7× | blog 50.0 |" in over_blogs and over_blogs.endswith("| – |")
-    assert "| 985: 0.98× | by hand 1,000 |" in over_by_hand and over_by_hand.endswith("| – |")
-    found.one("throughput on a GPU", tool="torchtally").values[:] = [1000.0]  # type: ignore[union-attr]
-    assert [row.endswith("| ✓ |") for row in rows()] == [True, True]
-
-
 def test_what_a_pod_costs_the_store_must_not_grow_with_their_number() -> None:
     def rows(requests: dict[int, float]) -> list[str]:
         found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
@@ -226,4 +207,4 @@ def test_what_a_pod_costs_the_store_must_not_grow_with_their_number() -> None:
 
 def test_a_page_without_a_place_for_the_goals_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must have the lines .* around the goals"):
-        report.with_goals("# Benchmarks\n", some())
+        report.with_goals("# Benchmarks\n", some(), None)

@@ -163,6 +163,7 @@ def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None
     if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the older name for the dump of NCCL's flight recorder
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(output / f"nccl-{pod_name()}-"))
     os.environ[_RUN] = uuid.uuid4().hex[:12]
+    os.environ.setdefault("PET_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))  # PyTorch 2.11 would refuse the option
     os.environ.pop("PET_STANDALONE", None)  # the operator sets "", which torchrun takes for a number
     if job.elastic:
         # Agents that share their store name it in their first round only: a pod that joins later could not find it.
@@ -175,8 +176,6 @@ def _agent_options(job: Job, processes: int, folder: Path, env: Mapping[str, str
     options = [f"--nproc-per-node={processes}", "--no-python", "--signals-to-handle="]
     if "PET_LOG_DIR" not in env:
         options.append(f"--log-dir={folder / 'torchrun'}")
-    if "PET_SHUTDOWN_TIMEOUT" not in env:
-        options.append(f"--shutdown-timeout={_SHUTDOWN_SECONDS}")
     if not job.elastic:
         host, port = job.master or (address.LOOPBACK, 0)
         options += [f"--nnodes={job.max_nodes}", f"--rdzv-backend={rendezvous.BACKEND}"]
@@ -204,7 +203,7 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
             own = replace(own, code=attempts.confirmed(own.code))
             return pods.cause(own) if pods else own
     except SignalException as error:
-        signals.end_ranks(error.sigval, parsed.shutdown_timeout)
+        signals.end_ranks(error.sigval, getattr(parsed, "shutdown_timeout", _SHUTDOWN_SECONDS))
         signals.over()
         text = f"{pod_name(env)} was stopped by signal {int(error.sigval)} ({error.sigval.name})"
         own = Failure(Kind.KNOWN, SIGNALLED + int(error.sigval), text)

@@ -108,7 +108,8 @@ class Loop:
         def step(chosen: Tensor, scale: float) -> Tensor:
             optimizer.zero_grad()
             output = together(task.inputs(train.inputs[chosen]))
-            loss = functional.cross_entropy(output, train.labels[chosen], reduction="sum")
+            labels = train.labels[chosen.to(self.device, non_blocking=True)]
+            loss = functional.cross_entropy(output, labels, reduction="sum")
             (loss * scale).backward()
             # A checkpoint may follow, and holds rank 0's statistics.
             if memory:
@@ -131,8 +132,8 @@ class Loop:
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
         self._train(train_state, step, current, meeting, report=first and run.rank == 0)
+        loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)  # which waits for the device
         speed = current.samples(before, current.total) / (time.perf_counter() - began)
-        loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)
         dist.all_reduce(loss)
         train_state.lines.append(_proved(tally, options.tally, first, self.callback))
 
@@ -171,7 +172,9 @@ class Loop:
             pace.begin(phase.name, current.samples(0, current.counted), train_state.done)
         if self.exporter:
             self.exporter.begin(current, steps)
-        taken = current.schedule.tensors(self.device)
+        # What makes rows on the CPU looks at the indices there, and would wait for the device for others.
+        where = self.device if isinstance(self.train.inputs, Tensor) else torch.device("cpu")
+        taken = current.schedule.tensors(where)
         if self.batches:
             taken = islice(self.batches(run, phase), current.counted, None)
         if not isinstance(self.train.inputs, Tensor):
@@ -184,7 +187,7 @@ class Loop:
                     group["lr"] = train_state.optimizer.defaults["lr"] * self.task.rate(train_state.done)
             # DDP divides the sum over ranks by their number. Scaled like this it is the mean over the samples of the
             # step, also where the last batch is uneven or, on some ranks, empty.
-            loss = step(indices.to(self.device, non_blocking=True), run.world / max(rows, 1))
+            loss = step(indices.to(where, non_blocking=True), run.world / max(rows, 1))
             current.commit()
             train_state.loss += loss
             steps.stepped()

@@ -109,8 +109,9 @@ class Trainer:
                 if account.rank == 0 and time.monotonic() > due:
                     standard_output.write(f"train epoch {epoch}/{options.epochs}: step {batch.step} of {batch.steps}")
                     due += _LOG_SECONDS
+        loss_so_far = self._totals.loss.item()  # which waits for the device
         speed = samples / (time.perf_counter() - began)
-        return self._totals.loss.item() / max(1, self._totals.tokens), speed
+        return loss_so_far / max(1, self._totals.tokens), speed
 
     @torch.no_grad()
     def test(self, epoch: int) -> tuple[float, int, int]:

@@ -46,7 +46,10 @@ class Images:
         pixels = (
             self._random(numbers) if self._augmented else self._threads.map(self._centered, self._files.of(numbers))
         )
-        return torch.stack([torch.empty(3, self._size, self._size, dtype=torch.uint8), *pixels])[1:].to(self._device)
+        rows = torch.stack([torch.empty(3, self._size, self._size, dtype=torch.uint8), *pixels])[1:]
+        if self._device.type == "cuda":  # a copy from other memory would wait for the step before
+            rows = rows.pin_memory()
+        return rows.to(self._device, non_blocking=True)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
