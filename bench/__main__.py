@@ -80,6 +80,7 @@ def programs(number: int) -> Iterator[list[str]]:
     for world in ranks.TIMED:
         yield ["ranks", str(world)]
     yield ["saves", "2"]
+    yield ["recovery", "once"]
     for task in overhead.TASKS:
         yield ["overhead", task]
     yield ["verifier", "100000"]

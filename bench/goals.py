@@ -31,7 +31,7 @@ _SAMPLERS = {"torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 def text(results: Results, on_gpu: Results | None = None) -> str:
     """The goals as a Markdown table; those of a GPU from its own results."""
-    parts = (_overhead, _saves, _sampler, _loading, _verifier, _start, _meeting)
+    parts = (_overhead, _saves, _recovery, _sampler, _loading, _verifier, _start, _meeting)
     rows = [*_throughput(results), *_models(results), *goals_gpu.rows(on_gpu)]
     rows += [row for part in parts for row in part(results)]
     return "\n".join(markdown(goals_gpu.HEADER, rows, left=(0, 1)))
@@ -97,6 +97,13 @@ def _saves(results: Results) -> Iterator[list[str]]:
         if cold := results.one("first step of a GPT", start="cold", world=world):
             goal = f"from the command to the first step after a checkpoint, GPT with FSDP2, {_ranks(world)}, s"
             yield _times_at_most(goal, 1.2, "a cold start", series, cold)
+
+
+def _recovery(results: Results) -> Iterator[list[str]]:
+    in_place, containers = (results.one("recovery", again=again) for again in ("in place", "containers"))
+    if in_place and containers:
+        goal = f"4 pods go on in place after kill -9 of {in_place.case['killed']}, s"
+        yield _times_at_most(goal, 0.5, "a start of their containers", in_place, containers)
 
 
 def _sampler(results: Results) -> Iterator[list[str]]:

@@ -1,6 +1,7 @@
 """Recovery of a job of 4 pods from kill -9 of a rank: pods that are started again, and pods that count their restarts.
 
-python -m bench.measure.recovery [ROUNDS]
+python -m bench.measure.recovery    prints a table
+recovery once                       measures one kill of a worker's rank in each way, as a part of `make bench`
 
 The local runner is the controller: it starts a pod's container again at once, where a cluster takes its time.
 """
@@ -18,11 +19,14 @@ import yaml
 
 from bench import machine
 from bench.markdown import markdown, shown
+from bench.sample import emit
 from bench.spread import spread
 from torchtally import events
 
 _WORKERS = 3
+_PODS = "a worker", "the master"
 _WAYS = {"the pods": {}, "the ranks in their pods (`TORCHTALLY_RETRIES`)": {"TORCHTALLY_RETRIES": "6"}}
+_ROUNDS = 5
 _OPTIONS = ["--epochs", "2", "--batch-size", "400", "--hidden", "256", "--save-seconds", "0.2"]
 
 
@@ -75,22 +79,31 @@ def _rank(runner: psutil.Process, pod: str) -> psutil.Process:
     return next(each for each in runner.children(recursive=True) if each.name() == name)
 
 
-def table(rounds: int) -> Iterator[str]:
+def once(pod: str, way: str) -> tuple[float, float]:
+    """What `measured` returns, of one job."""
+    with tempfile.TemporaryDirectory() as folder:
+        return measured(_WAYS[way], pod, Path(folder))
+
+
+def table() -> Iterator[str]:
     """The lines of the table. The ways take turns, because a slow phase of the machine affects both."""
-    cases = [(pod, way) for pod in ("the master", "a worker") for way in _WAYS]
+    cases = [(pod, way) for pod in _PODS for way in _WAYS]
     found: dict[tuple[str, str], list[tuple[float, float]]] = {case: [] for case in cases}
-    for _ in range(rounds):
-        for pod, way in cases:
-            with tempfile.TemporaryDirectory() as folder:
-                found[pod, way].append(measured(_WAYS[way], pod, Path(folder)))
+    for _ in range(_ROUNDS):
+        for case in cases:
+            found[case].append(once(*case))
     rows = [[pod, way, *(shown(spread(values)) for values in zip(*found[pod, way], strict=True))] for pod, way in cases]
     header = ["killed rank in", "started again", "entry point, s", "resumed, s"]
     yield from markdown(header, rows, left=(0, 1))
     yield ""
-    yield f"Medians of n = {rounds}, with the minimum and the maximum in brackets. {machine.sentence('torch')}"
+    yield f"Medians of n = {_ROUNDS}, with the minimum and the maximum in brackets. {machine.sentence('torch')}"
 
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    for line in table(int(sys.argv[1]) if len(sys.argv) > 1 else 5):
-        print(line, flush=True)
+    if sys.argv[1:] == ["once"]:
+        for way, again in zip(_WAYS, ("containers", "in place"), strict=True):
+            emit("recovery", once(_PODS[0], way)[1], "s", "lower", killed=f"a rank of {_PODS[0]}", again=again)
+    else:
+        for line in table():
+            print(line, flush=True)

@@ -24,14 +24,15 @@ RULES = Path(__file__).parents[2] / "charts/torchtally/alerts/torchtally.yaml"
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
-from torchtally import Account, Unproven
+from torchtally import Account
+from torchtally.errors import Unproven
 
 ails, output = sys.argv[1:]
 dist.init_process_group("gloo")
-model = torch.nn.Linear(1, 1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with Account(task=ails, plan={"train": 1}, anew=True) as account:
-    account.checkpoints(output, {"model": model, "optimizer": optimizer}, every="1s")
+    account.checkpoints(output, {"model": model, "optimizer": optimizer}, every="1s").resume()
     try:
         for batch in account.epoch("train", 1, account.loader("train", torch.ones(40_000, 1), batch_size=1)):
             if ails == "straggler" and dist.get_rank() == 1:
