@@ -25,7 +25,7 @@ from torchtally.cli import TUNABLES
 
 _ROUND_TRIPS = 2000
 _LARGE = 1 << 24  # bytes of a message whose latency is negligible
-_SECONDS = 0.5
+_SECONDS = 0.4
 _LAYOUTS = (torch.contiguous_format, torch.channels_last)  # of convolutions; the faster one counts
 
 

@@ -39,13 +39,13 @@ class Compared:
 
 
 TASKS = {
-    "fashion-mnist": Compared(600),
-    "mnist-cnn": Compared(400),
+    "fashion-mnist": Compared(400),
+    "mnist-cnn": Compared(300),
     # Accelerate and Lightning would take a minute of each round.
-    "keras-mnist": Compared(200, tools=("torchtally", "blog"), seconds=3),
-    "gpt-ddp": Compared(100),
+    "keras-mnist": Compared(150, tools=("torchtally", "blog"), seconds=3),
+    "gpt-ddp": Compared(80),
     # Accelerate shards no model on CPUs.
-    "gpt-fsdp2": Compared(100, tools=("torchtally", "blog", "lightning"), epochs=10, seconds=3),
+    "gpt-fsdp2": Compared(80, tools=("torchtally", "blog", "lightning"), epochs=10, seconds=3),
     "image-folder-64": Compared(24, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=3),
     "image-folder-224": Compared(4, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=5),
 }
