@@ -3,7 +3,6 @@
 limits    starts a second process of itself as the peer over loopback
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -16,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is in C++
 
+from bench import machine
 from bench.limit import PARTS
 from bench.measure import passes
 from bench.measure.products import operations, step_of
 from bench.peers.common import BATCH
 from bench.sample import emit
-from torchtally.cli import TUNABLES
 
 _ROUND_TRIPS = 2000
 _LARGE = 1 << 24  # bytes of a message whose latency is negligible
@@ -30,9 +29,7 @@ _LAYOUTS = (torch.contiguous_format, torch.channels_last)  # of convolutions; th
 
 
 def main() -> None:
-    if "GLIBC_TUNABLES" not in os.environ:  # with huge pages, as torchtally has them
-        os.environ["GLIBC_TUNABLES"] = TUNABLES
-        os.execv(sys.executable, sys.orig_argv)
+    machine.start_with_huge_pages()
     torch.set_num_threads(1)
     if sys.argv[1:]:
         _other_end(int(sys.argv[1]))
