@@ -74,9 +74,7 @@ def table(names: list[str]) -> Iterator[str]:
     rows = [[what, *(f"{columns[task][what]:,.0f}" for task in names)] for what in columns[names[0]]]
     yield from markdown(["a step with", *(f"{task}, µs" for task in names)], rows, left=(0,))
     yield ""
-    rounds = (
-        f"The least of n = {_ROUNDS} rounds of {_STEPS} steps of {common.BATCH} samples; {_TIMES} trainings."
-    )
+    rounds = f"The least of n = {_ROUNDS} rounds of {_STEPS} steps of {common.BATCH} samples; {_TIMES} trainings."
     yield f"{rounds} {machine.sentence('torch', 'keras')}"
 
 
