@@ -16,13 +16,7 @@ _FASTER: dict[str, dict[int, dict[str, float]]] = {
     "keras-mnist": {world: {"blog": 1.5} for world in (1, 2, 4)},
 }
 _TARGETS = {"blog": "{:g}× the blog's loop", "best": "{:g}× the best peer", "limit": "{:.0%} of the limit"}
-# Throughput relative to the best peer, by task.
-_MODELS = {
-    "gpt-ddp": ("gpt with DDP", 0.99, "the best peer, less 1%"),
-    "gpt-fsdp2": ("gpt with FSDP2", 0.99, "the best peer, less 1%"),
-    "image-folder-64": ("image-folder, 64 × 64 pixels", 1.3, "1.3× the best peer"),
-    "image-folder-224": ("image-folder, 224 × 224 pixels", 1.3, "1.3× the best peer"),
-}
+_MODELS = {"gpt-ddp": ("gpt with DDP", 0.99, "the best peer, less 1%"), **goals_gpu.MODELS}
 _LARGE = (10**9, 10**12)
 _PODS = 1000
 _MORE_PODS = 10_000  # by a model
@@ -42,9 +36,9 @@ def _throughput(results: Results) -> Iterator[list[str]]:
         for world, targets in by_world.items():
             ours = results.one("throughput", task=task, world=world, tool="torchtally")
             known = peers(results, {"task": task, "world": world})
-            if not ours or "blog" not in known:
-                continue
             least = {name: value for name, value in targets.items() if name != "best" or len(known) > 1}
+            if not ours or "blog" not in known or not least:
+                continue
             first = best(known)
             times = {tool: spread(ratios(ours.by_round, known[tool].by_round)) for tool in ("blog", first)}
             found = {"blog": times["blog"].median, "best": times[first].median}

@@ -3,14 +3,11 @@
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import psutil
-
-from torchtally.cli import TUNABLES
 
 _PACKAGES = ("torch", "numpy", "keras", "lightning", "accelerate", "torchdata", "mosaicml-streaming", "pillow")
 
@@ -36,13 +33,6 @@ def sentence(*packages: str) -> str:
         f"{about['processor']}, {about['cores']} cores, {about['memory_gb']} GB; {python}; "
         f"load average {os.getloadavg()[0]:.1f} at the end; commit {commit()}."
     )
-
-
-def start_with_huge_pages() -> None:
-    """Start this program again with the huge pages that `torchtally run` has."""
-    if "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = TUNABLES
-        os.execv(sys.executable, sys.orig_argv)
 
 
 def commit() -> str:

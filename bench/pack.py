@@ -11,6 +11,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path("build/bench-gpu").absolute()
 MADE = FOLDER.with_name("bench-gpu-made")  # of it where it is measured: nothing to take along
@@ -95,28 +96,32 @@ def _text() -> None:
 def _wheels() -> None:
     """Download what this project needs in the locked versions, but for what comes with PyTorch and torchvision."""
     names = _needed((*_PEERS, *_own())) - _needed(("torch", "torchvision"))
-    locked = {each["name"]: each["version"] for each in tomllib.loads(_LOCK.read_text())["package"]}
+    locked = _locked()
     pip = ["uv", "tool", "run", "--quiet", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     pip += ["--python-version", _PYTHON, "--implementation", "cp", "--dest", str(_WHEELS)]
     pip += [f"--platform={each}" for each in _PLATFORMS]
-    subprocess.run([*pip, *(f"{name}=={locked[name]}" for name in sorted(names))], check=True)
+    subprocess.run([*pip, *(f"{name}=={locked[name]['version']}" for name in sorted(names))], check=True)
     for wheel in _WHEELS.iterdir():
         if wheel.stat().st_size > _LARGE:
             print(f"{wheel.name} is left out: it has {wheel.stat().st_size / 2**20:.1f} MiB")
             wheel.unlink()
 
 
+def _locked() -> dict[str, Any]:
+    """The packages of the lock file, by name."""
+    return {each["name"]: each for each in tomllib.loads(_LOCK.read_text())["package"]}
+
+
 def _own() -> list[str]:
     """The requirements of this package."""
-    packages = {each["name"]: each for each in tomllib.loads(_LOCK.read_text())["package"]}
-    return [each["name"] for each in packages["torchtally"]["dependencies"]]
+    return [each["name"] for each in _locked()["torchtally"]["dependencies"]]
 
 
 def _needed(roots: tuple[str, ...]) -> set[str]:
     """These packages, and what they require on Linux according to the lock file."""
     from packaging.markers import Marker
 
-    packages = {each["name"]: each for each in tomllib.loads(_LOCK.read_text())["package"]}
+    packages = _locked()
     system = {"sys_platform": "linux", "python_version": _PYTHON, "python_full_version": f"{_PYTHON}.0"}
     found: set[str] = set()
     left = list(roots)

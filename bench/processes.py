@@ -1,7 +1,8 @@
-"""A program with a limit of time, whose processes all end with it."""
+"""A program with a limit of time, whose processes all end with it; and a port for processes to meet at."""
 
 import contextlib
 import re
+import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,14 @@ def run(command: Sequence[str], environment: Mapping[str, str], seconds: float) 
     if code is None:
         return Ended(f"it had not ended after {seconds:.0f} s", *texts)
     return Ended(f"it ended with {code}: {cause(texts[1])}" if code else None, *texts)
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody uses now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def cause(errors: str) -> str:

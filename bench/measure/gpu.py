@@ -6,13 +6,12 @@ gpu TOOL TASK    e.g. gpu torchtally gpt; BENCH_DEVICE is cuda, or cpu with litt
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import pack
+from bench import pack, processes
 from bench.measure import throughput
 from bench.sample import emit
 
@@ -103,11 +102,8 @@ def _peers(tool: str, task: str, case: Case, device: str) -> float:
         script = ["-m", "bench.peers.by_hand", os.environ["TORCHTALLY_CACHE"], str(case.epochs)]
     else:
         script = _script(f"{'gpt_' * task.startswith('gpt')}{throughput.PEERS[tool]}", task, case)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(processes.free_port())}
     result = throughput.result_of(script, device)
     return result["samples"] / result["seconds"]
 

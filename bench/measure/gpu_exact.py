@@ -10,7 +10,6 @@ BENCH_DEVICE is cuda, or cpu to rehearse. A difference fails the program.
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -134,10 +133,10 @@ def _trained(
     began = 0.0
     for number, chosen in enumerate(batches.to(device).split(common.BATCH)):
         if number == steps // 2:
-            began = _now(device)
+            began = common.now()
         torch.manual_seed(number)  # all generators, as the loop does
         taken(chosen, 1 / len(chosen))
-    speed = (steps - steps // 2) * common.BATCH / (_now(device) - began)
+    speed = (steps - steps // 2) * common.BATCH / (common.now() - began)
     return {name: value.clone() for name, value in model.state_dict().items()}, speed
 
 
@@ -159,21 +158,15 @@ def _rate(length: int, device: torch.device, function: Callable[[int, int], R]) 
     """Millions of indices per second, `length` at a time."""
     parts = [*_parts(_TIMED, length, device)]
     function(*parts[0])
-    began = _now(device)
+    began = common.now()
     for part in parts:
         function(*part)
-    return len(parts) * length / (_now(device) - began) / 1e6
+    return len(parts) * length / (common.now() - began) / 1e6
 
 
 def _emit(measure: str, on_device: float, on_core: float) -> None:
     emit(measure, on_device, "million/s", "higher", by="the device")
     emit(measure, on_core, "million/s", "higher", by="numpy, one core")
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def main() -> None:

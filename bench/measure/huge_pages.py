@@ -14,8 +14,8 @@ import torch
 
 from bench import machine
 from bench.markdown import markdown, shown
-from bench.measure.passes import Case
-from bench.peers import common, gpt
+from bench.measure import passes
+from bench.peers import common
 from bench.spread import spread
 from torchtally.cli import TUNABLES
 
@@ -30,13 +30,7 @@ _ROUNDS, _STEPS = 5, 5
 
 def measure(side: int) -> tuple[float, float]:
     """Milliseconds of a forward and backward pass in bfloat16, and thousands of page faults in it. Side 0 is gpt."""
-    if side:
-        pixels = torch.rand(common.BATCH, 3, side, side).to(memory_format=torch.channels_last)
-        net = common.model("image-folder").to(memory_format=torch.channels_last)
-        case = Case(net, pixels, torch.zeros(common.BATCH, dtype=torch.int64), common.BATCH)
-    else:
-        tokens = torch.randint(1000, (gpt.BATCH, gpt.LENGTH + 1))
-        case = Case(gpt.model(), tokens[:, :-1], tokens[:, 1:].flatten(), gpt.BATCH)
+    case = passes.of_images(side, common.BATCH) if side else passes.of_gpt()
     case.forward().backward()
     before = resource.getrusage(resource.RUSAGE_SELF)
     for _ in range(_STEPS):

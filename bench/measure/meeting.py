@@ -10,7 +10,6 @@ All of them share the cores of this machine, which the pods of a job have for th
 import ctypes
 import math
 import multiprocessing
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from bench.processes import free_port
 from bench.sample import emit
 from torchtally import compat, log
 from torchtally.distributed import handshake
@@ -225,10 +225,7 @@ def main() -> None:
     # c10d asks for the name of each connection's address: of a DNS server, for seconds where none answers.
     ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
     for count in map(int, sys.argv[1:] or SIZES):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        measure(count, port)
+        measure(count, free_port())
 
 
 if __name__ == "__main__":

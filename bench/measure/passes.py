@@ -63,15 +63,24 @@ class Case:
 
 def cases() -> Iterator[tuple[str, str, Case]]:
     """The name in PASSES, the way, and the case."""
-    tokens = torch.randint(1000, (gpt.BATCH, gpt.LENGTH + 1))
     for way, kind in {"cast by autocast": torch.float32, "cast once, by FSDP2": torch.bfloat16}.items():
-        case = Case(gpt.model().to(kind), tokens[:, :-1], tokens[:, 1:].flatten(), gpt.BATCH * gpt.LENGTH)
-        yield PASSES["gpt-ddp"], way, case
+        yield PASSES["gpt-ddp"], way, of_gpt(kind)
     for task, rows in _ROWS.items():
-        side, labels = int(task.rpartition("-")[2]), torch.zeros(rows, dtype=torch.int64)
         for way, layout in _LAYOUTS.items():
-            pixels = torch.rand(rows, 3, side, side).to(memory_format=layout)
-            yield PASSES[task], way, Case(common.model(task).to(memory_format=layout), pixels, labels, rows)
+            yield PASSES[task], way, of_images(int(task.rpartition("-")[2]), rows, layout)
+
+
+def of_gpt(kind: torch.dtype = torch.float32) -> Case:
+    """A step of the task gpt, with weights of this type."""
+    tokens = torch.randint(1000, (gpt.BATCH, gpt.LENGTH + 1))
+    return Case(gpt.model().to(kind), tokens[:, :-1], tokens[:, 1:].flatten(), gpt.BATCH * gpt.LENGTH)
+
+
+def of_images(side: int, rows: int, layout: torch.memory_format = torch.channels_last) -> Case:
+    """A step of the task image-folder, with so many images of `side` x `side` pixels."""
+    pixels = torch.rand(rows, 3, side, side).to(memory_format=layout)
+    net = common.model("image-folder").to(memory_format=layout)
+    return Case(net, pixels, torch.zeros(rows, dtype=torch.int64), rows)
 
 
 def speeds() -> dict[str, float]:

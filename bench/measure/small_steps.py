@@ -19,6 +19,7 @@ from bench.measure.products import step_of
 from bench.peers import common
 from bench.table import TOOLS
 from torchtally import tasks
+from torchtally.cli import start_with_huge_pages
 from torchtally.environment import Places
 from torchtally.training import loop
 
@@ -79,7 +80,7 @@ def table(names: list[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    machine.start_with_huge_pages()
+    start_with_huge_pages()  # as torchtally has them
     torch.set_num_threads(1)
     for line in table(sys.argv[1:] or [*PARTS]):
         print(line)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed.nn  # imported after the group it would keep the group, and abort at exit (pytorch#190489)
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 try:
     from PIL import Image
@@ -109,6 +109,11 @@ def backend() -> str:
     return os.environ.get("BENCH_BACKEND", "nccl" if on_gpu() else "gloo")
 
 
+def shuffled(dataset: Dataset[Any], batch: int = BATCH, workers: int = 0) -> DataLoader[Any]:
+    """The data of a library that gives each rank its own part."""
+    return DataLoader(dataset, batch_size=batch, shuffle=True, num_workers=workers, pin_memory=on_gpu())
+
+
 def model(task: str) -> nn.Module:
     """The model of torchtally's task of this name."""
     if task == "fashion-mnist":
@@ -166,9 +171,9 @@ class Clock:
         if self._done == 1:
             self._first = time.time()
         if self._done == self._warm_up:
-            self._began = _now()
+            self._began = now()
         if self._done == self.steps:
-            self._ended = _now()
+            self._ended = now()
         return self._done == self.steps
 
     def report(self) -> None:
@@ -192,7 +197,7 @@ def arguments() -> tuple[str, Dataset[Any], Clock]:
     return task, dataset(task, Path(folder)), clock
 
 
-def _now() -> float:
+def now() -> float:
     """The time once the device has done what it was given."""
     if on_gpu():
         torch.cuda.synchronize()

@@ -3,12 +3,13 @@
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+
+from bench.processes import free_port
 
 _CONTEXT = multiprocessing.get_context("fork")  # PyTorch and the peer's library are imported once for all cases
 
@@ -16,10 +17,7 @@ _CONTEXT = multiprocessing.get_context("fork")  # PyTorch and the peer's library
 def run(module: str, world: int, arguments: Sequence[str]) -> str:
     """What rank 0 prints. Raises RuntimeError if a rank fails."""
     peer = importlib.import_module(module)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     common |= {"TORCHELASTIC_RUN_ID": "forked"}  # by which Lightning knows that its ranks are started by another
     with tempfile.TemporaryDirectory() as folder:
         printed = Path(folder, "printed")

@@ -1,23 +1,16 @@
 """A GPT by the loop of Accelerate's documentation. It has no FSDP on CPUs."""
 
-from accelerate import Accelerator, DataLoaderConfiguration
-from torch.utils.data import DataLoader
-
-from bench.peers import common, gpt
+from bench.peers import common, gpt, with_accelerate
 
 
 def main() -> None:
     task, dataset, clock = gpt.arguments()
     if task == "gpt-fsdp2":
         raise SystemExit("Accelerate shards no model on CPUs")
-    accelerator = Accelerator(
-        cpu=not common.on_gpu(),
-        mixed_precision="bf16",
-        dataloader_config=DataLoaderConfiguration(non_blocking=common.on_gpu()),
-    )
+    accelerator = with_accelerate.made("bf16")
     net = gpt.model()
     made = gpt.optimizer(net)
-    data = DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True, pin_memory=common.on_gpu())
+    data = common.shuffled(dataset, gpt.BATCH)
     model, optimizer, loader, schedule = accelerator.prepare(net, made, data, gpt.schedule(made, clock.steps))
 
     model.train()

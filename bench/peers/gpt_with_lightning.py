@@ -6,7 +6,6 @@ from typing import Any
 import lightning
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from bench.peers import common, gpt
 from bench.peers.common import Clock
@@ -43,8 +42,7 @@ def main() -> None:
     options: dict[str, Any] = {"precision": "bf16-mixed"}
     if task == "gpt-fsdp2":
         options = {"precision": "32-true", "strategy": ModelParallelStrategy(int(os.environ["WORLD_SIZE"]), 1)}
-    loader = DataLoader(dataset, batch_size=gpt.BATCH, shuffle=True, pin_memory=common.on_gpu())
-    fit(Decoder(task, clock), loader, clock, **options)
+    fit(Decoder(task, clock), common.shuffled(dataset, gpt.BATCH), clock, **options)
 
 
 if __name__ == "__main__":

@@ -3,27 +3,16 @@
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 from bench.peers import common
 
 
 def main() -> None:
     task, dataset, clock = common.arguments()
-    accelerator = Accelerator(
-        cpu=not common.on_gpu(),
-        mixed_precision="bf16" if common.bfloat16(task) else "no",
-        dataloader_config=DataLoaderConfiguration(non_blocking=common.on_gpu()),
-    )
+    accelerator = made("bf16" if common.bfloat16(task) else "no")
     torch.manual_seed(0)
     net = common.model(task)
-    data = DataLoader(
-        dataset,
-        batch_size=common.BATCH,
-        shuffle=True,
-        num_workers=common.workers(task),
-        pin_memory=common.on_gpu(),
-    )
+    data = common.shuffled(dataset, workers=common.workers(task))
     model, optimizer, loader = accelerator.prepare(net, common.optimizer(task, net.parameters()), data)
 
     model.train()
@@ -36,6 +25,12 @@ def main() -> None:
             break
     clock.report()
     accelerator.end_training()
+
+
+def made(precision: str) -> Accelerator:
+    """One for the device that is measured."""
+    copies = DataLoaderConfiguration(non_blocking=common.on_gpu())
+    return Accelerator(cpu=not common.on_gpu(), mixed_precision=precision, dataloader_config=copies)
 
 
 if __name__ == "__main__":

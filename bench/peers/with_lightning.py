@@ -32,13 +32,7 @@ class Classifier(lightning.LightningModule):
 def main() -> None:
     task, dataset, clock = common.arguments()
     lightning.seed_everything(0)
-    loader = DataLoader(
-        dataset,
-        batch_size=common.BATCH,
-        shuffle=True,
-        num_workers=common.workers(task),
-        pin_memory=common.on_gpu(),
-    )
+    loader = common.shuffled(dataset, workers=common.workers(task))
     fit(Classifier(task, clock), loader, clock, precision="bf16-mixed" if common.bfloat16(task) else "32-true")
 
 

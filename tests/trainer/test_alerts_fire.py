@@ -1,4 +1,4 @@
-"""Each alert of the chart fires on a real Prometheus, for a real job that has what ails it. A minute is a second."""
+"""Each alert of the chart fires on a real Prometheus, for a real job with that problem. A minute is a second here."""
 
 import json
 import os

@@ -21,16 +21,22 @@ _USAGE = """torchtally run TASK [options]
        torchtally spark [options of Spark] TASK [options]"""
 
 
-# Large tensors in huge pages: without them, the kernel spends up to a seventh of a step on clearing small ones.
+# Large tensors in huge pages: without them, the kernel spends up to a tenth of a step on clearing small ones.
 TUNABLES = "glibc.malloc.hugetlb=1"
 
 
 def program() -> int:
-    """The program `torchtally`: main(), in a process that glibc has given its settings. Ranks inherit them."""
-    if sys.platform == "linux" and sys.argv[1:2] == ["run"] and "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = TUNABLES
-        os.execv(sys.executable, sys.orig_argv)  # it reads them at the start of a process
+    """The program `torchtally`: main(), for `run` in a process with huge pages, which its ranks inherit."""
+    if sys.argv[1:2] == ["run"]:
+        start_with_huge_pages()
     return main()
+
+
+def start_with_huge_pages() -> None:
+    """Start this program again with huge pages, unless its user tunes glibc, which reads that at the start alone."""
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = TUNABLES
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def main(argv: list[str] | None = None) -> int:

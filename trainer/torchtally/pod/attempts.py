@@ -20,12 +20,12 @@ from torchtally import standard_output
 from torchtally.errors import LOST, REFUSED, RETRIED, SIGNALLED
 from torchtally.pod import signals, termination_message
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CLEAN_SECONDS = 1  # for Python's resource tracker to remove the shared memory of what has ended
 _END_SECONDS = 10  # for killed processes to end
 _AGAIN = b"again"
+_HANDLED = {*signals.STOPPING, signal.SIGCHLD}
 _KILLED = SIGNALLED + signal.SIGKILL
 # A rank was killed, or another pod was told to stop. A rank that is killed each time may lack the memory that a new pod
 # has, and what SIGTERM ends is not counted.
@@ -47,7 +47,7 @@ def confirmed(code: int) -> int:
     return RETRIED if started_before and code == REFUSED else code
 
 
-def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
+def run(attempt: Callable[[Callable[[], object]], Any]) -> Any:
     """Run `attempt(again)` in a fork, and once more if it has called `again` and its exit code permits that.
 
     Returns:
@@ -62,7 +62,7 @@ def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
         standard_output.flush()
         sys.stderr.flush()
         here, there = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if not pid:
             os.close(here)
@@ -77,15 +77,15 @@ def run(attempt: Callable[[Callable[[], None]], Any]) -> Any:
         termination_message.write("")
 
 
-def _attempt(attempt: Callable[[Callable[[], None]], Any], told: int, parent: int) -> Any:
+def _attempt(attempt: Callable[[Callable[[], object]], Any], told: int, parent: int) -> Any:
     """In the fork. Returns in a rank alone."""
     os.setsid()  # a terminal would send a signal to this process as well, beside the one that is forwarded
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(_KILLED)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     own = os.getpid()
-    found = attempt(lambda: (os.write(told, _AGAIN), None)[1])
+    found = attempt(lambda: os.write(told, _AGAIN))
     if os.getpid() != own:
         os.close(told)
         return found
@@ -98,7 +98,7 @@ def _wait(pid: int) -> tuple[int, bool]:
     """Forward signals to the attempt until it has ended. Returns its exit code, and whether a signal came."""
     stopped = False
     while True:
-        got = signal.sigwaitinfo({*_SIGNALS, signal.SIGCHLD})
+        got = signal.sigwaitinfo(_HANDLED)
         if got.si_signo != signal.SIGCHLD:
             stopped = True
             with contextlib.suppress(ProcessLookupError):

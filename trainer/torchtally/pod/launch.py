@@ -71,7 +71,7 @@ def launch(
     """
     job = Job.from_env(env)
 
-    def attempt(again: Callable[[], None]) -> int | Callable[[], int]:
+    def attempt(again: Callable[[], object]) -> int | Callable[[], int]:
         return _attempt(command, env, job, is_complete, module, output, again)
 
     if job.elastic or allowed_retries(env) is None or not attempts.possible():
@@ -88,7 +88,7 @@ def _attempt(
     is_complete: Callable[[Path], bool],
     module: str | None,
     output: Path | None,
-    again: Callable[[], None],
+    again: Callable[[], object],
 ) -> int | Callable[[], int]:
     """One start of the pod. Calls `again` before it ends if another one can follow in the same pod."""
     places = Places.from_env(env)

@@ -202,13 +202,10 @@ class Rendezvous(RendezvousHandler):
 
     def _register(self, store: JobStore, until: float) -> None:
         # Pods that met before this start may still be ending: pod 0 waits for the last heartbeat of each.
-        if (decided := store.decided(0)) is None:
+        if store.decided(0) is None:
             store.join(self._rank, self._start, self._pod)
         progress = _Progress()
-        while decided is None:
-            decided = store.decided(self._turn(min(progress.next, until)))
-            if decided:
-                break
+        while (decided := store.decided(self._turn(min(progress.next, until)))) is None:
             if self._rank == 0:
                 self._gather(store)
             late = time.monotonic() > until

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torchtally.errors import SIGNALLED
 
 # The signals that torchrun handles by default. Its own handlers are not installed.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _begun = False
 _over = False
 not_ranks: set[int] = set()  # process IDs of other children of this process
@@ -21,7 +21,7 @@ not_ranks: set[int] = set()  # process IDs of other children of this process
 
 def handle() -> None:
     """From here on a signal raises SignalException. torchrun's agent then forwards it to the ranks and waits."""
-    for each in _SIGNALS:
+    for each in STOPPING:
         signal.signal(each, _stop)
 
 
@@ -37,7 +37,7 @@ def begun() -> bool:
 
 def ignore() -> None:
     """From here on signals are ignored: the pod has succeeded and is about to end."""
-    for each in _SIGNALS:
+    for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
 
 
