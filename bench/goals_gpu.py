@@ -24,8 +24,11 @@ _EXACT = {"order": ("order of samples", "million indices/s"), "digest": ("digest
 
 
 def text(results: Results) -> str:
-    """These rows alone, as a Markdown table."""
-    return "\n".join(markdown(HEADER, list(rows(results)), left=(0, 1)))
+    """These rows alone, as a Markdown table. A rehearsal on CPUs reaches no goal of a GPU."""
+    found = list(rows(results))
+    if "gpu" not in results.machine:
+        found = [[*row[:-1], "rehearsed"] for row in found]
+    return "\n".join(markdown(HEADER, found, left=(0, 1)))
 
 
 def rows(results: Results | None) -> Iterator[list[str]]:

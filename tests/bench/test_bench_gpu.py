@@ -52,6 +52,13 @@ def row(found: Results | None, begin: str, target: str = "") -> str:
     return line
 
 
+def test_a_rehearsal_on_cpus_reaches_no_goal() -> None:
+    found = whole()
+    del found.machine["gpu"], found.machine["gpu_memory_gb"]
+    text = goals_gpu.text(found)
+    assert "✓" not in text and text.count("| rehearsed |") == len(list(goals_gpu.rows(found)))
+
+
 def test_results_of_a_gpu_are_rows_of_the_goals() -> None:
     rows = list(goals_gpu.rows(whole()))
     assert [each[-1] for each in rows] == ["✓"] * len(rows)

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,8 +75,6 @@ class Job:
             if process.poll() is None:
                 kill(process.pid)
             process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
 
 
 class Pod:
@@ -82,10 +82,31 @@ class Pod:
 
     def __init__(self, process: subprocess.Popen[str], log: Path, errors: Path) -> None:
         self.process, self._log, self._errors = process, log, errors
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        """Lines are read as they come: a pod whose pipe is full would stop, and the others would wait for it."""
+        assert self.process.stdout is not None
+        with self.process.stdout as stdout:
+            for line in stdout:
+                self._lines.put(line)
+        self._lines.put(None)
 
     def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        """The next one, without its white space; "" after the last."""
+        line = self._lines.get(timeout=LIMIT)
+        if line is None:
+            self._lines.put(None)
+            return ""
+        return line.strip()
+
+    def rest(self) -> str:
+        """All that follows the lines read before, until the pod has ended."""
+        lines = list(iter(lambda: self._lines.get(timeout=LIMIT), None))
+        self._lines.put(None)
+        self.wait()
+        return "".join(lines)
 
     def wait(self) -> int:
         return self.process.wait(LIMIT)

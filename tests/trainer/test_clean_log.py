@@ -46,7 +46,7 @@ def logs(folder: Path, command: list[str], count: int = 2, code: int = 0, **vari
     """Of all pods, after they have ended with this code."""
     with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(folder / "out"), **variables), folder, count) as job:
         pods = [job.start(rank, command, entry=FEW) for rank in range(count)]
-        written = [pod.process.communicate(timeout=launched.LIMIT)[0] + pod.errors for pod in pods]
+        written = [pod.rest() + pod.errors for pod in pods]
         assert [pod.process.returncode for pod in pods] == [code] * count, written
         return written
 

@@ -54,7 +54,7 @@ def evaluated(
         for rank in range(count):
             (where := folder / str(rank)).mkdir(exist_ok=True)
             pods.append(job.start(rank, ["evaluate", *arguments], ENTRY, WHERE=str(where), **more))
-        logs = [pod.process.communicate(timeout=launched.LIMIT)[0] for pod in pods]
+        logs = [pod.rest() for pod in pods]
         return pods, logs
 
 

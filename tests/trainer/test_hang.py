@@ -83,9 +83,9 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
 
 
 def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> None:
-    """Rank 1 rests until both pods have written the stacks."""
-    both = f"len([*Path({str(tmp_path)!r}).glob('output/stacks-*')]) == 2"
-    command = script(tmp_path, f"from pathlib import Path; time.sleep(0.1)\n        if {both}: return", 100)
+    """Rank 1 rests until both pods have reported where the ranks stand."""
+    reported = f"[' stands in ' in each.read_text() for each in Path({str(tmp_path)!r}).glob('*.err')] == [True, True]"
+    command = script(tmp_path, f"from pathlib import Path; time.sleep(0.1)\n        if {reported}: return", 100)
     pods = two.all(command)
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:

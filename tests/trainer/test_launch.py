@@ -142,7 +142,7 @@ def test_options_of_a_script_are_not_torchruns(alone: launched.Job) -> None:
     """--log could be torchrun's --log-dir or --logs-specs."""
     arguments = ["--log", "a b", "--local=x", "--", "--role", "$HOME"]
     pod = alone.start(0, [*python("import sys; print(sys.argv[1:])"), *arguments])
-    assert (pod.wait(), str(arguments) in pod.process.stdout.read()) == (0, True), pod.errors
+    assert (pod.wait(), str(arguments) in pod.rest()) == (0, True), pod.errors
 
 
 def test_a_message_fits_what_kubernetes_keeps(alone: launched.Job) -> None:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,20 +209,12 @@ def job(tmp_path: Path) -> Iterator[launched.Job]:
         yield own
 
 
-def heard(pod: launched.Pod) -> list[str]:
-    """The lines of a pod as they come: whoever writes must not wait for a reader."""
-    lines: list[str] = []
-    assert pod.process.stdout is not None
-    threading.Thread(target=lines.extend, args=[pod.process.stdout], daemon=True).start()
-    return lines
-
-
 def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job: launched.Job, tmp_path: Path) -> None:
     command = ["run", "parameter-server", "--epochs", "3"]
     workers = [job.start(rank, command) for rank in (1, 2, 3)]
     launched.until("a word about the master", lambda: "does not answer" in workers[0].errors)
     pods = [job.start(0, command), *workers]
-    outputs = [pod.process.communicate(timeout=launched.LIMIT)[0] for pod in pods]
+    outputs = [pod.rest() for pod in pods]
     assert [pod.process.returncode for pod in pods] == [0] * 4, [pod.errors for pod in pods]
     for pod, output in zip(pods, outputs, strict=True):
         clean_log.assert_clean(output + pod.errors)
@@ -253,13 +244,12 @@ def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job:
 def test_a_rank_that_dies_is_named_by_all_pods_which_end_to_be_retried(lost: int, job: launched.Job) -> None:
     """The server, and one that trains."""
     pods = job.all(["run", "parameter-server", "--epochs", "100000"])
-    said = [heard(pod) for pod in pods]
-
-    def epoch_2_is_reported() -> bool:
-        reported = (record.event for record in events.in_lines(said[0]))
-        return any(isinstance(event, events.Epoch) and event.epoch == 2 for event in reported)
-
-    launched.until(f"an epoch: {[pod.errors for pod in pods]}", epoch_2_is_reported)
+    epoch = 0
+    while epoch < 2:
+        line = pods[0].line()
+        assert line, pods[0].errors
+        for record in events.in_lines([line]):
+            epoch = record.event.epoch if isinstance(record.event, events.Epoch) else epoch
     (rank,) = (each for each in launched.family(pods[lost].process.pid) if each.name().startswith("rank "))
     rank.kill()
     codes = [pod.wait() for pod in pods]

@@ -51,12 +51,12 @@ def logs(fashion_mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             assert begun[-1], pods[0].errors
         pods[1].kill()
         for pod, name, before in zip(pods, PODS, (begun, []), strict=True):
-            out = [*before, *pod.process.communicate(timeout=launched.LIMIT)[0].splitlines()]
+            out = [*before, *pod.rest().splitlines()]
             written[name] += [*pod.errors.splitlines(), *out]
         assert [pod.process.returncode for pod in pods] == [203, -signal.SIGKILL]
         again = job.all(command)
         for pod, name in zip(again, PODS, strict=True):
-            out = pod.process.communicate(timeout=launched.LIMIT)[0].splitlines()
+            out = pod.rest().splitlines()
             written[name] += [*pod.errors.splitlines(), *out]
         assert [pod.process.returncode for pod in again] == [0, 0], again[0].errors
     yield written
