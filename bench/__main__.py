@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from bench.sample import found_in
 
 ROUNDS = 4
 _LIMIT = 29 * 60  # seconds; a program starts only if it would end in time, judged by the last time that it ran
+_SAY = 20  # seconds without a line, at least, before a value is shown as progress
 _FETCH = """
 import os
 from torchtally.datasets import idx
@@ -59,19 +61,17 @@ def main() -> int:
 def programs(number: int) -> Iterator[list[str]]:
     """The programs of round `number`: those of a goal in three rounds, and what varies widely in a fourth."""
     if number > 3:
-        for tool in TASKS["mnist-cnn"].tools:
-            yield ["throughput", tool, "mnist-cnn", "4"]
+        yield ["throughput", "mnist-cnn/4"]
         return
     yield ["limits"]
     yield ["startup"]
-    for task, compared in TASKS.items():
-        if task == STARTED and number == 1:
-            for tool in compared.tools:
-                yield ["throughput", tool, task, "1"]
-            for world in compared.worlds[1:]:
-                yield ["throughput", task, str(world)]
-        else:
-            yield ["throughput", task]
+    compared = list(TASKS)
+    if number == 1:
+        for tool in TASKS[STARTED].tools:
+            yield ["throughput", tool, STARTED, "1"]
+        compared.remove(STARTED)
+        compared[:0] = [f"{STARTED}/{world}" for world in TASKS[STARTED].worlds[1:]]
+    yield ["throughput", *compared]  # at once: the peers' libraries take seconds to import
     for tool, n in sampler.CASES:
         yield ["sampler", tool, str(n)]
     yield ["verifier", "10000"]
@@ -94,17 +94,24 @@ def programs(number: int) -> Iterator[list[str]]:
 
 
 def _measure(program: list[str], number: int, results: Results) -> bool:
-    """Add the samples of a program; returns False if it fails, which loses only these samples."""
+    """Add the samples of a program as it prints them; returns False if it fails, which loses only those that follow."""
     load = os.getloadavg()[0]
     command = [sys.executable, "-m", f"bench.measure.{program[0]}", *program[1:]]
-    began = time.monotonic()
-    ended = subprocess.run(command, capture_output=True, text=True)
-    if ended.returncode:
-        _say(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
-        return False
+    began = said = time.monotonic()
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as running:
+            assert running.stdout is not None
+            for line in running.stdout:
+                for sample in found_in(line):
+                    results.add(sample, number, load)
+                    if time.monotonic() - said > _SAY:
+                        said = time.monotonic()
+                        _say(f"round {number}: {sample.measure} {sample.case}: {sample.value:,.5g} {sample.unit}")
+        if running.returncode:
+            errors.seek(0)
+            _say(f"{' '.join(command)} ended with {running.returncode}:\n{errors.read()[-4000:]}")
+            return False
     _say(f"round {number}: {' '.join(program)} took {time.monotonic() - began:.0f} s")
-    for sample in found_in(ended.stdout):
-        results.add(sample, number, load)
     return True
 
 

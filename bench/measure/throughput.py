@@ -1,7 +1,7 @@
 """Throughput of one tool, and the seconds from the command to the first step.
 
-throughput TOOL TASK WORLD    e.g. torchtally fashion-mnist 2
-throughput TASK [WORLD]       all tools of a task in turn, in all worlds; the peers' ranks are forked, without a start
+throughput TOOL TASK WORLD        e.g. torchtally fashion-mnist 2
+throughput TASK[/WORLD] [...]     all tools of a task in turn, in all worlds; the ranks of peers are forked: no start
 """
 
 import json
@@ -58,12 +58,13 @@ TORCHTALLY = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "tor
 def main() -> None:
     os.environ |= environment("cpu")  # before PyTorch is imported
     match sys.argv[1:]:
-        case [tool, task, world]:
+        case [tool, task, world] if tool in TOOLS:
             measure(tool, task, int(world))
-        case [task, *worlds]:
-            for number in map(int, worlds or TASKS[task].worlds):
-                for tool in TASKS[task].tools:
-                    measure(tool, task, number, started=False)
+        case cases:
+            for task, _, world in (case.partition("/") for case in cases):
+                for number in [int(world)] if world else TASKS[task].worlds:
+                    for tool in TASKS[task].tools:
+                        measure(tool, task, number, started=False)
 
 
 def measure(tool: str, task: str, world: int, started: bool = True) -> None:
