@@ -17,7 +17,7 @@ from bench.sample import emit
 
 P = ParamSpec("P")
 R = TypeVar("R")
-TASKS = {"fashion-mnist": (1, 2), "gpt": (2,)}  # with the numbers of ranks
+TASKS = {"fashion-mnist": 2, "gpt": 2}  # with the number of ranks
 
 _spent: dict[str, float] = defaultdict(float)
 
@@ -27,14 +27,10 @@ def main() -> None:
         _worker(sys.argv[1:])
         return
     task = sys.argv[1]
-    for world in TASKS[task]:
-        with tempfile.TemporaryDirectory() as output:
-            rank = [sys.executable, "-m", "bench.measure.overhead", "worker", task, "--epochs", "1"]
-            subprocess.run(
-                ["torchtally", "run", "--", *rank, "--output", output],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(world)},
-                check=True,
-            )
+    own = {"OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(TASKS[task])}
+    with tempfile.TemporaryDirectory() as output:
+        rank = [sys.executable, "-m", "bench.measure.overhead", "worker", task, "--epochs", "1"]
+        subprocess.run(["torchtally", "run", "--", *rank, "--output", output], env=os.environ | own, check=True)
 
 
 def _worker(arguments: list[str]) -> None:
