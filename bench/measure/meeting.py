@@ -32,7 +32,7 @@ from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.rendezvous import Rendezvous
 
 SIZES = (10, 100, 300, 1000)
-_SECONDS = 1.5  # for which the load is measured
+_SECONDS = 2.0  # for which the load is measured: whole periods of a heartbeat
 _SETTLE = 1.5  # for all pods to have begun what they then do
 _PROCESSES = 6
 _REQUESTS = {"get": 2, "multi_get": 2}  # a TCPStore waits for the keys first, which is a request as well

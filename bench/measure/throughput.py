@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 
@@ -158,13 +157,12 @@ def torchrun(tool: str, task: str, world: int, device: str = "cpu") -> dict[str,
 
 
 def _forked(tool: str, task: str, world: int) -> dict[str, float]:
-    """The same, with forks of this process as ranks."""
+    """The same, with forks of the process of a library as ranks."""
     from bench.peers import forked
 
-    if task == "keras-mnist":
-        import_module("bench.peers.keras_model")  # which takes seconds, in each rank otherwise
     module, *arguments = _script(PEERS[tool], task, world)
-    return line(forked.run(module, world, arguments))
+    library = "keras_model" if task == "keras-mnist" else PEERS[tool]
+    return line(forked.run(f"bench.peers.{library}", module, world, arguments))
 
 
 def _script(name: str, task: str, world: int) -> list[str]:

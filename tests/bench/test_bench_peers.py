@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -108,10 +109,11 @@ def test_ranks_that_are_forked_tell_what_rank_0_prints(tmp_path: Path, monkeypat
             sys.exit(int(sys.argv[1]))
     """
     (tmp_path / "some_peer.py").write_text(textwrap.dedent(peer))
-    monkeypatch.syspath_prepend(tmp_path)
-    assert forked.run("some_peer", 2, ["0", "x"]) == "['0', 'x'] 3 of 2\n"
-    with pytest.raises(RuntimeError, match=r"ended with \[3, 3\]"):
-        forked.run("some_peer", 2, ["3"])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for word in ("x", "y"):  # by the same process
+        assert forked.run("json", "some_peer", 2, ["0", word]) == f"['0', '{word}'] 3 of 2\n"
+    with pytest.raises(RuntimeError, match="some_peer with 2 ranks has failed"):
+        forked.run("json", "some_peer", 2, ["3"])
 
 
 def test_a_keras_model_is_in_the_mode_that_was_set() -> None:
