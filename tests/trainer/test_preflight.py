@@ -1,7 +1,8 @@
 """Pods are compared before the first step, on real ranks; one that is slow is named, or refused."""
 
 import os
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,19 +15,35 @@ from torchtally.distributed import preflight
 from torchtally.distributed.preflight import Measured, _partners
 
 
-def checked(mode: str, slow: int | None) -> None:
-    """As a program does it: the matrices of one rank take 25 times as long. What other programs disturb counts less."""
-    preflight.SHARE, preflight.LATENCY = 0.1, 1.0
+def checked(mode: str, slow: int | None, act: str = "mm") -> None:
+    """As a program does it, by a clock that only counts what is done: one rank has an act that takes far longer."""
     os.environ.update(TORCHTALLY_PREFLIGHT=mode, TORCHTALLY_NODE=f"node-{dist.get_rank()}")
     preflight._SIDE["cpu"] = 64
-    preflight._SMALL, preflight._LARGE = 1 << 10, 1 << 14
-    multiply = torch.mm
+    now = 0.0
 
-    def mm(*arguments: Any, **options: Any) -> Any:
-        time.sleep(0.5 if dist.get_rank() == slow else 0.02)
-        return multiply(*arguments, **options)
+    def clock() -> float:
+        nonlocal now
+        now += 1e-4
+        return now
 
-    torch.mm = mm
+    def slowed(module: Any, name: str, seconds: Callable[[torch.Tensor], float]) -> None:
+        original = getattr(module, name)
+
+        def call(data: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            nonlocal now
+            now += seconds(data)
+            return original(data, *arguments, **options)
+
+        setattr(module, name, call)
+
+    preflight.time = SimpleNamespace(perf_counter=clock)  # type: ignore[assignment, attr-defined]
+    if dist.get_rank() == slow:
+        if act == "mm":
+            slowed(torch, "mm", lambda _: 0.1)
+        elif act == "bandwidth":
+            slowed(dist, "isend", lambda data: 1e-6 * data.numel())
+        else:
+            slowed(dist, "isend", lambda data: 0.01 * (data.numel() == 1))
     for _ in range(2):  # it is made once in a process
         with Account(task="t", plan={"train": 1}) as account:
             for _ in account.epoch("train", 1, account.loader("train", range(6), batch_size=2)):
@@ -51,10 +68,14 @@ def test_a_slow_pod_is_reported_with_its_node_and_the_job_goes_on() -> None:
     assert f"preflight: {sentence}" in found[0]["err"]
 
 
-def test_a_job_refuses_to_start_with_a_slow_pod() -> None:
-    for each in run(3, checked, "refuse", 1):
+@pytest.mark.parametrize(
+    ("act", "what"), [("mm", "computes"), ("bandwidth", "exchanges"), ("latency", "has its messages")]
+)
+def test_a_job_refuses_to_start_with_a_slow_pod(act: str, what: str) -> None:
+    for each in run(3, checked, "refuse", 1, act):
         assert each["code"] == 2
-        assert "preflight: pod-1 on node node-1 computes" in each["err"]
+        assert f"preflight: pod-1 on node node-1 {what} " in each["err"]
+        assert "pod-0" not in each["err"] and "pod-2" not in each["err"]
         assert "keep the job off this node" in each["err"]
         assert not each["lines"]
 
