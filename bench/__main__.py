@@ -65,13 +65,11 @@ def programs(number: int) -> Iterator[list[str]]:
         return
     yield ["limits"]
     yield ["startup"]
-    compared = list(TASKS)
     if number == 1:
         for tool in TASKS[STARTED].tools:
-            yield ["throughput", tool, STARTED, "1"]
-        compared.remove(STARTED)
-        compared[:0] = [f"{STARTED}/{world}" for world in TASKS[STARTED].worlds[1:]]
-    yield ["throughput", *compared]  # at once: the peers' libraries take seconds to import
+            if tool != "torchtally":  # whose first step is measured with its throughput
+                yield ["throughput", tool, STARTED, "1"]
+    yield ["throughput", *TASKS]  # at once: the peers' libraries take seconds to import
     for tool, n in sampler.CASES:
         yield ["sampler", tool, str(n)]
     yield ["verifier", "10000"]
@@ -95,7 +93,6 @@ def programs(number: int) -> Iterator[list[str]]:
 
 def _measure(program: list[str], number: int, results: Results) -> bool:
     """Add the samples of a program as it prints them; returns False if it fails, which loses only those that follow."""
-    load = os.getloadavg()[0]
     command = [sys.executable, "-m", f"bench.measure.{program[0]}", *program[1:]]
     began = said = time.monotonic()
     with tempfile.TemporaryFile("w+") as errors:
@@ -103,7 +100,7 @@ def _measure(program: list[str], number: int, results: Results) -> bool:
             assert running.stdout is not None
             for line in running.stdout:
                 for sample in found_in(line):
-                    results.add(sample, number, load)
+                    results.add(sample, number, os.getloadavg()[0])
                     if time.monotonic() - said > _SAY:
                         said = time.monotonic()
                         _say(f"round {number}: {sample.measure} {sample.case}: {sample.value:,.5g} {sample.unit}")

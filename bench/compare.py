@@ -18,6 +18,7 @@ from bench.results import Results, Series
 ANCHOR = "blog"
 CHANCE = 0.01  # significance level for each row; with 5 values each, it needs values that do not overlap
 Verdict = Literal["better", "worse", "within noise", "too few values to say"]
+FEW: Verdict = "too few values to say"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Row:
     def change(self) -> float:
         """The ratio of the new median to the old one."""
         return self.new.median / self.old.median if self.old.median else float("inf")
+
+    @property
+    def apart(self) -> bool:
+        """Whether all new values are above, or all below, the old ones."""
+        return self.new.low > self.old.high or self.new.high < self.old.low
 
 
 def main(argv: list[str]) -> int:
@@ -74,10 +80,16 @@ def report(before: Results, after: Results) -> str:
     text += markdown(["what", "old", "new", "unit", "new / old", "chance", "verdict"], cells, left=(0, 3, 6))
     old, new = ({each.key for each in side.series} for side in (before, after))
     gone, added = len(old - new), len(new - old)
+    few = [row for row in compared if row.verdict == FEW]
+    judged = len(compared) - len(few)
     beyond = sum(row.verdict in ("better", "worse") for row in compared)
+    apart = sum(row.apart for row in few)
+    usual = sum(spread.least_chance(row.old.n, row.new.n) for row in few)
     text += [
         "",
-        f"{beyond} of {len(compared)} are beyond noise; by chance {CHANCE * len(compared):.1f} would be. "
+        f"{beyond} of {judged} rows are beyond noise; by chance {CHANCE * judged:.1f} would be. "
+        f"{len(few)} more have too few values to say; in {apart} of these, old and new values do not "
+        f"overlap; by chance {usual:.0f} would not.",
         f"Measured before alone: {gone}; now alone: {added}.",
     ]
     return "\n".join(text)
@@ -107,7 +119,7 @@ def _row(what: str, unit: str, old: list[float], new: list[float], series: Serie
     chance = spread.chance(old, new)
     verdict: Verdict = "within noise"
     if spread.least_chance(len(old), len(new)) > CHANCE:
-        verdict = "too few values to say"
+        verdict = FEW
     elif chance <= CHANCE:
         gained = spread.spread(new).median > spread.spread(old).median
         verdict = "better" if gained == (series.better == "higher") else "worse"

@@ -33,7 +33,7 @@ def found_in(output: str) -> list[Sample]:
 
 
 def note(what: str, text: str) -> None:
-    """Print what is worth to be known beside the values."""
+    """Print what is worth knowing beside the values."""
     print(_NOTE + json.dumps([what, text]), flush=True)
 
 

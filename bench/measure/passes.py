@@ -1,6 +1,6 @@
 """The forward and backward pass of a model alone, in bfloat16, on one core: no data, no other rank.
 
-python -m bench.measure.passes    prints a table of the passes' and the optimizer's CPU time, by the layout of numbers
+python -m bench.measure.passes    prints a table of the passes' and the optimizer's CPU time, by memory format
 """
 
 import time
@@ -16,9 +16,10 @@ from bench import machine
 from bench.limit import PASSES
 from bench.markdown import markdown
 from bench.peers import common, gpt
+from torchtally.cli import start_with_huge_pages
 
 _LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
-_ROWS = {"image-folder-64": common.BATCH, "image-folder-224": 8}  # a step of more takes seconds
+_TASKS = ("image-folder-64", "image-folder-224")
 _SECONDS = 0.5
 _TIMES = 5
 
@@ -63,11 +64,11 @@ class Case:
 
 def cases() -> Iterator[tuple[str, str, Case]]:
     """The name in PASSES, the way, and the case."""
-    for way, kind in {"cast by autocast": torch.float32, "cast once, by FSDP2": torch.bfloat16}.items():
+    for way, kind in {"float32, autocast": torch.float32, "bfloat16, as in FSDP2": torch.bfloat16}.items():
         yield PASSES["gpt-ddp"], way, of_gpt(kind)
-    for task, rows in _ROWS.items():
+    for task in _TASKS:
         for way, layout in _LAYOUTS.items():
-            yield PASSES[task], way, of_images(int(task.rpartition("-")[2]), rows, layout)
+            yield PASSES[task], way, of_images(int(task.rpartition("-")[2]), common.BATCH, layout)
 
 
 def of_gpt(kind: torch.dtype = torch.float32) -> Case:
@@ -93,13 +94,14 @@ def speeds() -> dict[str, float]:
 
 def table() -> Iterator[str]:
     rows = [[name, way, *(f"{each:.3g}" for each in case.profile())] for name, way, case in cases()]
-    header = ["of", "weights or layout", "forward, ms", "backward, ms", "fused AdamW, ms"]
+    header = ["of", "weights or memory format", "forward, ms", "backward, ms", "fused AdamW, ms"]
     yield from markdown(header, rows, left=(0, 1))
     yield ""
     yield f"Medians of n = {_TIMES} steps, CPU time of one core. {machine.sentence('torch')}"
 
 
 if __name__ == "__main__":
+    start_with_huge_pages()  # as torchtally has them
     torch.set_num_threads(1)
     for line in table():
         print(line)

@@ -28,6 +28,7 @@ from bench.markdown import markdown, shown
 from bench.sample import emit
 from bench.spread import spread
 from torchtally import events
+from torchtally.errors import SIGNALLED
 
 _SAVES = 6  # of which the first, which allocates memory, does not count
 _SIZES = {"0.1": "--width 64 --layers 2", "6": "--width 256 --layers 8 --length 32 --batch 2"}  # million parameters
@@ -73,7 +74,7 @@ def main() -> None:
     world = int(sys.argv[1])
     with tempfile.TemporaryDirectory() as output:
         cold, found = _trained(_SIZES["6"], world, output, _SAVES)
-        resumed, _ = _trained(_SIZES["6"], world, output, 1)
+        resumed, _ = _trained(_SIZES["6"], world, output, 1, resumes=True)
     shares = {"held": ["held"], "held, and the CPU time of writing": ["held", "writing, CPU"]}
     for what, names in shares.items():
         share = 100 * median(sum(each[name] for name in names) for each in found) / _MINUTE
@@ -88,13 +89,15 @@ def measured(options: str, world: int) -> list[dict[str, float]]:
         return _trained(options, world, output, _SAVES)[1]
 
 
-def _trained(options: str, world: int, output: str, saves: int) -> tuple[float, list[dict[str, float]]]:
+def _trained(
+    options: str, world: int, output: str, saves: int, *, resumes: bool = False
+) -> tuple[float, list[dict[str, float]]]:
     """Seconds from the command to the first step, and what the saves took until a signal ends the training."""
     rank = [sys.executable, "-m", "bench.measure.saves", "worker", *options.split(), "--steps", "1000000"]
     command = [str(Path(sys.executable).with_name("torchtally")), "run", "--", *rank]
     own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     more = ["--save-every", f"{_EVERY}s", "--output", output]
-    first, saved, found = 0.0, 0, []
+    first, saved, found, resumed = 0.0, 0, [], False
     began = time.time()
     with subprocess.Popen([*command, *more], env=os.environ | own, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
@@ -103,12 +106,16 @@ def _trained(options: str, world: int, output: str, saves: int) -> tuple[float, 
                 match record.event:
                     case events.Step():
                         first = record.time - began
+                    case events.Resumed():
+                        resumed = True
                     case events.Saved():
                         saved += 1
                         if saved == saves:
                             job.send_signal(signal.SIGTERM)
             if line.startswith('{"saves"'):
                 found = json.loads(line)["saves"]
+    if job.returncode != SIGNALLED + signal.SIGTERM or not first or resumed != resumes:
+        sys.exit(f"the training ended with {job.returncode}; first step {first}, resumed: {resumed}")
     return first, found
 
 

@@ -1,7 +1,7 @@
-"""Throughput of one tool, and the seconds from the command to the first step.
+"""Samples or tokens per second of all tools, and the seconds from the command to the first step of one.
 
-throughput TOOL TASK WORLD        e.g. torchtally fashion-mnist 2
-throughput TASK[/WORLD] [...]     all tools of a task in turn, in all worlds; the ranks of peers are forked: no start
+throughput TASK[/WORLD] [...]     all tools of a task in turn, in all worlds; the ranks of peers are forked
+throughput TOOL TASK WORLD        the first step of one, whose peers' ranks torchrun starts
 """
 
 import json
@@ -31,7 +31,7 @@ WORLDS = (1, 2, 4)
 class Compared:
     """How a task is compared."""
 
-    steps: int  # of a peer's loop on one rank: a few seconds. All worlds have the same number of samples
+    steps: int  # of a peer's loop on one rank: seconds. All worlds have the same number of samples
     tools: Sequence[str] = TOOLS
     worlds: Sequence[int] = WORLDS
     epochs: int = 1  # of torchtally, of which the last counts without `seconds`
@@ -59,20 +59,24 @@ def main() -> None:
     os.environ |= environment("cpu")  # before PyTorch is imported
     match sys.argv[1:]:
         case [tool, task, world] if tool in TOOLS:
-            measure(tool, task, int(world))
+            _emit_first_step(measured(tool, task, int(world))[1], tool, task, int(world))
         case cases:
             for task, _, world in (case.partition("/") for case in cases):
                 for number in [int(world)] if world else TASKS[task].worlds:
                     for tool in TASKS[task].tools:
-                        measure(tool, task, number, started=False)
+                        _measure(tool, task, number)
 
 
-def measure(tool: str, task: str, world: int, started: bool = True) -> None:
-    speed, first_step = measured(tool, task, world, started)
+def _measure(tool: str, task: str, world: int) -> None:
+    speed, first_step = measured(tool, task, world, started=False)
     scale, unit = (_TOKENS, "tokens/s") if task.startswith("gpt") else (1, "samples/s")
     emit("throughput", speed * scale, unit, "higher", task=task, world=world, tool=tool)
     if first_step:
-        emit("first step", first_step, "s", "lower", task=task, world=world, tool=tool)
+        _emit_first_step(first_step, tool, task, world)
+
+
+def _emit_first_step(seconds: float, tool: str, task: str, world: int) -> None:
+    emit("first step", seconds, "s", "lower", task=task, world=world, tool=tool)
 
 
 def measured(tool: str, task: str, world: int, started: bool = True) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Runs peers whose ranks are forks: for what does not measure their start.
 
-forked LIBRARY    imports this module, and runs others with so many ranks as each line of its standard input asks for
+forked LIBRARY    imports this module, and runs others with as many ranks as each line of its standard input asks for
 
 Each library has a process of its own, which imports it once for all cases. In a process that has imported the libraries
 of other peers as well, the allocator keeps more memory, and a loop is faster than its users have it.

@@ -51,6 +51,17 @@ def test_three_values_of_each_say_nothing_however_far_apart() -> None:
     assert verdict(results(torchtally=[1.0, 2.0, 3.0]), results(torchtally=[7.0, 8.0, 9.0])) == "too few values to say"
 
 
+def test_rows_with_too_few_values_are_counted_apart() -> None:
+    before, after = results(torchtally=STEADY, one=[1.0, 2.0, 3.0], other=[1.0, 2.0, 3.0]), results()
+    for tool, values in {"torchtally": STEADY, "one": [4.0, 5.0, 6.0], "other": [3.0, 4.0, 5.0]}.items():
+        add(after, "throughput", "higher", values, tool=tool, world=2)
+    text = compare.report(before, after)
+    assert "0 of 1 rows are beyond noise" in text
+    assert (
+        "2 more have too few values to say; in 1 of these, old and new values do not overlap; by chance 0 would" in text
+    )
+
+
 def test_a_slow_hour_of_the_machine_is_no_change() -> None:
     slow = [value / 4 for value in STEADY]
     before = results(blog=STEADY, torchtally=[3.0 * value for value in STEADY])
@@ -78,7 +89,7 @@ def test_the_report_says_what_is_another_machine_and_what_only_one_has() -> None
     after.machine["cores"] = 64
     text = compare.report(before, after)
     assert "note: another cores: 2 -> 64" in text
-    assert "0 of 1 are beyond noise" in text
+    assert "0 of 1 rows are beyond noise; by chance 0.0 would be. 0 more have too few values to say" in text
     assert "Measured before alone: 0; now alone: 1." in text
 
 

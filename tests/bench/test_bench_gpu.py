@@ -85,7 +85,7 @@ def test_a_goal_of_which_a_program_has_failed_is_not_reached_and_names_it() -> N
         found = whole()
         found.series = [each for each in found.series if each.case.get("tool") != tool or each.case["task"] != task]
         found.notes[f"gpu {tool} {task}"] = note
-        begin = "gpt, a loop" if task == "gpt" else "fashion-mnist, one"
+        begin = "gpt, a custom loop" if task == "gpt" else "fashion-mnist, one"
         return row(found, begin, "20×" if tool == "torchtally" and task != "gpt" else "")
 
     failed = without("lightning", "gpt", "failed: it ended with 1: ValueError: a | b")
@@ -99,7 +99,7 @@ def test_a_goal_of_which_a_program_has_failed_is_not_reached_and_names_it() -> N
     later.notes["gpu_exact dropout"] = "failed: 2.weight differs"
     assert "gpu_exact dropout failed: 2.weight differs | – | – |" in row(later, "fashion-mnist, steps")
     late.notes["gpu lightning gpt"] = "left out from round 3 on"  # which two rounds have measured
-    assert row(late, "gpt, a loop").endswith("| ✓ |")
+    assert row(late, "gpt, a custom loop").endswith("| ✓ |")
 
 
 def test_a_rehearsal_is_no_result_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

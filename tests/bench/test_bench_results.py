@@ -114,7 +114,7 @@ def test_the_table_that_is_kept_is_that_of_the_latest_results() -> None:
 def test_a_goal_is_reached_or_not_by_the_ratio_of_the_same_round() -> None:
     found = Results(began="then", seconds=1.0, commit="c", machine={"cores": 2}, versions={})
     for number, (ours, blogs, peers) in enumerate([(400, 90, 130), (4000, 900, 1300), (40, 9, 13)]):
-        for tool, value in {"torchtally": ours, "blog": blogs, "lightning": peers}.items():
+        for tool, value in {"torchtally": ours, "blog": blogs, "lightning": peers, "accelerate": blogs}.items():
             case: dict[str, str | int] = {"task": "mnist-cnn", "world": 1, "tool": tool}
             taken = Sample(measure="throughput", case=case, unit="samples/s", better="higher", value=value)
             found.add(taken, number, 0.1)
@@ -141,21 +141,21 @@ def test_a_goal_can_be_a_share_of_the_limit() -> None:
 
 def test_a_larger_model_is_compared_with_the_best_peer_and_the_limit() -> None:
     found = some()
-    for number, values in enumerate([(900, 1000, 500), (995, 1000, 500), (1000, 1000, 500)]):
-        for tool, value in zip(("torchtally", "lightning", "blog"), values, strict=True):
+    for number, values in enumerate([(900, 1000, 500), (1000, 1000, 500), (1010, 1000, 500)]):
+        for tool, value in zip(("torchtally", "lightning", "blog", "accelerate"), (*values, 500), strict=True):
             case: dict[str, str | int] = {"task": "gpt-ddp", "world": 4, "tool": tool}
             found.add(
                 Sample(measure="throughput", case=case, unit="tokens/s", better="higher", value=value), number, 0.1
             )
-    passes = Sample(measure="limit", case={"what": limit.PASSES["gpt-ddp"]}, unit="", better="higher", value=995)
+    passes = Sample(measure="limit", case={"what": limit.PASSES["gpt-ddp"]}, unit="", better="higher", value=1000)
     found.add(passes, 0, 0.1)
 
     def row() -> str:
         (line,) = [line for line in goals.text(found).splitlines() if line.startswith("| gpt with DDP, 4 ranks")]
         return line
 
-    assert "995 [900–1,000]: 0.99× [0.90–1.00] | best peer Lightning 1,000 [1,000–1,000] | 1,990 (50%) | ✓ |" in row()
-    found.one("throughput", task="gpt-ddp", tool="torchtally").values[1] = 980  # type: ignore[union-attr]
+    assert "1,000 [900–1,010]: 1.00× [0.90–1.01] | best peer Lightning 1,000 [1,000–1,000] | 2,000 (50%) | ✓ |" in row()
+    found.one("throughput", task="gpt-ddp", tool="torchtally").values[1] = 999  # type: ignore[union-attr]
     assert row().endswith("| – |")
 
 
@@ -181,13 +181,14 @@ def test_a_start_is_compared_with_the_other_of_its_round(
         assert row.endswith(f"| {mark} |")
 
 
-def test_one_peer_alone_is_not_the_best_of_them() -> None:
+def test_a_peer_that_was_not_measured_may_be_the_best_of_them() -> None:
     found = some()
+    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 2 ranks")]
+    assert "2.5× the blog's loop, 2× the best peer" in row and "best peer Lightning" in row
+    assert row.endswith("| – |")  # Accelerate was not measured
     found.series = [series for series in found.series if series.case["tool"] != "lightning"]
     (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| fashion-mnist, 2 ranks")]
-    compared = "the blog's loop 1,000: 3.00× [3.00–6.00]"
-    assert row.split(" | ")[1:4] == ["2.5× the blog's loop", "6,000 [3,000–9,000]", compared]
-    assert row.endswith("✓ |")
+    assert row.endswith("| – |")
 
 
 def test_what_a_pod_costs_the_store_must_not_grow_with_their_number() -> None:
@@ -209,13 +210,3 @@ def test_what_a_pod_costs_the_store_must_not_grow_with_their_number() -> None:
 def test_a_page_without_a_place_for_the_goals_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must have the lines .* around the goals"):
         report.with_goals("# Benchmarks\n", some(), None)
-
-
-def test_a_goal_without_what_it_is_compared_with_is_not_reached() -> None:
-    """That of mnist-cnn on 4 ranks names the best peer alone."""
-    found = some(world=4)
-    for series in found.series:
-        series.case["task"] = "mnist-cnn"
-    assert "mnist-cnn, 4 ranks" in goals.text(found)
-    found.series = [series for series in found.series if series.case["tool"] != "lightning"]
-    assert "mnist-cnn, 4 ranks" not in goals.text(found)

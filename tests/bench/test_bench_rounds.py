@@ -11,7 +11,7 @@ def test_each_goal_is_measured_in_three_rounds_at_least_and_nothing_twice_in_one
     rounds = [[tuple(program) for program in programs(number + 1)] for number in range(ROUNDS)]
     assert all(len(set(each)) == len(each) for each in rounds)
     counts = Counter(program for each in rounds for program in each)
-    started = [("throughput", tool, STARTED, "1") for tool in TASKS[STARTED].tools]
+    started = [("throughput", tool, STARTED, "1") for tool in TASKS[STARTED].tools if tool != "torchtally"]
     assert {counts[program] for program in started} == {1}
     compared: Counter[str] = Counter()  # by task and number of ranks
     for each in rounds:
@@ -19,7 +19,7 @@ def test_each_goal_is_measured_in_three_rounds_at_least_and_nothing_twice_in_one
         for task, _, world in (case.partition("/") for case in found):
             compared.update(f"{task}/{number}" for number in ([world] if world else TASKS[task].worlds))
     assert compared == {
-        f"{task}/{world}": {"fashion-mnist/1": 2, "mnist-cnn/4": 4}.get(f"{task}/{world}", 3)
+        f"{task}/{world}": 4 if (task, world) == ("mnist-cnn", 4) else 3
         for task, each in TASKS.items()
         for world in each.worlds
     }
