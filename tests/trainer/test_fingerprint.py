@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from counting import Noisy
+from datasets.distributed import split_dataset_by_node
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from torchtally import compat_datasets
@@ -21,6 +22,10 @@ CHOICES: dict[str, Callable[[int], Any]] = {
     "order of parts": lambda seed: ConcatDataset(PARTS[:: 1 if seed else -1]),
     "other parts": lambda seed: Subset(PARTS[seed], range(10)) if not seed else Subset(Noisy(40), range(10)),
     "shuffled": lambda seed: ROWS.shuffle(seed=seed),
+    "neighbors": lambda seed: ROWS.select(range(10 * seed, 10 * seed + 10)),
+    "part of a node": lambda seed: split_dataset_by_node(ROWS, seed, 2),
+    "shuffled part of a node": lambda seed: split_dataset_by_node(ROWS, seed, 2).shuffle(seed=0),
+    "mapped choice": lambda seed: ROWS.shuffle(seed=seed).map(lambda row: row, load_from_cache_file=False),
     "split of rows": lambda seed: ROWS.train_test_split(10, seed=seed)["train"],
 }
 
@@ -38,9 +43,22 @@ def test_indices_of_any_kind_are_compared_by_their_values() -> None:
 
 def test_what_has_no_fingerprint_has_none() -> None:
     assert fingerprint(PARTS[0]) is None
-    assert fingerprint(ROWS) is None
     assert fingerprint(Subset({"a": 1}, ["a"])) is None  # type: ignore[arg-type, list-item]
     assert fingerprint(Noisy(40)) == "noisy"
+
+
+def test_a_file_in_another_folder_is_the_same_sample() -> None:
+    def rows(folder: str, name: str = "a.png", content: bytes | None = None) -> datasets.Dataset:
+        return datasets.Dataset.from_dict({"image": [{"bytes": content, "path": f"{folder}/{name}"}]})
+
+    assert fingerprint(rows("/one")) == fingerprint(rows("/other"))
+    assert len({fingerprint(each) for each in (rows("/"), rows("/", "b.png"), rows("/", content=b"x"))}) == 3
+
+
+def test_an_empty_table_and_a_long_one_have_a_fingerprint() -> None:
+    assert fingerprint(ROWS.select([])) == fingerprint(ROWS.select(range(0)))
+    long = datasets.Dataset.from_dict({"number": list(range(1000))})
+    assert fingerprint(long) != fingerprint(long.skip(1))
 
 
 def test_datasets_has_the_name_of_a_selection() -> None:

@@ -16,7 +16,7 @@ def fingerprint(dataset: Any) -> str | None:
     """Return the text that must be the same on all ranks and in all starts; None if only the length can be compared.
 
     It is the dataset's own. A `Subset`, a selection of Hugging Face's `Dataset`, and a `ConcatDataset` add which
-    samples they have of which others.
+    samples they have of which others. Of the content of Hugging Face's `Dataset`, some rows are compared.
     """
     own: str | None = getattr(dataset, "fingerprint", None)
     if own is not None:
@@ -28,8 +28,11 @@ def fingerprint(dataset: Any) -> str | None:
     if isinstance(dataset, data.Subset):
         whole, chosen = fingerprint(dataset.dataset), [np.asarray(dataset.indices)]
     else:
-        whole, chosen = None, compat_datasets.chosen(dataset)
-    if not chosen or any(part.dtype.kind not in "iu" for part in chosen):
+        rows = compat_datasets.content(dataset)
+        whole, chosen = f"{UNKNOWN} rows {_sha256(rows)}" if rows else None, compat_datasets.chosen(dataset)
+    if not chosen:
+        return whole
+    if any(part.dtype.kind not in "iu" for part in chosen):
         return None
     return f"{whole or UNKNOWN} at {_sha256(part.astype('<i8').tobytes() for part in chosen)}"
 
