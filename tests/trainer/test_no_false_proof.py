@@ -409,6 +409,56 @@ def test_steps_of_one_phase_are_not_expected_of_another() -> None:
     assert holds([found])
 
 
+def leaves_a_batch_of_another_phase(how: str) -> None:
+    """One backward pass for a batch of each of two phases, which the loop may have used both."""
+    training = Counting(N)
+    with Account(task="t", plan={"one": 1, "other": 1}) as account:
+        loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in account.plan]
+        if how == "after it":
+            for batch, _ in zip(account.epoch("one", 1, loaders[0]), range(-(-N // SIZE) - 1), strict=False):
+                step(training, batch)
+                account.commit()
+            for batch in account.epoch("other", 1, loaders[1]):
+                step(training, batch)
+                account.commit()
+            return
+        for one, other in zip(account.epoch("one", 1, loaders[0]), account.epoch("other", 1, loaders[1]), strict=True):
+            training.backward(*one.data)
+            if how != "beside it":
+                training.backward(*other.data)
+            training.step()
+            account.commit(*((one, other) if how == "both, named" else ()))
+
+
+@pytest.mark.parametrize(("how", "code"), [("after it", 2), ("beside it", 2), ("both", 0), ("both, named", 0)])
+def test_a_backward_pass_speaks_for_a_batch_of_one_phase(how: str, code: int) -> None:
+    found = alone(leaves_a_batch_of_another_phase, how)
+    assert found["code"] == code, found["err"]
+    assert ("commit() covers 2 batches of 2 phases after 1 backward pass" in found["err"]) == (code == 2)
+    assert holds([found]) == (code == 0)
+
+
+def evaluates(how: str) -> None:
+    with Account(task="t", plan={"test": 1}) as account:
+        loader = account.loader("test", Noisy(N), batch_size=SIZE, trains=False)
+        batches, last = account.epoch("test", 1, loader), -(-N // SIZE) - 1
+        if how == "zip":
+            for _ in zip(batches, range(last), strict=False):
+                pass
+        else:
+            for number, _ in enumerate(batches):
+                if number == last and how == "break":
+                    break
+
+
+@pytest.mark.parametrize(("how", "code"), [("zip", 3), ("break", 3), ("all", 0)])
+def test_the_last_batch_of_an_evaluation_counts_if_the_loop_asks_for_another(how: str, code: int) -> None:
+    found = alone(evaluates, how)
+    assert found["code"] == code, found["err"]
+    assert ("the loop left the epoch in step 8 of 8" in found["err"]) == (code == 3)
+    assert holds([found]) == (code == 0)
+
+
 def mixes_up(own: bool) -> None:
     """Two data sets of one length have one order, so the batches of one have the indices of the other."""
     with Account(task="t", plan={"real": 1, "noise": 1}) as account:

@@ -81,6 +81,38 @@ def test_a_program_that_catches_the_error_that_ended_its_run_does_not_end_with_0
     assert ("RuntimeError had ended run " in ended.stderr) == (code == 3)
 
 
+ENDS = """
+import asyncio, sys, torch.distributed as dist
+from torchtally import Account
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    with Account(task="t", plan={{"train": 1}}) as account:
+        for batch in account.epoch("train", 1, account.loader("train", range(9), batch_size=2)):
+            if batch.step == 3:
+                {how}
+            account.commit()
+except (asyncio.CancelledError, KeyboardInterrupt):
+    print("goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "code"),
+    [
+        ("sys.exit()", "SystemExit", 3),
+        ("sys.exit(0)", "SystemExit", 3),
+        ("raise asyncio.CancelledError", "CancelledError", 3),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", 3),
+        ("sys.exit(7)", "", 7),
+    ],
+)
+def test_a_program_that_leaves_its_run_does_not_end_with_0(how: str, name: str, code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS.format(how=how)], env=RANK, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert (f"{name} had ended run " in ended.stderr) == (code == 3)
+    assert "Traceback" not in ended.stderr
+
+
 def stops(how: str) -> list[int]:
     """Stops at the fifth batch of 4 samples, before it is trained or after."""
     training = Counting(N)

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -55,6 +56,31 @@ def within_an_accumulation(account: Account, batches: Iterator[Batch], training:
             account.commit()
 
 
+def the_overflow_of_an_accumulation(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """The gradients of both batches are cleared."""
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step == 2:
+            training.zero_grad()
+            account.skip("gradients overflow")
+        elif batch.step == 4:
+            training.step()
+            account.commit()
+
+
+def the_overflow_of_a_loop_that_fetches_ahead(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    first, second, third = (next(batches) for _ in range(3))
+    for batch in (first, second):
+        training.backward(*batch.data)
+    training.zero_grad()
+    account.skip("gradients overflow", first)
+    account.skip("gradients overflow", second)
+    for batch in chain([third], batches):
+        training.backward(*batch.data)
+        training.step()
+        account.commit(batch)
+
+
 def all_of_them(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     for _ in batches:
         account.skip("loss is not finite")
@@ -93,6 +119,8 @@ def the_overflow_of_a_fused_optimizer(account: Account, batches: Iterator[Batch]
     [
         (some, 3),
         (within_an_accumulation, 1),
+        (the_overflow_of_an_accumulation, 2),
+        (the_overflow_of_a_loop_that_fetches_ahead, 2),
         (all_of_them, 4),
         (the_overflow_of_a_scaler, 1),
         (the_overflow_of_a_fused_optimizer, 1),
@@ -126,6 +154,15 @@ def leaves_out_another_batch(account: Account, batches: Iterator[Batch], trainin
         account.commit(batch)
 
 
+def one_of_an_accumulation(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """Whether the gradients of the first are cleared as well cannot be told: the loop has fetched ahead."""
+    first, second, _ = (next(batches) for _ in range(3))
+    for batch in (first, second):
+        training.backward(*batch.data)
+    training.zero_grad()
+    account.skip("gradients overflow", second)
+
+
 def after_the_step(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     for batch in batches:
         training.backward(*batch.data)
@@ -153,9 +190,10 @@ def the_reason_is_no_line(account: Account, batches: Iterator[Batch], training: 
     ("drive", "sentence"),
     [
         (leaves_out_another_batch, "commit() covers 2 batches after 1 backward pass"),
+        (one_of_an_accumulation, "skip() cannot tell whether earlier batches, which are not committed, are left out"),
         (after_the_step, "skip() must come before optimizer.step()"),
         (twice, "skip() must have a batch that is handed out, and neither committed nor skipped"),
-        (others_on_each_rank, "step to skip"),
+        (others_on_each_rank, "steps to skip"),
         (the_reason_is_no_line, "reason"),
     ],
 )

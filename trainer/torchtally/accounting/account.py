@@ -199,7 +199,9 @@ class Account(Lifetime):
     def skip(self, reason: str, batch: Batch | None = None) -> None:
         """Count a batch as dropped because the loop leaves it out of the weights. A collective call.
 
-        All ranks call it for the same step, in place of `optimizer.step()` and `commit()`.
+        All ranks call it for the same step, in place of `optimizer.step()` and `commit()`. If the batch had a backward
+        pass, its gradients are cleared together with those accumulated before, so all batches since the last commit
+        count as dropped.
 
         Args:
             reason: Why, such as `loss is not finite`.

@@ -140,6 +140,7 @@ class Counting:
             known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
             if current.handed == current.counted:
                 self._used[phase].begin()
+            self._used[phase].hand_out()
             batch = current.hand_out(known)
             self.phase = phase
             self._randomness = randomness.mixed(seed + current.position_of(batch.step))
@@ -218,6 +219,7 @@ class Counting:
 
     def _check_used(self, batches: tuple[Batch, ...]) -> None:
         """Refuse to count batches that the weights cannot have."""
+        self._check_together(batches)
         for current in self._phases.open.values():
             named = {batch.step for batch in batches if batch.phase == current.phase}
             if current.trains and (named or not batches):
@@ -225,22 +227,60 @@ class Counting:
                 if problem := self._used[current.phase].problem(covered, len(named)):
                     raise Refused(f"{current.where(current.handed)}: {problem}")
 
+    def _check_together(self, batches: tuple[Batch, ...]) -> None:
+        """Refuse to count batches of several phases after fewer backward passes, unless they are named."""
+        counted = []
+        for current in self._phases.open.values():
+            named = {batch.step for batch in batches if batch.phase == current.phase}
+            if current.trains and (named or not batches) and (covered := current.covered(max(named, default=None))):
+                counted.append((self._used[current.phase], covered, len(named)))
+        if len(counted) < 2:
+            return
+        total, named_all = sum(each[1] for each in counted), sum(each[2] for each in counted)
+        passes = max(used.passes for used, _, _ in counted)
+        if passes and passes < total and named_all < total and not SEEN.captured:
+            raise Refused(
+                f"commit() covers {total} batches of {len(counted)} phases after {passes} backward "
+                f"pass{'es' * (passes != 1)}: name all batches that the step has used, commit(first, second)"
+            )
+
     def skip(self, reason: str, batch: Batch | None) -> None:
         """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
         current = self._phases.open.get(batch.phase if batch else self.phase)
         wrong = tally_line.text_problem("reason", reason)
+        steps: list[int] = []
         if current is None or not current.trains:
-            step, wrong = 0, "skip() must have a batch of an epoch in progress that trains"
+            wrong = "skip() must have a batch of an epoch in progress that trains"
         else:
             step = batch.step if batch else current.handed
             wrong = wrong or current.unskippable(step, batch)
+            if not wrong:
+                steps, wrong = self._left_out(current, step)
         if self._stepped:
             wrong = "skip() must come before optimizer.step(): an optimizer has stepped since the last commit"
         if current and not wrong:
-            current.skip(step, reason)  # before the ranks agree: then a state of any rank has what all have dropped
-        self._attempt.agree({"step to skip": [current and current.name, step]}, wrong)
+            for step in reversed(steps):  # before the ranks agree: then a state of any rank has what all have dropped
+                current.skip(step, reason)
+        self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
         if current and current.complete:
             self._close(current)
+
+    def _left_out(self, current: EpochInProgress, step: int) -> tuple[list[int], str | None]:
+        """The steps that are left out with this one, or why that is not known.
+
+        Gradients that are accumulated can only be cleared together, so a batch with a backward pass takes those before
+        it along.
+        """
+        waiting, used = current.waiting(step), self._used[current.phase]
+        last = step == current.handed
+        if len(waiting) == 1 or not (used.last_passed if last else used.passes >= current.covered(step)):
+            return [step], None
+        if last:
+            return waiting, None
+        return [], (
+            f"{current.where(step)}: skip() cannot tell whether earlier batches, which are not committed, are left out "
+            "as well: skip each batch of the step, from the first one on, skip(reason, batch)"
+        )
 
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
@@ -259,7 +299,6 @@ class Counting:
     def settle(self, phase: str) -> None:
         """Prove an epoch that the loop has left: `Account.settle`. Raises Unproven."""
         if phase in self._phases.open:
-            self._phases.open[phase].end()
             self._close(self._phases.open[phase])
 
     def finish(self, discarded: int) -> dict[str, Any] | None:

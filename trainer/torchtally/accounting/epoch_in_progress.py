@@ -166,6 +166,10 @@ class EpochInProgress:
             return None
         return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
 
+    def waiting(self, step: int) -> list[int]:
+        """The steps up to this one that are handed out, and neither committed nor skipped."""
+        return [each for each in range(self.counted + 1, step + 1) if each not in self._skipped]
+
     def skip(self, step: int, reason: str) -> None:
         """Count a step's samples as dropped, once the steps before it count."""
         place = step - self.counted - 1
@@ -220,11 +224,6 @@ class EpochInProgress:
         self.total = self.counted
         self.tally.end_at(min(self.position.consumed, self.tally.phase.n))
 
-    def end(self) -> None:
-        """Count the last batch of a phase that does not train, if the loop has taken all of them."""
-        if not self.trains and self.handed == self.total:
-            self.count(self.total)
-
     @property
     def left(self) -> str:
         """Why samples are lost, for a sentence."""
@@ -233,7 +232,8 @@ class EpochInProgress:
                 f": {self.counted} of the {self.handed} batches that were handed out are committed; call commit() "
                 "after optimizer.step(), also after the last one of the epoch"
             )
-        return f": the loop left the epoch in step {self.handed} of {self.total}"
+        asks = "" if self.trains else "; a batch counts once the loop asks for the next one, also the last"
+        return f": the loop left the epoch in step {self.handed} of {self.total}{asks}"
 
 
 def _less(one: Indices, other: Indices) -> list[int]:

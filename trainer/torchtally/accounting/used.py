@@ -74,6 +74,7 @@ class Used:
         watch()
         self._passes, self._steps = SEEN.passes, SEEN.steps  # before the batches that the next commit covers
         self._empty = SEEN.empty
+        self._before_last = SEEN.passes  # before the batch that was handed out last
         self._passing = False  # whether there was a backward pass before any commit
         self._stepping: bool | None = None  # whether there was a step before each commit
 
@@ -85,6 +86,20 @@ class Used:
         """
         self._passes, self._steps = SEEN.passes, max(self._steps, SEEN.committed)
         self._empty = SEEN.empty
+
+    def hand_out(self) -> None:
+        """Take note of a batch that is handed out."""
+        self._before_last = SEEN.passes
+
+    @property
+    def last_passed(self) -> bool:
+        """Whether there was a backward pass since the last batch was handed out."""
+        return SEEN.passes > self._before_last
+
+    @property
+    def passes(self) -> int:
+        """Backward passes since the batches that the next commit covers."""
+        return SEEN.passes - self._passes
 
     def problem(self, batches: int, named: int) -> str | None:
         """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
