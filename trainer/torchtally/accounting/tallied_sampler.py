@@ -116,7 +116,7 @@ class TalliedSampler(Sampler):
             self._account.commit()
 
     def skip(self, reason: str) -> None:
-        """Count the last batch, or all of the step, as dropped: the loop leaves it out of the weights, as `Account.skip`."""
+        """Count the last batch, or all of its step, as dropped: the weights do not have it, as `Account.skip`."""
         with self._ending():
             self._account.skip(reason)
 
