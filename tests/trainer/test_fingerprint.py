@@ -61,6 +61,15 @@ def test_an_empty_table_and_a_long_one_have_a_fingerprint() -> None:
     assert fingerprint(long) != fingerprint(long.skip(1))
 
 
+def test_of_large_rows_fewer_are_read_from_the_whole_table() -> None:
+    def rows(first: int, second: int) -> datasets.Dataset:
+        return datasets.Dataset.from_dict({"sound": [bytes(1 << 20)] * first + [b"1" * (1 << 20)] * second})
+
+    read = list(compat_datasets.content(rows(80, 0)) or ())
+    assert 2 <= len(read) < 64 and sum(map(len, read[:-1])) <= 1 << 24
+    assert fingerprint(rows(80, 0)) != fingerprint(rows(40, 40)) != fingerprint(rows(10, 70))
+
+
 def test_datasets_has_the_name_of_a_selection() -> None:
     assert hasattr(ROWS, compat_datasets.PRIVATE), "datasets has changed a private name that torchtally uses"
     assert np.concatenate(compat_datasets.chosen(ROWS.select([3, 1, 2]))).tolist() == [3, 1, 2]

@@ -1,5 +1,6 @@
 """What identifies a Dataset of Hugging Face's datasets, and the private name for that: see compat.py."""
 
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 PRIVATE = "_indices"  # of a Dataset
 _COMPARED = 64  # rows of a table, evenly spaced
+_MOST = 1 << 24  # bytes of these, after which no further row is read
 
 
 def content(dataset: Any) -> Iterator[bytes] | None:
@@ -17,11 +19,17 @@ def content(dataset: Any) -> Iterator[bytes] | None:
     `select` of neighboring rows cuts the table, and `map` after a choice makes a new one. So a choice of rows shows in
     the table where `chosen` has none.
     """
-    if not _is_dataset(dataset):
-        return None
-    table = dataset.data.table
+    return _some_rows(dataset.data.table) if _is_dataset(dataset) else None
+
+
+def _some_rows(table: Any) -> Iterator[bytes]:
     rows = np.linspace(0, max(table.num_rows - 1, 0), min(_COMPARED, table.num_rows)).astype(int).tolist()
-    return (repr(_without_folders(table.slice(row, 1).to_pylist())).encode() for row in rows)
+    size = 0
+    for row in random.Random(0).sample(rows, len(rows)):  # from the whole table, however many are read
+        text = repr(_without_folders(table.slice(row, 1).to_pylist())).encode()
+        yield text
+        if (size := size + len(text)) > _MOST:
+            return
 
 
 def chosen(dataset: Any) -> list["np.ndarray[Any, Any]"]:

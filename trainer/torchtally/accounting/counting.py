@@ -229,6 +229,8 @@ class Counting:
 
     def _check_together(self, batches: tuple[Batch, ...]) -> None:
         """Refuse to count batches of several phases after fewer backward passes, unless they are named."""
+        if len(self._phases.open) == 1:
+            return
         counted = []
         for current in self._phases.open.values():
             named = {batch.step for batch in batches if batch.phase == current.phase}
