@@ -219,28 +219,23 @@ class Counting:
 
     def _check_used(self, batches: tuple[Batch, ...]) -> None:
         """Refuse to count batches that the weights cannot have."""
-        self._check_together(batches)
+        counted: list[tuple[EpochInProgress, int, int]] = []  # with the batches that count, and how many are named
         for current in self._phases.open.values():
             named = {batch.step for batch in batches if batch.phase == current.phase}
             if current.trains and (named or not batches):
-                covered = current.covered(max(named, default=None))
-                if problem := self._used[current.phase].problem(covered, len(named)):
-                    raise Refused(f"{current.where(current.handed)}: {problem}")
+                counted.append((current, current.covered(max(named, default=None)), len(named)))
+        if len(counted) > 1:
+            self._check_together(counted)
+        for current, covered, names in counted:
+            if problem := self._used[current.phase].problem(covered, names):
+                raise Refused(f"{current.where(current.handed)}: {problem}")
 
-    def _check_together(self, batches: tuple[Batch, ...]) -> None:
+    def _check_together(self, counted: list[tuple[EpochInProgress, int, int]]) -> None:
         """Refuse to count batches of several phases after fewer backward passes, unless they are named."""
-        if len(self._phases.open) == 1:
-            return
-        counted = []
-        for current in self._phases.open.values():
-            named = {batch.step for batch in batches if batch.phase == current.phase}
-            if current.trains and (named or not batches) and (covered := current.covered(max(named, default=None))):
-                counted.append((self._used[current.phase], covered, len(named)))
-        if len(counted) < 2:
-            return
-        total, named_all = sum(each[1] for each in counted), sum(each[2] for each in counted)
-        passes = max(used.passes for used, _, _ in counted)
-        if passes and passes < total and named_all < total and not SEEN.captured:
+        counted = [each for each in counted if each[1]]
+        total, named = sum(covered for _, covered, _ in counted), sum(names for _, _, names in counted)
+        passes = max((self._used[current.phase].passes for current, _, _ in counted), default=0)
+        if len(counted) > 1 and passes and passes < total and named < total and not SEEN.captured:
             raise Refused(
                 f"commit() covers {total} batches of {len(counted)} phases after {passes} backward "
                 f"pass{'es' * (passes != 1)}: name all batches that the step has used, commit(first, second)"

@@ -127,11 +127,11 @@ class Lifetime:
             watch.over()
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
-        # sys.exit(0) ends the program as if without an error, and so may what it catches, as asyncio's cancellation.
-        ends_with_0 = isinstance(error, SystemExit) and error.code in (None, 0)
         if isinstance(error, Exception):
             failure.record(error)
-        if ends_with_0 or (error is not None and not isinstance(error, SystemExit)):
+        # sys.exit(0) ends the program as if without an error, and so may what it catches, as asyncio's cancellation.
+        ends_with_its_code = isinstance(error, SystemExit) and error.code not in (None, 0)
+        if error is not None and not ends_with_its_code:
             _unproved[self._task] = Watch(
                 f"the program has ended as if without an error, and {type(error).__name__} had ended run "
                 f"{self._attempt.run.run} of {self._task} before its plan, so it is not proved; account.stop() ends a "

@@ -103,7 +103,7 @@ class Used:
 
     def problem(self, batches: int, named: int) -> str | None:
         """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
-        passes, stepped, empty = SEEN.passes - self._passes, SEEN.steps > self._steps, SEEN.empty > self._empty
+        passes, stepped, empty = self.passes, SEEN.steps > self._steps, SEEN.empty > self._empty
         self._passes, self._empty = SEEN.passes, SEEN.empty
         self._steps = SEEN.committed = SEEN.steps
         if not batches or SEEN.captured:
