@@ -18,6 +18,7 @@ from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training
 from torchtally.tasks.image_folder import folder, weights
+from torchtally.tasks.image_folder.adamw import AdamW
 from torchtally.tasks.image_folder.images import Images
 from torchtally.tasks.image_folder.options import Options
 from torchtally.training.task import Samples, Task
@@ -101,7 +102,7 @@ def inputs(pixels: Tensor) -> Tensor:
 
 
 def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=options.lr, weight_decay=0.05, fused=True)
+    return AdamW(parameters, lr=options.lr, weight_decay=0.05)
 
 
 def rate(done: float) -> float:
