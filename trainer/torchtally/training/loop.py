@@ -2,9 +2,11 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -178,7 +180,7 @@ class Loop:
         if self.batches:
             taken = islice(self.batches(run, phase), current.counted, None)
         if not isinstance(self.train.inputs, Tensor):
-            taken = _begun(taken, self.train.inputs)
+            taken = _begun(taken, self.train.inputs, partial(_seed, run, phase), current.counted)
         for indices in _progress(steps.fetched(taken), current):
             rows = current.take(indices)
             _reseed(run, phase, current.counted, self.device)
@@ -250,13 +252,19 @@ def _steps_so_far(phase: Phase, position: int) -> int:
 
 
 def _reseed(run: Run, phase: Phase, step: int, device: torch.device) -> None:
-    """Seed the random numbers of a step (dropout) by seed, position and rank, so that no generator is saved."""
-    seed = 0
-    for value in (run.seed, phase.epoch, phase.start + step * phase.batch, run.rank):
-        seed = (seed + value) * 0x9E3779B97F4A7C15 & ((1 << 64) - 1)
+    """Seed the random numbers of a step (dropout), so that no generator is saved."""
+    seed = _seed(run, phase, step)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def _seed(run: Run, phase: Phase, step: int) -> int:
+    """The seed of a step, by the run's seed, position, and rank."""
+    seed = 0
+    for value in (run.seed, phase.epoch, phase.start + step * phase.batch, run.rank):
+        seed = (seed + value) * 0x9E3779B97F4A7C15 & ((1 << 64) - 1)
+    return seed
 
 
 def examine(
@@ -297,13 +305,15 @@ def _proved(tally: Tally, mode: Literal["enforce", "report"], first: bool, callb
     return proof.lines[-1]
 
 
-def _begun(indices: Iterator[Tensor], inputs: Inputs) -> Iterator[Tensor]:
-    """Yield the indices of each step once the rows of the next one are begun."""
-    for now, then in pairwise(chain(indices, [None])):
-        if then is not None:
-            inputs.begin(then)
-        assert now is not None
-        yield now
+def _begun(indices: Iterator[Tensor], inputs: Inputs, seed: Callable[[int], int], step: int) -> Iterator[Tensor]:
+    """Yield the indices of each step, from `step` on, once the rows of the two after it are begun."""
+    ahead: deque[Tensor] = deque()
+    for number, chosen in enumerate(indices, step):
+        inputs.begin(chosen, seed(number) ^ 1)  # other random numbers than those of the step itself
+        ahead.append(chosen)
+        if len(ahead) > 2:
+            yield ahead.popleft()
+    yield from ahead
 
 
 def _progress(indices: Iterator[Tensor], current: EpochInProgress) -> Iterator[Tensor]:

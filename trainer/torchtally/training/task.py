@@ -21,8 +21,8 @@ class Inputs(Protocol):
     def __getitem__(self, chosen: Any) -> Tensor:
         """The rows of an index tensor or of a slice, on the device."""
 
-    def begin(self, chosen: Tensor) -> None:
-        """Begin to make the rows of the next step, while the one before is trained."""
+    def begin(self, chosen: Tensor, seed: int) -> None:
+        """Begin to make the rows of a step to come, with its own seed, while those before it are trained."""
 
     def to(self, device: torch.device) -> Self: ...
 

@@ -1,8 +1,10 @@
-"""Images that are decoded while the step before theirs is trained, and transformed when theirs begins, by threads."""
+"""Images that threads decode and transform while the two steps before theirs are trained."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
 
@@ -20,16 +22,27 @@ _Encoded = tuple[str, str | BinaryIO]  # its name, and its path or its contents
 _RESIZED = 256 / 224  # of the shorter side to the crop of an evaluation, as in torchvision's own
 
 
+@dataclass
+class _Step:
+    """The images of a step in the making."""
+
+    numbers: tuple[int, ...]
+    seed: int | None
+    decoded: list[Future[Tensor]]
+    pixels: Iterator[Tensor] | None = None  # in the order of the numbers
+
+
 class Images:
     """Pixels by index: uint8 (rows, 3, size, size). With `augmented`, crops and flips are random.
 
-    Random values are drawn by the calling thread, in the order of the rows, so the same seed gives the same pixels.
+    Random values are drawn by the calling thread, in the order of the rows, so the same seed gives the same pixels. A
+    step that was begun has a seed of its own. Other rows take PyTorch's generator as it is.
     """
 
     def __init__(self, files: Files, size: int, *, augmented: bool, device: torch.device | None = None):
         self._files, self._size, self._augmented = files, size, augmented
         self._device = device or torch.device("cpu")
-        self._ahead: dict[tuple[int, ...], list[Future[Tensor]]] = {}  # by the numbers of a step
+        self._ahead: deque[_Step] = deque()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -37,9 +50,12 @@ class Images:
     def to(self, device: torch.device) -> "Images":
         return Images(self._files, self._size, augmented=self._augmented, device=device)
 
-    def begin(self, chosen: Tensor) -> None:
-        """Begin to decode the images of the next step."""
-        self._decode(tuple(chosen.tolist()))
+    def begin(self, chosen: Tensor, seed: int) -> None:
+        """Begin to decode the images of a step to come, and to transform those that were begun before."""
+        for step in self._ahead:
+            if step.pixels is None:
+                self._transform(step)
+        self._ahead.append(self._decode(tuple(chosen.tolist()), seed))
 
     def __getitem__(self, chosen: Tensor | slice) -> Tensor:
         numbers = tuple(range(*chosen.indices(len(self))) if isinstance(chosen, slice) else chosen.tolist())
@@ -60,21 +76,29 @@ class Images:
     def _crop(self) -> Any:
         return v2.RandomResizedCrop(self._size)
 
-    def _decode(self, numbers: tuple[int, ...]) -> None:
-        self._ahead[numbers] = [self._threads.submit(_decoded, each) for each in self._files.of(numbers)]
+    def _random(self, numbers: tuple[int, ...]) -> Iterator[Tensor]:
+        begun = bool(self._ahead) and self._ahead[0].numbers == numbers
+        step = self._ahead.popleft() if begun else self._decode(numbers)
+        return step.pixels or self._transform(step)
 
-    def _random(self, numbers: tuple[int, ...]) -> Iterable[Tensor]:
-        if numbers not in self._ahead:
-            self._decode(numbers)
-        decoded = [each.result() for each in self._ahead.pop(numbers)]
-        crops = [self._crop.make_params([each]) for each in decoded]
-        flips = (torch.rand(len(decoded)) < 0.5).tolist()
+    def _decode(self, numbers: tuple[int, ...], seed: int | None = None) -> "_Step":
+        return _Step(numbers, seed, [self._threads.submit(_decoded, each) for each in self._files.of(numbers)])
+
+    def _transform(self, step: "_Step") -> Iterator[Tensor]:
+        decoded = [each.result() for each in step.decoded]
+        with torch.random.fork_rng(devices=(), enabled=step.seed is not None):
+            if step.seed is not None:
+                torch.default_generator.manual_seed(step.seed)
+            crops = [self._crop.make_params([each]) for each in decoded]
+            flips = (torch.rand(len(decoded)) < 0.5).tolist()
 
         def transformed(image: Tensor, crop: dict[str, Any], flip: bool) -> Tensor:
             cropped: Tensor = self._crop.transform(image, crop)
             return functional.horizontal_flip(cropped) if flip else cropped
 
-        return self._threads.map(transformed, decoded, crops, flips)
+        step.decoded.clear()
+        step.pixels = self._threads.map(transformed, decoded, crops, flips)
+        return step.pixels
 
     def _centered(self, encoded: _Encoded) -> Tensor:
         return _centered(self._size)(_decoded(encoded))
