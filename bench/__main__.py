@@ -62,13 +62,12 @@ def programs(number: int) -> Iterator[list[str]]:
     """The programs of round `number`: those of a goal in three rounds, and what varies widely in a fourth."""
     if number > 3:
         yield ["throughput", "mnist-cnn/4"]
+        for tool in TASKS[STARTED].tools:  # last, as these are no goals
+            if tool != "torchtally":  # whose first step is measured with its throughput
+                yield ["throughput", tool, STARTED, "1"]
         return
     yield ["limits"]
     yield ["startup"]
-    if number == 1:
-        for tool in TASKS[STARTED].tools:
-            if tool != "torchtally":  # whose first step is measured with its throughput
-                yield ["throughput", tool, STARTED, "1"]
     yield ["throughput", *TASKS]  # at once: the peers' libraries take seconds to import
     for tool, n in sampler.CASES:
         yield ["sampler", tool, str(n)]
@@ -85,7 +84,7 @@ def programs(number: int) -> Iterator[list[str]]:
     for workers in loading.WORKERS:
         yield ["loading", str(workers), "4"]
     yield ["meeting", *(["10", "100"] if number == 1 else []), "1000"]
-    if number == 3:  # last, as these are no goals
+    if number == 3:  # late, as these are no goals
         yield ["many"]
         for world in model.WORLDS:
             yield ["scaling", str(world)]
