@@ -31,6 +31,7 @@ from torchtally import events
 from torchtally.errors import SIGNALLED
 
 _SAVES = 6  # of which the first, which allocates memory, does not count
+_SAVES_OF_A_ROUND = 4
 _SIZES = {"0.1": "--width 64 --layers 2", "6": "--width 256 --layers 8 --length 32 --batch 2"}  # million parameters
 _WORLDS = (1, 2)
 _EVERY = 1.0  # seconds
@@ -66,14 +67,14 @@ def worker(options: list[str]) -> None:
         runpy.run_path(str(script), run_name="__main__")
     finally:
         if os.environ["RANK"] == "0":
-            print(json.dumps({"saves": saves[1:_SAVES]}), flush=True)
+            print(json.dumps({"saves": saves[1:]}), flush=True)
 
 
 def main() -> None:
     """Measure the larger size."""
     world = int(sys.argv[1])
     with tempfile.TemporaryDirectory() as output:
-        cold, found = _trained(_SIZES["6"], world, output, _SAVES)
+        cold, found = _trained(_SIZES["6"], world, output, _SAVES_OF_A_ROUND)
         resumed, _ = _trained(_SIZES["6"], world, output, 1, resumes=True)
     shares = {"held": ["held"], "held, and the CPU time of writing": ["held", "writing, CPU"]}
     for what, names in shares.items():
@@ -113,7 +114,7 @@ def _trained(
                         if saved == saves:
                             job.send_signal(signal.SIGTERM)
             if line.startswith('{"saves"'):
-                found = json.loads(line)["saves"]
+                found = json.loads(line)["saves"][: saves - 1]  # without the one of the signal
     if job.returncode != SIGNALLED + signal.SIGTERM or not first or resumed != resumes:
         sys.exit(f"the training ended with {job.returncode}; first step {first}, resumed: {resumed}")
     return first, found

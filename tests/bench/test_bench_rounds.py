@@ -27,6 +27,6 @@ def test_each_goal_is_measured_in_three_rounds_at_least_and_nothing_twice_in_one
     of_goals += [("overhead", task) for task in overhead.TASKS]
     of_goals += [("limits",), ("startup",), ("saves", "2"), ("recovery", "once")]
     of_goals += [("verifier", "10000"), ("verifier", "100000")]
-    of_goals += [("loading", "0", "4"), ("loading", "2", "4")]
+    of_goals += [("loading", "0", "2"), ("loading", "2", "2")]
     assert all(counts[program] >= 3 for program in of_goals)
     assert sum(program[0] == "meeting" and program[-1] == "1000" for each in rounds for program in each) == 3
