@@ -138,6 +138,107 @@ def clears_gradients_too_early(account: Account, batches: Iterator[Batch], train
         account.commit()
 
 
+def clears_gradients_in_a_closure(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """As a guard against gradients that are not finite does, where the gradients of the step before are still there."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+
+        def closure(batch: Batch = batch) -> float:
+            optimizer.zero_grad()
+            (loss := -training.counts(batch.data[0]).sum()).backward()
+            if batch.step == 4:
+                optimizer.zero_grad()
+            return float(loss)
+
+        optimizer.step(closure)
+        account.commit()
+
+
+class Clipped(torch.optim.SGD):
+    """A step of a program's own."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def clears_gradients_before_a_step_of_its_own(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    optimizer = Clipped(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        if batch.step == 4:
+            optimizer.zero_grad()
+        optimizer.step()
+        account.commit()
+        optimizer.zero_grad()
+
+
+def clears_gradients_of_an_optimizer_that_is_not_pytorchs(
+    account: Account, batches: Iterator[Batch], training: Counting
+) -> None:
+    optimizer = Foreign(training.counts.weight)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        if batch.step == 4:
+            training.counts.zero_grad()
+        optimizer.step()
+        account.commit()
+        training.counts.zero_grad()
+
+
+class Foreign(torch.optim.Optimizer):
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__([weight], {"lr": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in self.param_groups[0]["params"]:
+            if each.grad is not None:
+                each -= each.grad
+
+
+def clears_gradients_in_each_batch(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """The gradients that it accumulates are those of the last batch alone."""
+    for batch in batches:
+        training.zero_grad()
+        training.backward(*batch.data)
+        if batch.step % 4 == 0:
+            training.step()
+            account.commit()
+
+
+def clears_accumulated_gradients(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """By the model, as where the loss is not finite."""
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step == 2:
+            training.counts.zero_grad()
+        if batch.step % 4 == 0:
+            training.step()
+            account.commit()
+
+
+def leaves_out_a_step_after_a_state(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """PyTorch makes a step with zeros to read the state of an optimizer that has none."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        if batch.step != 4:
+            optimizer.step()
+        optimizer.zero_grad()
+        account.commit()
+        get_optimizer_state_dict(training.counts, optimizer)
+
+
+def trains_on_a_skipped_batch(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        if batch.step == 4:
+            account.skip("the loss is too high")
+        training.backward(*batch.data)
+        if batch.step % 2 == 0:
+            training.step()
+            account.commit()
+
+
 class _Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -248,6 +349,16 @@ def catches_a_failure(account: Account, batches: Iterator[Batch], training: Coun
         (scales, "no optimizer has stepped since the last commit"),
         (overflows, "optimizer.step() has changed no weight since the last commit"),
         (clears_gradients_too_early, "optimizer.step() has changed no weight since the last commit"),
+        (clears_gradients_in_a_closure, "optimizer.step() has changed no weight since the last commit"),
+        (clears_gradients_before_a_step_of_its_own, "optimizer.step() has changed no weight since the last commit"),
+        (
+            clears_gradients_of_an_optimizer_that_is_not_pytorchs,
+            "optimizer.step() has changed no weight since the last",
+        ),
+        (clears_gradients_in_each_batch, "after 1 backward pass, and 3 whose gradients were cleared before the step"),
+        (clears_accumulated_gradients, "after 2 backward passes, and 2 whose gradients were cleared before the step"),
+        (leaves_out_a_step_after_a_state, "no optimizer has stepped since the last commit"),
+        (trains_on_a_skipped_batch, "step 4 of 8: a backward pass came after skip()"),
         (scales_the_first, "commits came before the first step of an optimizer"),
         (catches_an_error_of_the_backward_pass, "commit() covers 2 batches after 1 backward pass"),
         (skips_with_activation_checkpoints, "commit() covers 2 batches after 1 backward pass"),
@@ -344,7 +455,36 @@ def packs_and_says_so(account: Account, batches: Iterator[Batch], training: Coun
         account.commit(*held)
 
 
+def clears_what_another_optimizer_leaves(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """As a GAN does: a loss has gradients of the other network as well, which steps after a pass of its own."""
+    other = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    for batch in batches:
+        loss = training.model(batch.data[1]).square().sum() - training.counts(batch.data[0]).sum()
+        (loss + other(torch.ones(1)).sum()).backward()
+        training.step()
+        optimizer.zero_grad()
+        other(torch.ones(1)).sum().backward()
+        optimizer.step()
+        account.commit()
+
+
+def warms_up_from_zero(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    """Another optimizer, whose first learning rate is 0, and which has no state."""
+    other = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.0)
+    for batch in batches:
+        optimizer.zero_grad()
+        other(torch.ones(1)).sum().backward()
+        optimizer.step()
+        step(training, batch)
+        account.commit()
+        optimizer.param_groups[0]["lr"] = 0.1
+
+
 LOOPS = {
+    clears_what_another_optimizer_leaves: 8,
+    warms_up_from_zero: 8,
     takes_by_hand: 8,
     takes_all_of_a_slice: 8,
     zips: 8,
@@ -457,6 +597,23 @@ def test_the_last_batch_of_an_evaluation_counts_if_the_loop_asks_for_another(how
     assert found["code"] == code, found["err"]
     assert ("the loop left the epoch in step 8 of 8" in found["err"]) == (code == 3)
     assert holds([found]) == (code == 0)
+
+
+def trains_where_nothing_is_committed() -> list[int]:
+    training = Counting(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE, trains=False)
+        for batch in account.epoch("train", 1, loader):
+            if batch.step != 4:
+                step(training, batch)
+    return training.times
+
+
+def test_a_training_without_commits_is_no_evaluation() -> None:
+    found = alone(trains_where_nothing_is_committed)
+    assert found["code"] == 2
+    assert "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False" in found["err"]
+    assert not holds([found])
 
 
 def mixes_up(own: bool) -> None:

@@ -77,6 +77,56 @@ def test_a_model_that_the_loop_trains_is_among_the_objects(how: str, code: int, 
     assert code == 0 or "an optimizer steps parameters of which no object has a state" in found["err"]
 
 
+class Direct(torch.optim.Optimizer):
+    """It needs no gradients, and has no state."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__([weight], {"lr": 1.0})
+        self.rows = torch.empty(0, dtype=torch.int64)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["params"][0][self.rows] += 1
+
+
+def steps_without_state(folder: Path) -> list[int]:
+    training = Counting(N)
+    optimizer = Direct(training.counts.weight)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    with Account(task="t", plan={"train": 1}) as account:
+        kept = account.checkpoints(folder, {"counts": training.counts, "direct": optimizer}, every="9h")
+        kept.resume()
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            optimizer.rows = batch.data[0]
+            optimizer.step()
+            account.commit()
+            kept.save(wait=True)
+            schedule.step()
+    return training.times
+
+
+def test_a_save_makes_no_step_of_an_optimizer(tmp_path: Path) -> None:
+    """PyTorch makes one to read a state that an optimizer does not have yet."""
+    found = alone(steps_without_state, tmp_path)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [1] * N
+    assert "lr_scheduler.step()" not in found["err"]  # PyTorch's warning, if it takes the optimizer's step for missing
+
+
+def has_an_optimizer(folder: Path, kind: type[torch.optim.Optimizer]) -> None:
+    training = Counting(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        objects = {"counts": training.counts, "optimizer": kind(training.counts.parameters())}  # type: ignore[call-arg]
+        account.checkpoints(folder, objects, every="9h")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_an_optimizer_that_cannot_be_loaded_is_refused(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
+    found = alone(has_an_optimizer, tmp_path, kind)
+    assert found["code"] == 2, found["err"]
+    assert f"checkpoints: 'optimizer' is a {kind.__name__}, whose state PyTorch's distributed" in found["err"]
+
+
 def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
     """Each epoch has a thread. A second one may fetch its batches, or train the rest of it, after the first or beside.
 

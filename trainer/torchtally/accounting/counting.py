@@ -148,6 +148,11 @@ class Counting:
             yield batch
             if self._failure:
                 raise self._failure
+            if self._used[phase].passed_after_skip and len(self._used) == 1:
+                raise Refused(
+                    f"{current.where(current.handed)}: a backward pass came after skip(), so a later step would use a "
+                    "batch that counts as dropped: go on with the next batch after skip()"
+                )
             if current.stopped:
                 return
             if not current.trains:
@@ -170,10 +175,7 @@ class Counting:
                 "its batches twice: call commit() after optimizer.step(), and save or stop after commit()"
             )
         if self._evaluated and self._evaluated in self._phases.open.values():
-            raise Refused(
-                f"an optimizer has stepped in {self._evaluated.name}, whose loader or sampler has trains=False, so a "
-                "resume would train its batches twice: it must have trains=True, and commit() after optimizer.step()"
-            )
+            raise Refused(_trains(self._evaluated))
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
@@ -234,7 +236,7 @@ class Counting:
         """Refuse to count batches of several phases after fewer backward passes, unless they are named."""
         counted = [each for each in counted if each[1]]
         total, named = sum(covered for _, covered, _ in counted), sum(names for _, _, names in counted)
-        passes = max((self._used[current.phase].passes for current, _, _ in counted), default=0)
+        passes = max((self._used[current.phase].kept for current, _, _ in counted), default=0)
         if len(counted) > 1 and passes and passes < total and named < total and not SEEN.captured:
             raise Refused(
                 f"commit() covers {total} batches of {len(counted)} phases after {passes} backward "
@@ -258,6 +260,8 @@ class Counting:
         if current and not wrong:
             for step in reversed(steps):  # before the ranks agree: then a state of any rank has what all have dropped
                 current.skip(step, reason)
+            if current.handed in steps:
+                self._used[current.phase].skip()
         self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
         if current and current.complete:
             self._close(current)
@@ -270,7 +274,13 @@ class Counting:
         """
         waiting, used = current.waiting(step), self._used[current.phase]
         last = step == current.handed
-        if len(waiting) == 1 or not (used.last_passed if last else used.passes >= current.covered(step)):
+        passed = used.last_passed if last else used.passes >= current.covered(step)
+        if passed and compat_accelerate.leaves_steps_out():
+            return [], (
+                f"{current.where(step)}: skip() must come before the backward pass while Accelerate accumulates "
+                "gradients: its optimizer's zero_grad() does not clear them then"
+            )
+        if len(waiting) == 1 or not passed:
             return [step], None
         if last:
             return waiting, None
@@ -355,16 +365,24 @@ class Counting:
         self.checkpoints.before_batch()
         self._steps.go_on()
 
-    def _will_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._had_gradients = has_gradients(optimizer)
+    def _will_step(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        # A closure computes them within the step. Until then, those of the step before can be there.
+        closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
+        self._had_gradients = closure is None and has_gradients(optimizer)
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        # A closure computes them within the step.
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise Refused(
+                f"a {type(optimizer).__name__} with overlap_with_ddp=True leaves out its first steps, so their samples "
+                "would count without being in the weights: it must be False"
+            )
         if is_left_out(optimizer) or not (self._had_gradients or has_gradients(optimizer)):
             SEEN.add(empty=1)
             return
-        SEEN.add(steps=1)
-        if not any(_moves(group.get("lr")) for group in optimizer.param_groups):
+        moves = any(_moves(group.get("lr")) for group in optimizer.param_groups)
+        if moves or (self._pending and SEEN.passes > SEEN.stepped):  # or else PyTorch makes a state with zeros
+            SEEN.step(optimizer)
+        if not moves:
             return
         if self._pending or self._left_over:
             self._stepped = True
@@ -381,7 +399,8 @@ class Counting:
         name = tally.phase.name
         del self._phases.open[name]
         tally.commits = current.commits if current.trains else None
-        proof = prove(tally, members.everyone, leads=members.leads, problem=self._phases.changed(name))
+        problem = self._phases.changed(name) or (self._evaluated is current and _trains(current)) or None
+        proof = prove(tally, members.everyone, leads=members.leads, problem=problem)
         if current.drops:
             current.drops.end()
         if self._reports:
@@ -392,6 +411,14 @@ class Counting:
             enforce(proof, "enforce", self._proved == 1)
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
+
+
+def _trains(current: EpochInProgress) -> str:
+    """Why an epoch is none of an evaluation."""
+    return (
+        f"an optimizer has stepped in {current.name}, whose loader or sampler has trains=False, so nothing tells which "
+        "batches are in the weights: it must have trains=True, and commit() after optimizer.step()"
+    )
 
 
 def _moves(rate: Any) -> bool:

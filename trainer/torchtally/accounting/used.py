@@ -4,9 +4,12 @@ A loop that has neither, as it updates its weights in another way, is not checke
 """
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
@@ -20,22 +23,49 @@ class Seen:
         self.empty = 0  # calls of step() that changed no weight
         self.committed = 0  # steps at the last commit of any phase
         self.captured = False  # in a CUDA graph, which calls nothing here when it is replayed
+        self.stepped = 0  # backward passes before the last step
+        self.lost = 0  # of the first backward passes, gradients that the last steps lacked, as they were cleared before
+        self._cleared: dict[int, int] = {}  # backward passes before gradients were cleared, by the parameter's id
 
-    def add(self, passes: int = 0, steps: int = 0, empty: int = 0) -> None:
+    def add(self, passes: int = 0, empty: int = 0) -> None:
         self.passes += passes
-        self.steps += steps
         self.empty += empty
         self.captured |= _captures()
 
+    def step(self, optimizer: Optimizer) -> None:
+        """Take note of a step that can change weights."""
+        self.steps += 1
+        self.stepped = self.passes
+        self.captured |= _captures()
+        if self._cleared:
+            self.lost = max(self.lost, *(self._cleared.get(id(each), 0) for each in _parameters(optimizer)))
+
+    def clear(self, parameters: Iterable[Tensor]) -> None:
+        """Take note that gradients are cleared. Those of backward passes without a step are in no weights."""
+        if self.passes > self.stepped:
+            self._cleared |= {id(each): self.passes for each in parameters if each.grad is not None}
+
 
 SEEN = Seen()
+_HAD_GRADIENTS: WeakSet[Optimizer] = WeakSet()
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
-    """Whether a step has something to go by. A step that is not PyTorch's own may need no gradients."""
-    if not type(optimizer).step.__module__.startswith("torch.optim."):
+    """Whether a step has something to go by. An optimizer that is not PyTorch's and never had gradients needs none."""
+    if any(each.grad is not None for each in _parameters(optimizer)):
+        _HAD_GRADIENTS.add(optimizer)
         return True
-    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
+    return not is_of_torch(optimizer) and optimizer not in _HAD_GRADIENTS
+
+
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Whether it is one of PyTorch's own, or of a class that extends one."""
+    kinds = (each for each in type(optimizer).__mro__ if each is not Optimizer)
+    return any(each.__module__.startswith(("torch.optim.", "torch.distributed.optim.")) for each in kinds)
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
+    return (each for group in optimizer.param_groups for each in group["params"])
 
 
 def is_left_out(optimizer: Optimizer) -> bool:
@@ -45,13 +75,15 @@ def is_left_out(optimizer: Optimizer) -> bool:
 
 
 def watch() -> None:
-    """Count the backward passes of `Tensor.backward` and `torch.autograd.backward`, for which PyTorch has no hook.
+    """Watch what PyTorch has no hook for: backward passes, and what clears their gradients.
 
-    One that fails is none, and neither is one within another, as activation checkpoints make them.
+    A pass that fails is none, and neither is one within another, as activation checkpoints make them.
     """
     backward = torch.autograd.backward
     if hasattr(backward, "counted_by_torchtally"):
         return
+    Optimizer.zero_grad = _noting(Optimizer.zero_grad, _parameters)  # type: ignore[method-assign]
+    nn.Module.zero_grad = _noting(nn.Module.zero_grad, nn.Module.parameters)  # type: ignore[method-assign]
 
     @functools.wraps(backward)
     def counted(*arguments: Any, **options: Any) -> None:
@@ -61,6 +93,15 @@ def watch() -> None:
 
     counted.counted_by_torchtally = True  # type: ignore[attr-defined]
     torch.autograd.backward = counted
+
+
+def _noting(zero_grad: Callable[..., None], parameters: Callable[[Any], Iterable[Tensor]]) -> Callable[..., None]:
+    @functools.wraps(zero_grad)
+    def noted(owner: Any, *arguments: Any, **options: Any) -> None:
+        SEEN.clear(parameters(owner))
+        zero_grad(owner, *arguments, **options)
+
+    return noted
 
 
 def _captures() -> bool:
@@ -75,6 +116,7 @@ class Used:
         self._passes, self._steps = SEEN.passes, SEEN.steps  # before the batches that the next commit covers
         self._empty = SEEN.empty
         self._before_last = SEEN.passes  # before the batch that was handed out last
+        self._skipped: int | None = None  # backward passes before this batch was skipped
         self._passing = False  # whether there was a backward pass before any commit
         self._stepping: bool | None = None  # whether there was a step before each commit
 
@@ -89,7 +131,16 @@ class Used:
 
     def hand_out(self) -> None:
         """Take note of a batch that is handed out."""
-        self._before_last = SEEN.passes
+        self._before_last, self._skipped = SEEN.passes, None
+
+    def skip(self) -> None:
+        """Take note that the batch that was handed out last is skipped."""
+        self._skipped = SEEN.passes
+
+    @property
+    def passed_after_skip(self) -> bool:
+        """Whether there was a backward pass after that."""
+        return self._skipped is not None and SEEN.passes > self._skipped
 
     @property
     def last_passed(self) -> bool:
@@ -101,19 +152,28 @@ class Used:
         """Backward passes since the batches that the next commit covers."""
         return SEEN.passes - self._passes
 
+    @property
+    def kept(self) -> int:
+        """Those of them whose gradients were not cleared before a step."""
+        return SEEN.passes - max(self._passes, SEEN.lost)
+
     def problem(self, batches: int, named: int) -> str | None:
         """Take note of a commit. Returns why it cannot count so many batches with samples, of which some are named."""
-        passes, stepped, empty = self.passes, SEEN.steps > self._steps, SEEN.empty > self._empty
+        passes, cleared = self.kept, self.passes - self.kept
+        stepped, empty = SEEN.steps > self._steps, SEEN.empty > self._empty
         self._passes, self._empty = SEEN.passes, SEEN.empty
         self._steps = SEEN.committed = SEEN.steps
         if not batches or SEEN.captured:
             return None
         self._passing |= passes > 0
         if self._passing and passes < batches and named < batches:
+            count = f"{passes or 'no'} backward pass{'es' * (passes != 1)}"
+            if cleared:
+                count += f", and {cleared} whose gradients were cleared before the step"
             return (
-                f"commit() covers {batches} batch{'es' * (batches > 1)} after {passes or 'no'} backward "
-                f"pass{'es' * (passes != 1)}: a loop that leaves out a batch must call skip(reason), one that fetches "
-                "ahead must pass its batch, commit(batch), and one with a single pass for several must name them all"
+                f"commit() covers {batches} batch{'es' * (batches > 1)} after {count}: a loop that leaves out a batch "
+                "must call skip(reason), one that fetches ahead must pass its batch, commit(batch), and one with a "
+                "single pass for several must name them all"
             )
         if empty and not stepped:
             return (

@@ -6,6 +6,7 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 
 import io
 from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -56,6 +57,11 @@ class Objects:
                     f"checkpoints: {name!r} is a ZeroRedundancyOptimizer, of whose state each rank has only a part: "
                     "shard the model and its optimizer with FSDP2's fully_shard, or use a plain optimizer"
                 )
+            if isinstance(each, torch.optim.LBFGS | torch.optim.SparseAdam):
+                raise Refused(
+                    f"checkpoints: {name!r} is a {type(each).__name__}, whose state PyTorch's distributed checkpoint "
+                    "cannot load: use another optimizer, or save the account's state_dict() in a checkpoint of your own"
+                )
             if isinstance(each, Optimizer):
                 # A model can have a length, and be false.
                 if (model := self._having(each)) is not None:
@@ -78,12 +84,13 @@ class Objects:
         """The kind of each object: what must be the same in a checkpoint that is loaded."""
         return {name: self._kind(each) for name, each in self._objects.items()}
 
-    def state(self, whole: bool = True) -> State:
+    def state(self, whole: bool = True, *, loads: bool = False) -> State:
         """The states of all objects, which share memory with them. A call of all ranks.
 
-        If not `whole`, without what only rank 0 saves: opaque values, and buffers, which DDP takes from rank 0.
+        If not `whole`, without what only rank 0 saves: opaque values, and buffers, which DDP takes from rank 0. If it
+        `loads`, with those of optimizers that have made no step.
         """
-        state = {name: self._state(name, each) for name, each in self._objects.items()}
+        state = {name: self._state(name, each, loads) for name, each in self._objects.items()}
         if not whole:
             for name in self._model_of:
                 del state[name]["param_groups"]
@@ -109,7 +116,7 @@ class Objects:
 
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
-        state = self.state()
+        state = self.state(loads=True)
         try:
             load(state, storage_reader=reader, planner=_Planner(list(self._model_of)), process_group=group)
         except CheckpointException as error:
@@ -149,14 +156,28 @@ class Objects:
         # A wrapper such as DDP changes a model's type, and not its state.
         return MODEL if isinstance(each, nn.Module) else type(each).__name__
 
-    def _state(self, name: str, each: Any) -> Any:
+    def _state(self, name: str, each: Any, loads: bool) -> Any:
         if isinstance(each, nn.Module):
             return get_model_state_dict(each)
         if name in self._model_of:
-            whole = get_optimizer_state_dict(self._model_of[name], each)
+            with nullcontext() if loads else _without_step(each):
+                whole = get_optimizer_state_dict(self._model_of[name], each)
             return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
         whole = each.state_dict()
         return whole if _sharded(whole) else _packed(whole)
+
+
+@contextmanager
+def _without_step(optimizer: Optimizer) -> Iterator[None]:
+    """Keep PyTorch from a step of an optimizer that has no state: a real one where no gradients are needed."""
+    own = vars(optimizer).get("step")  # of a learning rate scheduler
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del optimizer.step
+        if own:
+            optimizer.step = own  # type: ignore[method-assign]
 
 
 def _of_all_ranks(model: nn.Module, state: State) -> State:
