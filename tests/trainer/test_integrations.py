@@ -222,6 +222,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (TRAINER, ['{"dataloader_drop_last": true}'], 2, "dataloader_drop_last False"),
         (TRAINER, ["{}", "untold"], 2, "the collate_fn together returned a dict, which does not tell which samples"),
         (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
+        (ACCELERATE, ["4", "skips late"], 2, "skip() must come before the backward pass while Accelerate accumulates"),
         (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
         (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),
         (ACCELERATE, ["4", "saves early"], 2, "the weights hold an optimizer's step that is not committed"),

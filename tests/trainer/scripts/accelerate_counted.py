@@ -38,6 +38,10 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
             with accelerator.accumulate(model):
                 # Accelerate and DDP divide it.
                 accelerator.backward(model(*batch.data) * accelerator.num_processes * accumulate)
+                if how == "skips late" and batch.step == 2:
+                    optimizer.zero_grad()
+                    account.skip("the loss is not finite")
+                    continue
                 optimizer.step()
                 optimizer.zero_grad()
             if how == "saves early" and accelerator.sync_gradients:
