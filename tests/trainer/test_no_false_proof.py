@@ -599,6 +599,33 @@ def test_the_last_batch_of_an_evaluation_counts_if_the_loop_asks_for_another(how
     assert holds([found]) == (code == 0)
 
 
+def resumes_with_other_accumulation(each: int, accumulated: int) -> list[int]:
+    """Killed after the first commit that `accumulated` batches do not divide, and resumed."""
+    training, saved = Counting(N), {}
+    for begins in (True, False):
+        with contextlib.suppress(InterruptedError), Account(task="t", plan={"train": 1}) as account:
+            loader = account.loader("train", Noisy(N), batch_size=SIZE)
+            if not begins:
+                account.load_state_dict(saved)
+            for batch in account.epoch("train", 1, loader):
+                training.backward(*batch.data)
+                if batch.step % (each if begins else accumulated) == 0 or batch.step == batch.steps:
+                    training.step()
+                    account.commit()
+                if begins and batch.step == 3:
+                    saved = account.state_dict()
+                    raise InterruptedError
+    return training.times
+
+
+@pytest.mark.parametrize(("each", "accumulated"), [(1, 2), (3, 2), (3, 3)])
+def test_a_resume_may_accumulate_another_number_of_batches(each: int, accumulated: int) -> None:
+    found = alone(resumes_with_other_accumulation, each, accumulated)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [1] * N
+    assert holds([found])
+
+
 def trains_where_nothing_is_committed() -> list[int]:
     training = Counting(N)
     with Account(task="t", plan={"train": 1}) as account:

@@ -53,8 +53,8 @@ class EpochInProgress:
         self._skips = 0  # since the last commit
         self._usual: int | None = None  # batches of a commit without an argument
         # Whether the first such commit may have fewer: a loop that counts batches from the epoch's beginning steps
-        # earlier once, after the number of ranks or the batch size has changed.
-        self._cut = tally.phase.start > 0
+        # earlier once, after the number of ranks, the batch size, or that of accumulated batches has changed.
+        self._cut = tally.phase.start > 0 or schedule.skip > 0
         self.explicit = False  # whether commits name their batches
         self.stopped = False  # by the program, before the last step
         phase = tally.phase
