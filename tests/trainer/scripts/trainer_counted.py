@@ -12,7 +12,13 @@ import torch
 import torch.distributed as dist
 from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from torchtally import Account, Batch, Steps, each_row
@@ -55,6 +61,16 @@ def dropping(samples: list[tuple[int, torch.Tensor]]) -> Batch:
     return batch._replace(data=dict(zip(("indices", "inputs"), batch.data, strict=True)))
 
 
+class Repeating:
+    """Has a collator of the library, to which it gives the first sample in place of the last."""
+
+    data_collator = staticmethod(default_data_collator)
+
+    def __call__(self, samples: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        kept = [*samples[:-1], samples[0]]
+        return self.data_collator([{"indices": index, "inputs": inputs} for index, inputs in kept])
+
+
 class Flattened(Counted):
     """Takes samples of three tokens, all of them in one row, each token the number of its sample."""
 
@@ -92,9 +108,12 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
         model=model,
         args=arguments,
         train_dataset=[{"input_ids": [index] * 3} for index in range(len(DATA))] if how == "flattened" else DATA,
-        data_collator={"untold": together, "flattened": DataCollatorWithFlattening(), "drops": dropping}.get(
-            how, each_row(together)
-        ),
+        data_collator={
+            "untold": together,
+            "repeats": Repeating(),
+            "flattened": DataCollatorWithFlattening(),
+            "drops": dropping,
+        }.get(how, each_row(together)),
         optimizers=(optimizer, LambdaLR(optimizer, lambda _: 1)),
         callbacks=[Stops()] * (how == "stops"),
         **({} if without else {"account": account}),

@@ -13,6 +13,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import RemoveColumnsCollator
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch, EachRow, Samples, each_row
@@ -92,7 +93,9 @@ class _Skipped(data.IterableDataset[Any]):
 
 def _declared(collate: Any) -> Any:
     """A collator of the library's own makes one row of each sample, or of all; another has to tell."""
-    own = getattr(collate, "data_collator", collate)  # in what removes columns, which hides the samples' indices
+    own = collate
+    while type(own) is RemoveColumnsCollator:  # which hides the samples' indices
+        own = own.data_collator
     if type(own) is DataCollatorWithFlattening:
         return _Flattened(collate)
     module = getattr(own, "__module__", type(own).__module__)
