@@ -11,8 +11,8 @@ from counting import Noisy
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
-from torchtally import compat_datasets
-from torchtally.accounting.fingerprint import fingerprint
+from torchtally import Mixture, Packed, compat_datasets
+from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, is_unknown
 
 ROWS = datasets.Dataset.from_dict({"number": list(range(40))})
 PARTS = [TensorDataset(torch.zeros(size)) for size in (30, 10)]
@@ -45,6 +45,22 @@ def test_what_has_no_fingerprint_has_none() -> None:
     assert fingerprint(PARTS[0]) is None
     assert fingerprint(Subset({"a": 1}, ["a"])) is None  # type: ignore[arg-type, list-item]
     assert fingerprint(Noisy(40)) == "noisy"
+
+
+WHOLES: dict[str, Callable[[Any], Any]] = {
+    "concatenated": lambda part: ConcatDataset([Noisy(2), part]),
+    "mixed": lambda part: Mixture({"a": Noisy(2), "b": part}, {"a": 1, "b": 1}, length=4),
+    "packed": lambda part: Packed(part, [1, 1], row=2),
+    "packed parts": lambda part: Packed(ConcatDataset([Noisy(2), part]), [1, 1, 1, 1], row=2),
+    "chosen": lambda part: Subset(part, [1]),
+}
+
+
+@pytest.mark.parametrize("how", WHOLES)
+def test_a_whole_is_unknown_if_a_part_is(how: str) -> None:
+    """Otherwise, a fold of other documents would go on with the checkpoint of the one before."""
+    assert is_unknown(fingerprint(WHOLES[how](["a", "b"])) or UNKNOWN)
+    assert not is_unknown(fingerprint(WHOLES[how](Noisy(2))) or UNKNOWN)
 
 
 def test_a_file_in_another_folder_is_the_same_sample() -> None:

@@ -23,8 +23,7 @@ def fingerprint(dataset: Any) -> str | None:
         return own
     if isinstance(dataset, data.ConcatDataset):
         parts = [f"{fingerprint(each) or UNKNOWN} {len(each)}\n" for each in dataset.datasets]  # type: ignore[arg-type]
-        unknown = f"{UNKNOWN} " if any(map(is_unknown, parts)) else ""
-        return f"{unknown}concat {_sha256(part.encode() for part in parts)}"
+        return of_parts(f"concat {_sha256(part.encode() for part in parts)}", parts)
     if isinstance(dataset, data.Subset):
         whole, chosen = fingerprint(dataset.dataset), [np.asarray(dataset.indices)]
     else:
@@ -35,6 +34,11 @@ def fingerprint(dataset: Any) -> str | None:
     if any(part.dtype.kind not in "iu" for part in chosen):
         return None
     return f"{whole or UNKNOWN} at {_sha256(part.astype('<i8').tobytes() for part in chosen)}"
+
+
+def of_parts(text: str, parts: Iterable[str]) -> str:
+    """Return the fingerprint `text` of a whole, which is marked as unknown if that of a part is."""
+    return f"{UNKNOWN} {text}" if any(map(is_unknown, parts)) else text
 
 
 def is_unknown(text: str) -> bool:

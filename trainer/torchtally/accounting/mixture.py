@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from torchtally.accounting import inner
-from torchtally.accounting.fingerprint import fingerprint
+from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, of_parts
 from torchtally.accounting.locality import Locality
 from torchtally.errors import Refused
 from torchtally.proof import mixture, rules
@@ -109,11 +109,12 @@ class Mixture(Dataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        prints = [str(fingerprint(source)) for source in self._sources]
+        prints = [str(fingerprint(source) or UNKNOWN) for source in self._sources]
         orders = [str(each.order) for each in self._orders]
         lengths = [len(source) for source in self._sources]
         facts = [self._names, self._turns.weights, lengths, prints, orders, self._length, self._seed]
-        return f"{mixture.NAME} sha256:{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return of_parts(f"{mixture.NAME} sha256:{digest}", prints)
 
     @property
     def mix(self) -> Mix:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchtally.accounting import inner
-from torchtally.accounting.fingerprint import fingerprint
+from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, of_parts
 from torchtally.errors import Refused
 from torchtally.proof.permutation import Indices
 
@@ -82,9 +82,10 @@ class Packed(Dataset[dict[str, Tensor]]):
 
     @property
     def fingerprint(self) -> str:
-        printed = str(fingerprint(self._documents))
+        printed = str(fingerprint(self._documents) or UNKNOWN)
         facts = [self._digest, len(self._documents), self._row, self._padding, printed]
-        return f"{NAME} sha256:{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return of_parts(f"{NAME} sha256:{digest}", [printed])
 
     def __len__(self) -> int:
         return len(self._ends)
