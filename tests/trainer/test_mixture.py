@@ -189,3 +189,18 @@ def test_an_order_over_the_plans_is_refused() -> None:
     found = alone(shuffled)
     assert found["code"] == 2
     assert "train: a Mixture has an order of its own: pass shuffle=False" in found["err"]
+
+
+class Augmented(Numbers):
+    mix = 0.4  # as of a mixup
+
+
+def mixes_otherwise() -> None:
+    with Account(task="t", plan={"train": 1}) as account:
+        list(account.epoch("train", 1, account.loader("train", Augmented(5), batch_size=2, trains=False)))
+
+
+def test_another_dataset_may_have_an_attribute_of_the_name() -> None:
+    found = alone(mixes_otherwise)
+    assert found["code"] == 0, found["err"]
+    assert "every sample exactly once" in found["out"]

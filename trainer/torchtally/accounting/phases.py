@@ -13,6 +13,7 @@ from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.facts import Facts
 from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, is_unknown
 from torchtally.accounting.locality import Locality
+from torchtally.accounting.mixture import Mixture
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState
@@ -219,6 +220,7 @@ class Phases:
         self._attempt.begin()
         if is_unknown(chosen.data) and self._attempt.prints and epoch == 1:
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
+        dataset, _ = self._data.get(phase, (None, None))
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
             Phase(
@@ -230,7 +232,7 @@ class Phases:
                 order=sampler.order,
                 start=start,
                 end=end,
-                mix=getattr(self._data[phase][0], "mix", None) if phase in self._data else None,
+                mix=dataset.mix if isinstance(dataset, Mixture) else None,
             ),
         )
         before = digest.unpack(position.dropped) if position and position.dropped else Digest()
