@@ -132,6 +132,15 @@ def test_braces_name_shards_and_handlers_decode_them(data: Path) -> None:
     assert (raw[9]["number.cls"], own[9]["number.cls"]) == (b"9", (".number.cls", b"9"))
 
 
+def test_a_tar_file_may_end_with_what_is_no_sample(data: Path, tmp_path: Path) -> None:
+    shard = shutil.copy(data / "tars/shard-000.tar", tmp_path)
+    tar(Path(shard), {"README": b"of these samples", "__meta__/about.txt": b"none"}, "a")
+    with tarfile.open(shard, "a") as members:
+        members.add(data, "folder", recursive=False)
+    make_index(shard)
+    assert [*TarFiles(shard)] == by_the_library("tars", tmp_path)
+
+
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_each_token_but_the_first_of_a_file_is_predicted_once(dtype: str, tmp_path: Path) -> None:
     write_tokens(tmp_path, 30, rows=(20, 10), dtype=dtype)
@@ -278,8 +287,8 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     ),
     "tar grew": (
         "tars",
-        lambda p: tar(p / "shard-002.tar", {"9999.txt": b"more"}, "a"),
-        r"shard-002.idx does not fit .*: it ends at byte \d+, and the shard goes on there",
+        lambda p: tar(p / "shard-002.tar", {"README": b"of these", "9999.txt": b"more"}, "a"),
+        r"shard-002.idx does not fit .*: it ends at byte \d+, and the shard goes on at byte \d+",
     ),
     "idx of another": (
         "tars",

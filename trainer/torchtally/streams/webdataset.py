@@ -12,7 +12,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from webdataset import filters
 from webdataset.shardlists import expand_urls
@@ -87,10 +87,11 @@ class TarFiles(Shards):
         end = _end_of(lines, index)
         with self._files.open(shard) as file:
             opened = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            after = _after_left_out(file, end)
         if end > len(opened):
             raise Refused(f"{index} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
-        if any(opened[end : end + _BLOCK]):
-            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard goes on there")
+        if any(opened[after : after + _BLOCK]):
+            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard goes on at byte {after}")
         return url, opened, lines
 
     def _read(self, opened: tuple[str, mmap.mmap, list[str]], rows: list[int]) -> list[dict[str, Any]]:
@@ -121,9 +122,9 @@ def make_index(shard: str | os.PathLike[str]) -> Path:
     try:
         with tarfile.open(path, "r:") as members:
             for member in members:
-                key, extension = base_plus_ext(member.name)
-                if not member.isreg() or key is None or _META.match(member.name):
+                if _is_left_out(member):
                     continue
+                key, extension = base_plus_ext(member.name)
                 if any(each.isspace() for each in member.name):
                     raise Refused(f"{path}: {member.name!r} has a space, which an index cannot name")
                 if key != last:
@@ -172,6 +173,22 @@ def _end_of(lines: Sequence[str], index: str) -> int:
                 )
             end = offset + -(-size // _BLOCK) * _BLOCK
     return end
+
+
+def _after_left_out(file: BinaryIO, start: int) -> int:
+    """Return the byte at which members of a tar file end that an index leaves out, from `start` on."""
+    file.seek(start)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as members:
+            first = next((member.offset for member in members if not _is_left_out(member)), None)
+            return members.offset if first is None else first
+    except tarfile.TarError:
+        return start
+
+
+def _is_left_out(member: tarfile.TarInfo) -> bool:
+    """Whether WebDataset leaves out a member, such as a folder or a README."""
+    return not member.isreg() or base_plus_ext(member.name)[0] is None or bool(_META.match(member.name))
 
 
 def _components(line: str, index: str) -> list[Component]:
