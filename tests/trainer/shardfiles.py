@@ -94,7 +94,7 @@ def of_kind(kind: str, where: str, **options: Any) -> Any:
     if kind == "tokens":
         from torchtally.streams.tokens import TokenFiles
 
-        return TokenFiles(f"{where}/*.bin", block=BLOCK, **options)
+        return TokenFiles(f"{where}/*.bin", **{"block": BLOCK, **options})
     import datasets
 
     assert kind == "datasets"

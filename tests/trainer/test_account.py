@@ -312,6 +312,10 @@ def wrong(arguments: dict[str, Any]) -> None:
             "num_workers=0 to disable multiprocessing.",
         ),
         ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
+        (
+            {"dataset": {"train": [1], "test": [2]}},
+            "train: a dict with the keys train, test has no samples by their numbers: pass one of its datasets",
+        ),
         ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
         ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),
         (

@@ -148,7 +148,23 @@ def test_each_token_but_the_first_of_a_file_is_predicted_once(dtype: str, tmp_pa
     assert [token for row in dataset for token in row[1:].tolist()] == [*range(1, 101), *range(102, 152)]
 
 
-# What is not whole, or has changed, ends with a sentence.
+# What is not allowed or not whole, or has changed, ends with a sentence.
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        ("mds", {"cache_limit": "all"}, "cache_limit='all' must be a number of bytes, or a text such as '100gb'"),
+        ("parquet", {"columns": []}, "columns=[] must name at least one column"),
+        ("tars", {"decode": "pil"}, "decode='pil' must be a list of the arguments of WebDataset's decode, such as"),
+        ("tokens", {"block": "4"}, "block='4' must be a whole number from 1"),
+        ("tokens", {"cache_limit": "100gb"}, "cache_limit='100gb' must be a number of bytes"),
+        ("tokens", {"open_shards": None}, "open_shards=None must be a whole number from 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(kind: str, options: Any, sentence: str, data: Path) -> None:
+    with pytest.raises(Refused, match=re.escape(sentence)):
+        of_kind(kind, str(data / kind), **options)
 
 
 def cut(file: Path, size: int = -10) -> None:
@@ -449,7 +465,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(
     known = opened([one, other]).fingerprint
     assert known != opened([other, one]).fingerprint
     assert known == opened([one.replace("here", "there"), other.replace("here", "there")]).fingerprint
-    assert opened([one]).fingerprint == opened([other]).fingerprint
+    assert opened([one]).fingerprint == opened([other]).fingerprint == opened(Path(one)).fingerprint
 
 
 def other_data(where: list[str]) -> None:

@@ -69,12 +69,15 @@ class Mixture(Dataset[Any]):
         seed: int = 0,
         order: Locality | None = None,
     ):
+        if not isinstance(sources, Mapping) or not isinstance(weights, Mapping):
+            kinds = f"a {type(sources).__name__} and a {type(weights).__name__}"
+            raise Refused(f"sources and weights must be dictionaries by the names of the sources, and are {kinds}")
         if not sources or {*sources} != {*weights}:
             raise Refused(f"weights must have the names of the sources, {_names(sources)}, and has {_names(weights)}")
         if len(sources) > _MOST:
             raise Refused(f"a mixture must have at most {_MOST} sources, and has {len(sources)}")
         for name, source in sources.items():
-            if not name.strip() or not name.isprintable() or len(name) > _LONGEST:
+            if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _LONGEST:
                 raise Refused(f"the name {name!r} of a source must be printable text of at most {_LONGEST} characters")
             inner.check(source, f"the source {name}")
             if not len(source):

@@ -152,6 +152,11 @@ class Phases:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
         if problem := loader.lacks(dataset) or loader.problem(options):
             raise Refused(f"{phase}: {problem}")
+        if isinstance(dataset, dict) and (names := [name for name in dataset if isinstance(name, str)]):
+            raise Refused(
+                f"{phase}: a {type(dataset).__name__} with the keys {', '.join(names[:8])} has no samples by their "
+                "numbers: pass one of its datasets"
+            )
         if shuffle and getattr(dataset, "ordered", False):
             raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
         order = order or (self._order if shuffle else None)

@@ -17,6 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from torchtally.errors import Ending, Refused, Volume
 
+Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
 _REQUESTS = 16  # at a time
 _ATTEMPTS = 8  # to open a copy that others remove meanwhile
 _DENIED = {"400", "401", "403", "404", "AccessDenied", "InvalidAccessKeyId", "NoCredentialsError", "NoSuchBucket"}
@@ -37,11 +39,13 @@ def system(url: str) -> tuple[Any, str]:
     return fs, path
 
 
-def expanded(urls: str | Sequence[str]) -> list[str]:
+def expanded(urls: Files) -> list[str]:
     """Return the URLs that a pattern with `*` names, sorted, or a list as it is.
 
     Raises Refused, also if two URLs name one file, and Volume.
     """
+    if isinstance(urls, os.PathLike):
+        urls = os.fspath(urls)
     if not isinstance(urls, str):
         found = [str(url) for url in urls]
     elif "*" in urls:
@@ -151,6 +155,8 @@ class Copies:
     """
 
     def __init__(self, folder: Path, names: Sequence[str], limit: int | None):
+        if isinstance(limit, str):
+            raise Refused(f"cache_limit={limit!r} must be a number of bytes")
         self.folder, self._names, self._limit = folder, names, limit
 
     def open(self, name: str, size: int, fetch: Callable[[], None]) -> BinaryIO:

@@ -84,7 +84,10 @@ class MDS(Shards):
         self._readers = self._shards()
         names = [reader.raw_data.basename for reader in self._readers]
         self._check_distinct(names)
-        limit = bytes_to_int(cache_limit) if isinstance(cache_limit, str) else cache_limit
+        try:
+            limit = bytes_to_int(cache_limit) if isinstance(cache_limit, str) else cache_limit
+        except ValueError:
+            raise Refused(f"cache_limit={cache_limit!r} must be a number of bytes, or a text such as '100gb'") from None
         self._copies = Copies(self._folder, names, limit if self._remote else None)
         index = hashlib.sha256((self._folder / _INDEX).read_bytes()).hexdigest()
         super().__init__("mds", [reader.samples for reader in self._readers], index, open_shards)

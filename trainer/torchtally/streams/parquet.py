@@ -10,7 +10,7 @@ import pyarrow
 from pyarrow import parquet
 
 from torchtally.errors import Refused
-from torchtally.streams.files import check_distinct, expanded, of_each, part, reading, system, without_place
+from torchtally.streams.files import Files, check_distinct, expanded, of_each, part, reading, system, without_place
 from torchtally.streams.shards import Shards
 
 _MAGIC = b"PAR1"
@@ -49,11 +49,13 @@ class ParquetFiles(Shards):
         Volume: A file cannot be read, and another attempt can succeed.
     """
 
-    def __init__(self, files: str | Sequence[str], *, columns: Sequence[str] | None = None, open_shards: int = 8):
+    def __init__(self, files: Files, *, columns: Sequence[str] | None = None, open_shards: int = 8):
         self._urls = expanded(files)
         self._footers: list[_Footer] = of_each(lambda url: _footer(url)[0], self._urls)
         check_distinct(self._urls, [sum(footer.row_groups) for footer in self._footers])
         self._columns = None if columns is None else list(columns)
+        if self._columns == []:
+            raise Refused("columns=[] must name at least one column")
         for url, footer in zip(self._urls, self._footers, strict=True):
             if missing := [name for name in self._columns or () if name not in footer.columns]:
                 raise Refused(f"{url} has no column {missing[0]!r}; its columns are {', '.join(footer.columns)}")

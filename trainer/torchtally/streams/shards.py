@@ -32,7 +32,7 @@ class Shards(Dataset[Any], ABC):
             description: What the fingerprint is computed from: anything that JSON can express.
             open_shards: Number of shards that a process keeps open.
         """
-        if open_shards < 1:
+        if type(open_shards) is not int or open_shards < 1:
             raise Refused(f"open_shards={open_shards!r} must be a whole number from 1")
         self.shard_sizes = list(shard_sizes)
         if not sum(self.shard_sizes):

@@ -1,14 +1,13 @@
 """Files of tokens, as nanoGPT and others write them: unsigned integers without a header, read by memory map."""
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchtally.errors import Refused
-from torchtally.streams.files import Opener, check_distinct, expanded, without_place
+from torchtally.streams.files import Files, Opener, check_distinct, expanded, without_place
 from torchtally.streams.shards import Shards
 
 _DTYPES = ("uint16", "uint32")
@@ -41,7 +40,7 @@ class TokenFiles(Shards):
 
     def __init__(
         self,
-        files: str | Sequence[str],
+        files: Files,
         *,
         block: int,
         dtype: str = "uint16",
@@ -49,7 +48,7 @@ class TokenFiles(Shards):
         local: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
     ):
-        if block < 1:
+        if type(block) is not int or block < 1:
             raise Refused(f"block={block!r} must be a whole number from 1")
         if dtype not in _DTYPES:
             raise Refused(f"dtype={dtype!r} must be one of {', '.join(_DTYPES)}")

@@ -21,7 +21,7 @@ from webdataset.tariterators import base_plus_ext
 from torchtally.atomic_file import replace
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.streams.files import Opener, basename, check_distinct, expanded, of_each, part, without_place
+from torchtally.streams.files import Files, Opener, basename, check_distinct, expanded, of_each, part, without_place
 from torchtally.streams.shards import Shards
 
 _VERSION = "v1.2"
@@ -62,7 +62,7 @@ class TarFiles(Shards):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Files,
         *,
         decode: Sequence[str | Callable[[str, bytes], Any]] | None = (),
         open_shards: int = 32,
@@ -71,7 +71,12 @@ class TarFiles(Shards):
     ):
         self._urls = expanded(urls if not isinstance(urls, str) or "*" in urls else expand_urls(urls))
         check_distinct(self._urls)
-        self._decode = None if decode is None else filters.decode(*decode)
+        try:
+            self._decode = None if decode is None else filters.decode(*decode)
+            _ = self._decode and [*self._decode(iter([]))]  # which looks at the arguments
+        except (TypeError, ValueError) as error:
+            known = "a list of the arguments of WebDataset's decode, such as ['pil']"
+            raise Refused(f"decode={decode!r} must be {known}: {error}") from None
         sizes = of_each(_samples_in, self._urls)
         self._files = Opener(self._urls, local, cache_limit)
         described = [[name, size] for name, size in zip(without_place(self._urls), self._files.sizes, strict=True)]
