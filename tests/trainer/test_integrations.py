@@ -115,6 +115,17 @@ def test_lightning_saves_between_a_step_and_its_end_or_within_an_accumulation(
     assert resumes(tmp_path, LIGHTNING, arguments, "saves", dies=99) == undisturbed(LIGHTNING, arguments)
 
 
+@pytest.mark.parametrize("batch", [6, pytest.param(25, marks=pytest.mark.nightly)])
+def test_lightning_goes_on_from_what_an_exception_has_saved(batch: int, tmp_path: Path) -> None:
+    """It is saved within an accumulation: of batches 4 to 7 of an epoch, or of 24 and 25, which are its last."""
+    arguments = (LIGHTNING, str(tmp_path), ACCUMULATED[LIGHTNING], "raises", str(batch))
+    with pytest.raises(RuntimeError, match="raised"):
+        alone(script, *arguments)
+    ended = alone(script, *arguments)
+    assert ended["code"] == 0, ended["err"]
+    assert found(tmp_path)["times"] == [EPOCHS] * N
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["validates", "epochs", "manual"])
 def test_lightning_validates_or_saves_once_an_epoch(how: str, tmp_path: Path, undisturbed: Any) -> None:

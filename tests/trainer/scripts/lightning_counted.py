@@ -14,7 +14,12 @@ import lightning
 import torch
 import torch.distributed as dist
 from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
 from torchtally import Account, Steps
 from torchtally.integrations.lightning import AccountCallback
@@ -32,6 +37,8 @@ class Module(lightning.LightningModule):
         self.death.comes()
         if self.how == "no loss" and index == 2:
             return None
+        if self.how == "raises" and index == RAISES_IN and not self.trainer.ckpt_path:
+            raise RuntimeError("raised")
         loss = self.model(*batch) * self.trainer.world_size
         if self.how == "manual":
             self.optimizers().zero_grad()
@@ -66,6 +73,7 @@ class Saves(lightning.Callback):
 FOLDER = Path(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
+RAISES_IN = int(sys.argv[4]) if how == "raises" else None
 dist.is_initialized() or dist.init_process_group("gloo")
 steps = Steps(options.get("max_steps", -1), options.get("accumulate_grad_batches", 1))
 planned = {"train": steps if how == "steps" else EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})
@@ -82,6 +90,7 @@ with Account(task="counted", plan=planned) as ACCOUNT:
     callbacks += [AccountCallback(ACCOUNT)] * (how != "no callback")
     callbacks = [Saves(), *callbacks] if how == "saves" else callbacks
     callbacks += [StochasticWeightAveraging(1.0, 2)] * (how in ("swa", "batch norm"))
+    callbacks += [OnExceptionCheckpoint(FOLDER, "last")] * (how == "raises")
     callbacks += [WeightAveraging()] * (how == "averages")
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     module = Module(how)

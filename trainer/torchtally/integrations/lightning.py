@@ -42,12 +42,7 @@ class AccountCallback(Callback):
         if not isinstance(batches, Epochs) or batches.account is not self._account:
             raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
         self._refuse(trainer, module, batches)
-        progress = trainer.fit_loop.epoch_loop.batch_progress
-        # Lightning's counters become those of this start: the batches that it skips, or at the end of an epoch all of
-        # them. Batches that no step has used are handed out again, and another number of ranks has other batches.
-        again = progress.current.ready - (len(batches) if progress.is_last_batch else batches.skipped)
-        for name in ("ready", "started", "processed", "completed"):
-            setattr(progress.current, name, getattr(progress.current, name) - again)
+        _go_on(trainer, batches)
         self._committed = trainer.global_step
         batches.before_state = partial(self._commit, trainer, module)
         for optimizer in trainer.optimizers:
@@ -111,6 +106,23 @@ class AccountCallback(Callback):
                 f"max_epochs={trainer.max_epochs} and max_steps={trainer.max_steps} do not make the plan of "
                 f"{batches.phase}: pass max_epochs={planned}, or max_steps={steps}{hint}"
             )
+
+
+def _go_on(trainer: Trainer, batches: Epochs) -> None:
+    """Set Lightning's counters to the batches that this start skips, or at the end of an epoch to all of them.
+
+    Batches that no step has used are handed out again, and another number of ranks has other batches.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    total: Any = loop.batch_progress.total  # their annotated type lacks two of the counters
+    current: Any = loop.batch_progress.current
+    earlier = total.ready - current.ready  # in epochs before this one
+    ended = loop.batch_progress.is_last_batch and current.processed == current.ready  # and not by an exception
+    place = batches.skipped or (len(batches) if ended else 0)
+    loop.batch_progress.is_last_batch = ended and place == len(batches)
+    for counters, at in ((total, earlier + place), (current, place)):
+        counters.ready = counters.started = counters.processed = at
+        counters.completed = at - loop.restarted_on_train_batch_end  # Lightning is about to add that one
 
 
 def _epochs(dataloaders: Any) -> Iterator[Epochs]:
