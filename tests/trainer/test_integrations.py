@@ -181,10 +181,11 @@ def test_the_librarys_flattened_batches_are_proved(tmp_path: Path) -> None:
 
 
 def test_keras_goes_on_from_the_backup_before_one_that_is_cut_off(tmp_path: Path, undisturbed: Any) -> None:
-    assert run(tmp_path, KERAS, "3", dies=22).returncode == KILLED
+    """They are of the last batches of two epochs, whose ends Keras has not seen."""
+    assert run(tmp_path, KERAS, "13", dies=27).returncode == KILLED
     latest = tmp_path / "backup/latest.weights.h5"
     latest.write_bytes(latest.read_bytes()[:100])
-    ended = run(tmp_path, KERAS, "3", "rank 0 repairs")
+    ended = run(tmp_path, KERAS, "13", "rank 0 repairs")
     assert ended.returncode == 0, ended.stderr
     assert found(tmp_path) == undisturbed(KERAS, "3")
 
@@ -244,6 +245,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),
         (ACCELERATE, ["4", "saves early"], 2, "the weights hold an optimizer's step that is not committed"),
         (KERAS, ["3", "no callback"], 3, COMMIT),
+        (KERAS, ["3", "unbuilt"], 2, "call model.test_on_batch(inputs, labels) with any samples"),
         (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps must be None"),
     ],
 )

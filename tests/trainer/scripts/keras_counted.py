@@ -66,7 +66,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     accumulate = 4 if how == "accumulates" else None
     model.compile(keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate), added)
     (indices, inputs), label = data[0]
-    model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))
+    if how != "unbuilt":
+        model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))
     batches = Batches(account.batches("train", account.loader("train", data, batch_size=SIZE, num_workers=1)))
     options = {"save_freq": every, "double_checkpoint": True, "delete_checkpoint": how != "best"}
     backup = BackupAndRestore(account, folder / "backup", **options)
@@ -76,6 +77,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
         model.optimizer.build(model.trainable_variables)
         model.load_weights(folder / "backup/latest.weights.h5") if (folder / "backup").exists() else None
     callbacks = [Dies()] if how == "no callback" else [backup, AccountCallback(account, model), Dies()]
+    if how == "rank 0 repairs":  # in the other order, which is as good
+        callbacks = [callbacks[1], backup]
     if how == "loaded before":
         callbacks = callbacks[1:] if (folder / "backup").exists() else callbacks
     model.fit(batches, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)

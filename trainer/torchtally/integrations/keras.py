@@ -38,10 +38,10 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         account: Its phase "train" is what `fit` trains on.
-        model: The compiled model that `fit` trains.
+        model: The compiled and built model that `fit` trains.
 
     Raises:
-        Refused: The optimizer leaves out steps.
+        Refused: The model is not built, or the optimizer leaves out steps.
     """
 
     def __init__(self, account: Account, model: keras.Model):
@@ -49,6 +49,12 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._account, self._loaded = account, False
         self._committed: int | None = None  # the optimizer's iterations by then
         object.__setattr__(model, "torchtally", _State(self))  # Keras itself adds no layer to a model that is built
+        parts = [*model._flatten_layers(), model._compile_loss, model._compile_metrics]
+        if not all(part is None or part.built for part in parts):
+            raise Refused(
+                "fit() would consume a batch to build the model: call model.test_on_batch(inputs, labels) with any "
+                "samples after compile(), and then make the AccountCallback"
+            )
         if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
             raise Refused("mixed_float16 leaves out steps whose gradients overflow: use mixed_bfloat16")
         if model.optimizer.gradient_accumulation_steps:
@@ -68,7 +74,10 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch != (completed := self._account.completed("train")):
-            raise Refused(f"fit() begins epoch {epoch}, counted from 0, and the account has completed {completed}")
+            raise Refused(
+                f"fit() begins epoch {epoch}, counted from 0, and the account has completed {completed}: a callback "
+                "that loads weights must come before the AccountCallback"
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.commit()
@@ -121,12 +130,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
 
     def __init__(self, account: Account, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
-        self._leads = account.rank == 0
+        self._account, self._leads = account, account.rank == 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         if not self._leads:
             dist.barrier(own_group.of_all())
         super().on_train_begin(logs)  # replaces a backup that is cut off by the one before
+        # Keras' own number is of the last epoch that ended in that start, so not of a backup in an epoch's last batch.
+        self.model._initial_epoch = self._account.completed("train")
         if self._leads:
             dist.barrier(own_group.of_all())
 
