@@ -221,6 +221,12 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
             2,
             'pass max_epochs=3, or max_steps=78; or plan {"train": Steps(20)}',
         ),
+        (
+            LIGHTNING,
+            ['{"max_steps": 9, "max_epochs": -1, "accumulate_grad_batches": 4}', "steps of a batch"],
+            2,
+            'makes no step of the last 3, as it accumulates 4: plan {"train": Steps(9, accumulate=4)}',
+        ),
         (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
         (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
         (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),

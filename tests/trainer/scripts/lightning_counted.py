@@ -76,7 +76,8 @@ how = sys.argv[3] if len(sys.argv) > 3 else ""
 RAISES_IN = int(sys.argv[4]) if how == "raises" else None
 dist.is_initialized() or dist.init_process_group("gloo")
 steps = Steps(options.get("max_steps", -1), options.get("accumulate_grad_batches", 1))
-planned = {"train": steps if how == "steps" else EPOCHS} | ({"test": EPOCHS} if how == "validates" else {})
+trained = {"steps": steps, "steps of a batch": Steps(33)}.get(how, EPOCHS)
+planned = {"train": trained} | ({"test": EPOCHS} if how == "validates" else {})
 with Account(task="counted", plan=planned) as ACCOUNT:
     collate = drops if how == "drops" else None
     batches = ACCOUNT.batches(

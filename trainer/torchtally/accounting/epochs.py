@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchtally.accounting.collate import Batch
+from torchtally.errors import Refused
 
 if TYPE_CHECKING:
     from torchtally.accounting.account import Account
@@ -54,14 +55,30 @@ class Epochs:
         return self.account.skipped(self.phase)
 
     def optimizer_steps(self, accumulated: int) -> int:
-        """Number of optimizer steps of the plan if each takes so many batches, or what is left of an epoch."""
-        epochs = range(1, self.account.plan[self.phase] + 1)
-        return sum(math.ceil(self.account.steps(self.phase, epoch) / accumulated) for epoch in epochs)
+        """Number of optimizer steps of the plan if each takes so many batches, or what is left of an epoch.
+
+        Raises:
+            Refused: The plan ends in the middle of an epoch and of a step, which libraries do not make there.
+        """
+        batches = [self.account.steps(self.phase, epoch) for epoch in range(1, self.account.plan[self.phase] + 1)]
+        steps = sum(math.ceil(each / accumulated) for each in batches)
+        if batches and batches[-1] < len(self) and (rest := batches[-1] % accumulated):
+            begun = self.account.completed(self.phase) or self.skipped
+            works = "go on with the number of ranks, the batch size, and the accumulation of the beginning"
+            raise Refused(
+                f"the plan of {self.phase} ends after {batches[-1]} of the {len(self)} batches of an epoch, and the "
+                f"library makes no step of the last {rest}, as it accumulates {accumulated}: "
+                f"{works if begun else f'plan {self._of_steps(steps, accumulated)}'}"
+            )
+        return steps
 
     def plan_of_steps(self, steps: int, accumulated: int) -> str:
         """Return the end of a sentence that names the plan of a library's own number of steps, "" if it has none."""
+        return f"; or plan {self._of_steps(steps, accumulated)}" if steps > 0 else ""
+
+    def _of_steps(self, steps: int, accumulated: int) -> str:
         more = f", accumulate={accumulated}" if accumulated > 1 else ""
-        return f'; or plan {{"{self.phase}": Steps({steps}{more})}}' if steps > 0 else ""
+        return f'{{"{self.phase}": Steps({steps}{more})}}'
 
     def state_dict(self) -> dict[str, str]:
         """Return `Account.state_dict()`."""
