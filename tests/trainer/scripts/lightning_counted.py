@@ -64,10 +64,11 @@ class Saves(lightning.Callback):
     """Saves in the middle of an accumulation, or between a step and its commit, as any callback can."""
 
     def on_train_batch_end(self, trainer: lightning.Trainer, module: Module, outputs: Any, batch: Any, at: int) -> None:
-        if at == 5 and os.environ["DIES_IN"] != "0":
+        if at == 5:
             trainer.save_checkpoint(FOLDER / "last.ckpt")
-            dist.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
+            if os.environ["DIES_IN"] != "0":
+                dist.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 FOLDER = Path(sys.argv[1])
@@ -80,9 +81,8 @@ trained = {"steps": steps, "steps of a batch": Steps(33)}.get(how, EPOCHS)
 planned = {"train": trained} | ({"test": EPOCHS} if how == "validates" else {})
 with Account(task="counted", plan=planned) as ACCOUNT:
     collate = drops if how == "drops" else None
-    batches = ACCOUNT.batches(
-        "train", ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1, collate_fn=collate)
-    )
+    loader = ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1, collate_fn=collate)
+    batches = ACCOUNT.batches("train", loader)
     tests = None
     if how == "validates":
         tests = ACCOUNT.batches("test", ACCOUNT.loader("test", DATA, batch_size=20, shuffle=False, trains=False))
@@ -104,9 +104,12 @@ with Account(task="counted", plan=planned) as ACCOUNT:
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        reload_dataloaders_every_n_epochs=how == "saves",
         **{"max_epochs": EPOCHS, "num_sanity_val_steps": 0} | options,
     )
     given = ACCOUNT.loader("train", DATA, batch_size=SIZE) if how == "no batches" else batches
+    if how == "saves":  # where each epoch has batches of its own, too
+        given, Module.train_dataloader = None, lambda _: ACCOUNT.batches("train", loader)
     trainer.fit(module, given, tests, ckpt_path=None if how == "not loaded" else "last")
     report(module.model, FOLDER)
 dist.destroy_process_group()

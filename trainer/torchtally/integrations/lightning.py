@@ -38,16 +38,16 @@ class AccountCallback(Callback):
             raise Refused("Lightning's sanity check would begin an epoch of validation: pass num_sanity_val_steps=0")
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        batches = trainer.train_dataloader
-        if not isinstance(batches, Epochs) or batches.account is not self._account:
-            raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
+        batches = self._batches(trainer, module)
         self._refuse(trainer, module, batches)
         _go_on(trainer, batches)
         self._committed = trainer.global_step
-        batches.before_state = partial(self._commit, trainer, module)
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, torch.optim.Optimizer):
                 optimizer.register_step_post_hook(self._step)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._batches(trainer, module)  # reload_dataloaders_every_n_epochs makes others
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -66,6 +66,13 @@ class AccountCallback(Callback):
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         for each in _epochs(trainer.val_dataloaders):
             each.end()
+
+    def _batches(self, trainer: Trainer, module: LightningModule) -> Epochs:
+        batches = trainer.train_dataloader
+        if not isinstance(batches, Epochs) or batches.account is not self._account:
+            raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
+        batches.before_state = partial(self._commit, trainer, module)
+        return batches
 
     def _step(self, *_: Any) -> None:
         self._stepped = True
