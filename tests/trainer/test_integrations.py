@@ -213,6 +213,7 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
     [
         (LIGHTNING, ["{}", "no callback"], 2, "the weights hold an optimizer's step that is not committed"),
         (LIGHTNING, ["{}", "no batches"], 2, "a library that makes loaders again must receive account.batches(...)"),
+        (LIGHTNING, ["{}", "drained"], 143, ""),  # a retry goes on
         (LIGHTNING, ["{}", "no loss"], 3, "training_step() returned no loss"),
         (LIGHTNING, ["{}", "every second step"], 3, "Lightning counted a step that the optimizer has not made"),
         (

@@ -39,6 +39,8 @@ class Module(lightning.LightningModule):
             return None
         if self.how == "raises" and index == RAISES_IN and not self.trainer.ckpt_path:
             raise RuntimeError("raised")
+        if self.how == "drained" and index == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
         loss = self.model(*batch) * self.trainer.world_size
         if self.how == "manual":
             self.optimizers().zero_grad()

@@ -1,5 +1,6 @@
 """Lightning: its Trainer counts the batches, and its checkpoints hold the account's state."""
 
+import signal
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -8,11 +9,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils._pytree import tree_leaves
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.epochs import Epochs
-from torchtally.errors import Refused, Unproven
+from torchtally.errors import SIGNALLED, Refused, Unproven
 
 
 class AccountCallback(Callback):
@@ -66,6 +68,10 @@ class AccountCallback(Callback):
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         for each in _epochs(trainer.val_dataloaders):
             each.end()
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, SIGTERMException):  # without a code it would end the program as if without an error
+            exception.code = SIGNALLED + signal.SIGTERM
 
     def _batches(self, trainer: Trainer, module: LightningModule) -> Epochs:
         batches = trainer.train_dataloader
