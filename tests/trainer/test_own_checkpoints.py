@@ -113,6 +113,18 @@ def test_a_save_makes_no_step_of_an_optimizer(tmp_path: Path) -> None:
     assert "lr_scheduler.step()" not in found["err"]  # PyTorch's warning, if it takes the optimizer's step for missing
 
 
+def has_the_account(folder: Path) -> None:
+    training = Counting(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        account.checkpoints(folder, {"counts": training.counts, "account": account}, every="9h")
+
+
+def test_the_account_is_none_of_its_objects(tmp_path: Path) -> None:
+    found = alone(has_the_account, tmp_path)
+    assert found["code"] == 2, found["err"]
+    assert "checkpoints: 'account' is the account, whose state every checkpoint has" in found["err"]
+
+
 def has_an_optimizer(folder: Path, kind: type[torch.optim.Optimizer]) -> None:
     training = Counting(N)
     with Account(task="t", plan={"train": 1}) as account:

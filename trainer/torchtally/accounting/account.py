@@ -249,6 +249,8 @@ class Account(Lifetime):
             Refused: An argument is not valid, or the pods do not share the folder.
         """
         with self._counting.final():
+            if own := [name for name, each in objects.items() if each is self]:
+                raise Refused(f"checkpoints: {own[0]!r} is the account, whose state every checkpoint has: leave it out")
             self._counting.checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
             return self._counting.checkpoints
 
