@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import alone, run, tallied
-from counting import Counting, Noisy
+from counting import Counting, Direct, Noisy
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
@@ -377,18 +377,6 @@ def test_a_loop_that_loses_samples_is_not_proved(drive: Any, sentence: str) -> N
     assert found["code"] in (2, 3), found["err"]
     assert sentence in found["err"]
     assert not holds([found])
-
-
-class Direct(torch.optim.Optimizer):
-    """It needs no gradients, as evolution strategies need none."""
-
-    def __init__(self, weight: torch.nn.Parameter) -> None:
-        super().__init__([weight], {"lr": 1.0})
-        self.rows = torch.empty(0, dtype=torch.int64)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.param_groups[0]["params"][0][self.rows] += 1
 
 
 def steps_without_gradients(account: Account, batches: Iterator[Batch], training: Counting) -> None:

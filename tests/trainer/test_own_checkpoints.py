@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import alone, run, tallied
-from counting import Counting, Noisy
+from counting import Counting, Direct, Noisy
 
 from torchtally import Account, Batch
 from torchtally.checkpoints import checkpoints, writer
@@ -75,18 +75,6 @@ def test_a_model_that_the_loop_trains_is_among_the_objects(how: str, code: int, 
     found = alone(trains_two, tmp_path, how)
     assert found["code"] == code, found["err"]
     assert code == 0 or "an optimizer steps parameters of which no object has a state" in found["err"]
-
-
-class Direct(torch.optim.Optimizer):
-    """It needs no gradients, and has no state."""
-
-    def __init__(self, weight: torch.nn.Parameter) -> None:
-        super().__init__([weight], {"lr": 1.0})
-        self.rows = torch.empty(0, dtype=torch.int64)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.param_groups[0]["params"][0][self.rows] += 1
 
 
 def steps_without_state(folder: Path) -> list[int]:

@@ -399,7 +399,9 @@ class Counting:
         name = tally.phase.name
         del self._phases.open[name]
         tally.commits = current.commits if current.trains else None
-        problem = self._phases.changed(name) or (self._evaluated is current and _trains(current)) or None
+        problem = self._phases.changed(name)
+        if self._evaluated is current:
+            problem = problem or _trains(current)
         proof = prove(tally, members.everyone, leads=members.leads, problem=problem)
         if current.drops:
             current.drops.end()

@@ -23,9 +23,9 @@ class Seen:
         self.empty = 0  # calls of step() that changed no weight
         self.committed = 0  # steps at the last commit of any phase
         self.captured = False  # in a CUDA graph, which calls nothing here when it is replayed
-        self.stepped = 0  # backward passes before the last step
-        self.lost = 0  # of the first backward passes, gradients that the last steps lacked, as they were cleared before
-        self._cleared: dict[int, int] = {}  # backward passes before gradients were cleared, by the parameter's id
+        self.stepped = 0  # number of the last backward pass before the last step
+        self.lost = 0  # number of the last backward pass whose gradients were cleared before a step
+        self._cleared: dict[int, int] = {}  # number of the last backward pass before a clear, by the parameter's id
 
     def add(self, passes: int = 0, empty: int = 0) -> None:
         self.passes += passes
@@ -38,7 +38,7 @@ class Seen:
         self.stepped = self.passes
         self.captured |= _captures()
         if self._cleared:
-            self.lost = max(self.lost, *(self._cleared.get(id(each), 0) for each in _parameters(optimizer)))
+            self.lost = max([self.lost, *(self._cleared.pop(id(each), 0) for each in _parameters(optimizer))])
 
     def clear(self, parameters: Iterable[Tensor]) -> None:
         """Take note that gradients are cleared. Those of backward passes without a step are in no weights."""
@@ -55,10 +55,10 @@ def has_gradients(optimizer: Optimizer) -> bool:
     if any(each.grad is not None for each in _parameters(optimizer)):
         _HAD_GRADIENTS.add(optimizer)
         return True
-    return not is_of_torch(optimizer) and optimizer not in _HAD_GRADIENTS
+    return not _is_of_torch(optimizer) and optimizer not in _HAD_GRADIENTS
 
 
-def is_of_torch(optimizer: Optimizer) -> bool:
+def _is_of_torch(optimizer: Optimizer) -> bool:
     """Whether it is one of PyTorch's own, or of a class that extends one."""
     kinds = (each for each in type(optimizer).__mro__ if each is not Optimizer)
     return any(each.__module__.startswith(("torch.optim.", "torch.distributed.optim.")) for each in kinds)

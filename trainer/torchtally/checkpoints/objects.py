@@ -169,7 +169,7 @@ class Objects:
 
 @contextmanager
 def _without_step(optimizer: Optimizer) -> Iterator[None]:
-    """Keep PyTorch from a step of an optimizer that has no state: a real one where no gradients are needed."""
+    """Suppress the step by which PyTorch makes a missing state: one that needs no gradients would change weights."""
     own = vars(optimizer).get("step")  # of a learning rate scheduler
     optimizer.step = lambda closure=None: None  # type: ignore[method-assign,assignment]
     try:
