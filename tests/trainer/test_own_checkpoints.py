@@ -53,24 +53,43 @@ def trains(folder: Path, how: str = "") -> list[int]:
 
 
 def trains_two(folder: Path, how: str) -> None:
-    """Two models, as of a GAN. The second can have a copy, which a step of its own trains for a moment."""
+    """Two models, as of a GAN. Where the second is a copy, an inner loop trains the copy, or a lower precision gets it."""
     one, other = Counting(N), torch.nn.Linear(3, 3)
-    copy = torch.nn.Linear(3, 3)
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (other, copy)]
-    objects = {"counts": one.counts, "model": one.model} | ({} if how == "one is left out" else {"other": other})
+    if how == "of higher precision":
+        other.bfloat16()
+    copy = other if how in ("", "is left out") else torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(copy.parameters(), lr=0.1)
+    objects = {"counts": one.counts, "model": one.model} | ({} if how == "is left out" else {"other": other})
     with Account(task="t", plan={"train": 1}) as account:
         account.checkpoints(folder, objects, every="9h").resume()
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
-            for model, optimizer in zip((other, copy), optimizers, strict=True):
-                if how == "a copy" or model is other:
-                    model(torch.ones(1, 3)).sum().backward()
-                    optimizer.step()
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=2)):
+            if how in ("for a moment", "for one step"):
+                copy.load_state_dict(other.state_dict())
+            if how == "for one step":
+                optimizer = torch.optim.SGD(copy.parameters(), lr=0.1)
+            if how != "late" or batch.step > 11:
+                optimizer.zero_grad()
+                copy(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+            if how == "of higher precision":
+                other.load_state_dict(copy.state_dict())
             one.backward(*batch.data)
             one.step()
             account.commit()
 
 
-@pytest.mark.parametrize(("how", "code"), [("one is left out", 2), ("", 0), ("a copy", 0)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("", 0),
+        ("is left out", 2),
+        ("has the shapes of another", 2),
+        ("late", 2),
+        ("for a moment", 0),
+        ("for one step", 0),
+        ("of higher precision", 0),
+    ],
+)
 def test_a_model_that_the_loop_trains_is_among_the_objects(how: str, code: int, tmp_path: Path) -> None:
     found = alone(trains_two, tmp_path, how)
     assert found["code"] == code, found["err"]

@@ -369,6 +369,8 @@ class Counting:
         # A closure computes them within the step. Until then, those of the step before can be there.
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         self._had_gradients = closure is None and has_gradients(optimizer)
+        if self.checkpoints:
+            self.checkpoints.before_step(optimizer)
 
     def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if getattr(optimizer, "_overlap_with_ddp", False):

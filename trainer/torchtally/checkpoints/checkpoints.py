@@ -101,8 +101,11 @@ class Checkpoints:
         self._resumed = self._slow = False
         self._failed: Exception | None = None  # of resume(), which may have loaded a part
         self._commits, self._marks = 0, Marks()
-        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have stepped
+        # By optimizer, the commits before its first step.
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._lacks = False
+        self._began: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # to step since the last commit
+        self._other: list[torch.optim.Optimizer] = []  # of those, the ones whose parameters no object had then
         self._committed = self._stepped = False  # since the last batch
         self._hooks = [
             each.register_step_post_hook(self._has_stepped)
@@ -135,22 +138,37 @@ class Checkpoints:
     def after_commit(self) -> None:
         """Take note of a commit. The account's `commit()` calls it."""
         self._check_resumed()
-        if self._lacks:
+        if self._lacks or any(self._objects.lacks_values(each) for each in self._other):
             raise Refused(
                 "checkpoints: an optimizer steps parameters of which no object has a state: give their model as well, "
                 "or a resume would begin with new ones"
             )
+        self._began.clear()
+        self._other.clear()
         self._commits += 1
         if self._commits <= _WATCHED:
             self._marks = self._objects.marks()
         self._left -= 1
         self._committed, self._stepped = True, False
 
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note that any optimizer is about to step. The account calls it.
+
+        What it steps can be a copy of a model: one that an inner loop makes anew for each commit, or one of a higher
+        precision that is written back before each. The former has a model's values now, and the latter at the commit.
+        """
+        commits = self._commits - self._known.get(optimizer, self._commits)  # since its first step
+        if 0 < commits <= _WATCHED and optimizer not in self._began:
+            self._began.add(optimizer)
+            if self._objects.lacks_values(optimizer):
+                self._other.append(optimizer)
+
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of any optimizer's step with a batch that is not committed. The account calls it."""
-        if self._commits < _WATCHED and optimizer not in self._known:
-            self._known.add(optimizer)
-            self._lacks = self._lacks or self._objects.lacks(optimizer)
+        if optimizer not in self._known:
+            self._known[optimizer] = self._commits
+            if self._commits < _WATCHED:
+                self._lacks = self._lacks or self._objects.lacks(optimizer)
 
     def before_batch(self) -> None:
         """Save if a checkpoint is due, or if a rank has received a signal to stop.

@@ -5,6 +5,7 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -144,13 +145,31 @@ class Objects:
         """Whether `optimizer` steps parameters that are not saved, as far as their shapes tell: they can be copies."""
         return self._steps_others(optimizer, {each.shape for model in self._models for each in model.parameters()})
 
+    def lacks_values(self, optimizer: Optimizer) -> bool:
+        """Whether `optimizer` has stepped parameters whose values no object has, so that they are no copies."""
+        if not (left := self._left(optimizer)):
+            return False
+        known = defaultdict(list)
+        for each in (*(each for model in self._models for each in model.parameters()), *self._tensors_of_others()):
+            known[each.shape].append(each)
+        return not all(_take_equal(known[each.shape], each) for each in left)
+
     def _steps_others(self, optimizer: Optimizer, known: Set[torch.Size] = frozenset()) -> bool:
         """Whether `optimizer` has parameters that are not saved, as far as the shapes in the objects' states tell."""
-        own = {id(each) for model in self._models for each in model.parameters()}
-        left = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
-        others = (each for each in self._objects.values() if left and not isinstance(each, nn.Module | Optimizer))
-        shapes = known | {tensor.shape for each in others for tensor in _tensors(each.state_dict())}
+        left = self._left(optimizer)
+        shapes = known | {tensor.shape for tensor in self._tensors_of_others()} if left else known
         return any(each.shape not in shapes for each in left)
+
+    def _left(self, optimizer: Optimizer) -> list[Tensor]:
+        """The parameters of `optimizer` that are of none of the models."""
+        own = {id(each) for model in self._models for each in model.parameters()}
+        return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+
+    def _tensors_of_others(self) -> Iterator[Tensor]:
+        """Yield the tensors in the states of objects that are neither models nor optimizers."""
+        for each in self._objects.values():
+            if not isinstance(each, nn.Module | Optimizer):
+                yield from _tensors(each.state_dict())
 
     def _kind(self, each: Any) -> str:
         # A wrapper such as DDP changes a model's type, and not its state.
@@ -232,6 +251,25 @@ class _Planner(DefaultLoadPlanner):
             if name not in taken and not empty:
                 raise _Other(f"it has {name}, which is not here")
         return super().create_global_plan(global_plan)
+
+
+def _take_equal(known: list[Tensor], sought: Tensor) -> bool:
+    """Whether a known tensor has the values of the one that is sought. It is taken out: the next is that of the next."""
+    for at, each in enumerate(known):
+        if _equal(each, sought):
+            del known[at]
+            return True
+    return False
+
+
+def _equal(saved: Tensor, stepped: Tensor) -> bool:
+    """Whether a step's result is in `saved`, which can have a lower precision, and be rounded in any way."""
+    saved, stepped = (each.to_local() if isinstance(each, DTensor) else each for each in (saved.detach(), stepped))
+    own = stepped.detach().to(saved.device, saved.dtype)
+    if saved.dtype == stepped.dtype or not saved.is_floating_point():
+        return torch.equal(own, saved)
+    limits = torch.finfo(saved.dtype)
+    return own.shape == saved.shape and torch.allclose(own, saved, rtol=2 * limits.eps, atol=limits.tiny, equal_nan=True)
 
 
 def _sharded(value: Any) -> bool:
