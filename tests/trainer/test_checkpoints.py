@@ -400,6 +400,9 @@ def begins(folder: str | Path, change: str) -> Loop:
     loop = Loop(folder, "plain", every="9h", **options)
     if change == "optimizer":
         loop.checkpoints._objects._objects["adam"] = torch.optim.SGD(loop.model.net.parameters(), lr=1)
+    elif change == "groups":
+        adam = loop.checkpoints._objects._objects["adam"]
+        adam.add_param_group({"params": [adam.param_groups[0]["params"].pop()], "lr": 0.5})
     loop.checkpoints.resume()
     return loop
 
@@ -412,6 +415,7 @@ def begins(folder: str | Path, change: str) -> Loop:
         ("smaller", "it holds other objects: it has model.net.2.weight, which is not here"),
         ("wider", "it holds other objects: Size mismatch between saved torch.Size([2, 2]) and current"),
         ("optimizer", "'adam': 'Adam'"),
+        ("groups", "it holds other objects: 'adam' has its parameters in groups of 6 there and of 1, 5 here"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(change: str, sentence: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 trainer_counted.py FOLDER [training arguments as JSON] [what is left out or otherwise]
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -71,6 +72,11 @@ class Repeating:
         return self.data_collator([{"indices": index, "inputs": inputs} for index, inputs in kept])
 
 
+@functools.wraps(default_data_collator)
+def repeating(samples: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return Repeating()(samples)
+
+
 class Flattened(Counted):
     """Takes samples of three tokens, all of them in one row, each token the number of its sample."""
 
@@ -111,6 +117,7 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
         data_collator={
             "untold": together,
             "repeats": Repeating(),
+            "repeats, wrapped": repeating,
             "flattened": DataCollatorWithFlattening(),
             "drops": dropping,
         }.get(how, each_row(together)),

@@ -5,7 +5,6 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -30,6 +29,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from torchtally.checkpoints.copies import are_copies
 from torchtally.errors import Refused
 
 State = dict[str, Any]
@@ -118,6 +118,7 @@ class Objects:
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
         state = self.state(loads=True)
+        groups = {name: _groups(state[name]) for name in self._model_of}
         try:
             load(state, storage_reader=reader, planner=_Planner(list(self._model_of)), process_group=group)
         except CheckpointException as error:
@@ -125,6 +126,12 @@ class Objects:
                 if isinstance(cause, _Other | RuntimeError | ValueError):  # the latter two are the planner's
                     raise Refused(f"it holds other objects: {cause}") from None
             raise
+        for name, own in groups.items():
+            if (saved := _groups(state[name])) != own:
+                raise Refused(
+                    f"it holds other objects: {name!r} has its parameters in groups of {_sizes(saved)} there and of "
+                    f"{_sizes(own)} here, which must be the same groups"
+                )
         for name, each in self._objects.items():
             loaded = state[name]
             if isinstance(each, nn.Module):
@@ -149,10 +156,8 @@ class Objects:
         """Whether `optimizer` has stepped parameters whose values no object has, so that they are no copies."""
         if not (left := self._left(optimizer)):
             return False
-        known = defaultdict(list)
-        for each in (*(each for model in self._models for each in model.parameters()), *self._tensors_of_others()):
-            known[each.shape].append(each)
-        return not all(_take_equal(known[each.shape], each) for each in left)
+        parameters = (each for model in self._models for each in model.parameters())
+        return not are_copies(left, [*parameters, *self._tensors_of_others()])
 
     def _steps_others(self, optimizer: Optimizer, known: Set[torch.Size] = frozenset()) -> bool:
         """Whether `optimizer` has parameters that are not saved, as far as the shapes in the objects' states tell."""
@@ -253,23 +258,13 @@ class _Planner(DefaultLoadPlanner):
         return super().create_global_plan(global_plan)
 
 
-def _take_equal(known: list[Tensor], sought: Tensor) -> bool:
-    """Whether a known tensor has the values of the one that is sought. It is taken out: the next is that of the next."""
-    for at, each in enumerate(known):
-        if _equal(each, sought):
-            del known[at]
-            return True
-    return False
+def _groups(state: State) -> set[frozenset[str]]:
+    """The groups of parameters in the state of an optimizer, whose options such as the learning rate differ."""
+    return {frozenset(each["params"]) for each in _unpacked(state["param_groups"])}
 
 
-def _equal(saved: Tensor, stepped: Tensor) -> bool:
-    """Whether a step's result is in `saved`, which can have a lower precision, and be rounded in any way."""
-    saved, stepped = (each.to_local() if isinstance(each, DTensor) else each for each in (saved.detach(), stepped))
-    own = stepped.detach().to(saved.device, saved.dtype)
-    if saved.dtype == stepped.dtype or not saved.is_floating_point():
-        return torch.equal(own, saved)
-    limits = torch.finfo(saved.dtype)
-    return own.shape == saved.shape and torch.allclose(own, saved, rtol=2 * limits.eps, atol=limits.tiny, equal_nan=True)
+def _sizes(groups: set[frozenset[str]]) -> str:
+    return ", ".join(str(size) for size in sorted(map(len, groups)))
 
 
 def _sharded(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 from torch.utils import data
@@ -98,8 +99,9 @@ def _declared(collate: Any) -> Any:
         own = own.data_collator
     if type(own) is DataCollatorWithFlattening:
         return _Flattened(collate)
-    module = getattr(own, "__module__", type(own).__module__)
-    return each_row(collate) if isinstance(own, EachRow) or module.startswith("transformers.") else own
+    kind = own if isinstance(own, FunctionType) else type(own)
+    theirs = kind.__module__.startswith("transformers.") and not hasattr(kind, "__wrapped__")  # functools.wraps copies
+    return each_row(collate) if theirs or isinstance(own, EachRow) else own
 
 
 class _Flattened:
