@@ -53,7 +53,7 @@ def trains(folder: Path, how: str = "") -> list[int]:
 
 
 def trains_two(folder: Path, how: str) -> None:
-    """Two models, as of a GAN. The second can have a copy, which an inner loop trains, or which is of higher precision."""
+    """Two models, as of a GAN. The second can have a copy, of an inner loop or of higher precision."""
     one, other = Counting(N), torch.nn.Linear(3, 3)
     if how == "of higher precision":
         other.bfloat16()
