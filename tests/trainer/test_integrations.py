@@ -231,6 +231,12 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
         (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
         (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),
+        (
+            LIGHTNING,
+            ["{}", "validation raises"],
+            3,
+            "1 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 6 of 6",
+        ),
         (LIGHTNING, ["{}", "batch norm"], 2, "StochasticWeightAveraging adds an epoch that trains nothing"),
         (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
         (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),

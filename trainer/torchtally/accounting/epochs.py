@@ -94,3 +94,7 @@ class Epochs:
         if self._all_taken:
             self._all_taken = False
             next(self._batches, None)
+
+    def leave(self) -> None:
+        """Leave the epoch where the library has failed: the batch that it took last does not count."""
+        self._all_taken = False

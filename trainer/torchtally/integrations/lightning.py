@@ -70,6 +70,8 @@ class AccountCallback(Callback):
             each.end()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        for each in _epochs([trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders]):
+            each.leave()
         if isinstance(exception, SIGTERMException):  # without a code it would end the program as if without an error
             exception.code = SIGNALLED + signal.SIGTERM
 
