@@ -116,6 +116,45 @@ def test_an_error_of_the_loop_stays_what_it_is_and_proves_nothing() -> None:
     assert isinstance(found[0], ZeroDivisionError)
 
 
+def reloads(size: int, state: dict[str, str], phase: str = "train") -> tuple[list[int], dict[str, str]]:
+    """The lengths of what a library gets within each step, and the state before the last one."""
+    lengths: list[int] = []
+    with Account(task="t", plan={"train": 1}) as account:
+        if state:
+            account.load_state_dict(state)
+        source = account.loader("train", Squares(), batch_size=size)
+        for batch in account.epoch("train", 1, source):
+            lengths.append(len(account.batches(phase, source)))
+            account.commit()
+            if batch.step < batch.steps:
+                state = account.state_dict()
+    return lengths, state
+
+
+def test_the_batches_for_a_library_have_the_length_of_a_whole_epoch() -> None:
+    lengths, state = alone(reloads, 4, {})["result"]
+    assert set(lengths) == {-(-N // 4)}
+    lengths, _ = alone(reloads, 2, state)["result"]
+    assert set(lengths) == {-(-N // 2)}
+
+
+def test_batches_of_a_phase_without_a_loader_are_refused() -> None:
+    found = alone(reloads, 4, {}, "trian")
+    assert (found["code"], "the phase 'trian' has no loader and no sampler yet" in found["err"]) == (2, True)
+
+
+def completes_twice() -> None:
+    _, state = reloads(4, {})
+    reloads(4, state)
+
+
+def test_a_run_that_this_process_has_completed_is_not_loaded() -> None:
+    found = alone(completes_twice)
+    assert found["code"] == 2
+    assert "which this process has completed: give another account" in found["err"]
+    assert found["err"].endswith("its own folder of checkpoints\n")
+
+
 def makes(epochs: list[int], planned: int) -> None:
     with Account(task="t", plan={"train": planned}) as account:
         source = account.loader("train", Squares(), batch_size=4)

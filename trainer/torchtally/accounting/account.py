@@ -270,8 +270,13 @@ class Account(Lifetime):
             raise SystemExit(failure.end(ending)) from None
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
-        """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch."""
-        steps = self._phases.samplers[phase].total_steps
+        """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch.
+
+        Raises:
+            Refused: The phase has no loader and no sampler.
+        """
+        with self._counting.final():
+            steps = self._phases.whole_steps(phase)
 
         def epoch() -> Iterator[Batch]:
             with self._counting.final():

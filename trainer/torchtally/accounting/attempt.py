@@ -133,10 +133,10 @@ class Attempt:
         # The data of the next fold can have the same length.
         unnamed = [name for name, phase in loaded.phases.items() if is_unknown(phase.data)]
         if loaded.run in _completed and (unnamed or not grown):
-            more = f"; to make more epochs of one run, the data of {unnamed[0]} must have a fingerprint"
+            more = f"; to make more epochs of one run, the data of {unnamed[0]} must have a fingerprint" if grown else ""
             raise Refused(
                 f"the state is of run {loaded.run}, which this process has completed: give another account, such as "
-                f"that of the next fold, its own state or its own folder of checkpoints{more if grown else ''}"
+                f"that of the next fold, its own state or its own folder of checkpoints{more}"
             )
         reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
         attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1

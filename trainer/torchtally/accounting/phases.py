@@ -56,9 +56,7 @@ class Phases:
     def steps_so_far(self) -> int:
         """Steps of that phase, over all epochs."""
         epoch, reached, _ = self.reached
-        sampler = self.samplers[self._first]
-        whole = replace(sampler.shard, start=0, end=None)
-        return (epoch - 1) * whole.steps(sampler.batch) + -(-reached // sampler.batch)
+        return (epoch - 1) * self.whole_steps(self._first) + -(-reached // self.samplers[self._first].batch)
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -92,6 +90,10 @@ class Phases:
     def _first(self) -> str:
         """The first phase that trains, or else the first of all."""
         return next((name for name, trains in self.trains.items() if trains), next(iter(self.trains)))
+
+    def _check_declared(self, phase: str) -> None:
+        if phase not in self.samplers:
+            raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
 
     def _position(self, phase: str) -> int:
         """The position in the order of a phase's epoch in progress."""
@@ -189,6 +191,12 @@ class Phases:
         """Find how far the plan reaches. Raises Refused if a plan in steps has no sampler yet."""
         self._progress.measure(self.samplers)
 
+    def whole_steps(self, phase: str) -> int:
+        """Return the number of steps of a whole epoch, whatever part of one the sampler has chosen. Raises Refused."""
+        self._check_declared(phase)
+        sampler = self.samplers[phase]
+        return replace(sampler.shard, start=0, end=None).steps(sampler.batch)
+
     def steps(self, phase: str, epoch: int) -> int:
         """Return the number of steps of an epoch of the plan."""
         self.measure()
@@ -204,8 +212,7 @@ class Phases:
 
     def begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> EpochInProgress:
         """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it. A collective call."""
-        if phase not in self.samplers:
-            raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
+        self._check_declared(phase)
         self.measure()
         progress, sampler = self._progress, self.samplers[phase]
         chosen, end = progress.phases[phase], progress.end(phase, epoch)
