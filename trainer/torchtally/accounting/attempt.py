@@ -133,7 +133,7 @@ class Attempt:
         # The data of the next fold can have the same length.
         unnamed = [name for name, phase in loaded.phases.items() if is_unknown(phase.data)]
         if loaded.run in _completed and (unnamed or not grown):
-            more = f"; to make more epochs of one run, the data of {unnamed[0]} must have a fingerprint" if grown else ""
+            more = f"; to make more epochs of a run, the data of {unnamed[0]} must have a fingerprint" if grown else ""
             raise Refused(
                 f"the state is of run {loaded.run}, which this process has completed: give another account, such as "
                 f"that of the next fold, its own state or its own folder of checkpoints{more}"
