@@ -60,6 +60,12 @@ class Counting:
         for optimizer in self._optimizers:
             optimizer.zero_grad()
 
+    @property
+    def objects(self) -> dict[str, Any]:
+        """What checkpoints of an account hold."""
+        optimizers = {f"optimizer {number}": each for number, each in enumerate(self._optimizers)}
+        return {"counts": self.counts, "model": self.model, **optimizers}
+
     def save(self) -> bytes:
         """The contents of a checkpoint."""
         buffer = io.BytesIO()

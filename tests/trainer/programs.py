@@ -147,9 +147,7 @@ def _saver(program: Program, account: Account, training: Counting, folder: Path,
     """Saves by hand, or prepares checkpoints, which then save without a call."""
     if program.saved == "checkpoints":
         checkpoints._SYNCHRONIZE_SECONDS = 0
-        objects = {"counts": training.counts, "model": training.model}
-        objects |= {f"optimizer-{index}": each for index, each in enumerate(training._optimizers)}
-        account.checkpoints(folder / "checkpoints", objects, every=0.001).resume()
+        account.checkpoints(folder / "checkpoints", training.objects, every=0.001).resume()
 
     def by_hand() -> None:
         state = account.state_dict()

@@ -415,7 +415,7 @@ def begins(folder: str | Path, change: str) -> Loop:
         ("smaller", "it holds other objects: it has model.net.2.weight, which is not here"),
         ("wider", "it holds other objects: Size mismatch between saved torch.Size([2, 2]) and current"),
         ("optimizer", "'adam': 'Adam'"),
-        ("groups", "it holds other objects: 'adam' has its parameters in groups of 6 there and of 1, 5 here"),
+        ("groups", "it holds other objects: 'adam' has its parameters in groups of 6 there and of 5, 1 here"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(change: str, sentence: str, tmp_path: Path) -> None:

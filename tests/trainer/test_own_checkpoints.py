@@ -32,68 +32,127 @@ class Odd:
 
 def trains(folder: Path, how: str = "") -> list[int]:
     training = Counting(N)
-    objects: dict[str, Any] = {"odd": Odd(), "counts": training.counts, "model": training.model}
+    objects: dict[str, Any] = {"odd": Odd(), **training.objects}
+    if how in ("saves without the odd", "loads other weights after it"):
+        del objects["odd"]
     if how == "other objects":
-        del objects["model"]
+        del objects["model"], objects["optimizer 1"]
     with Account(task="t", plan={"train": 1}, anew=True) as account:
         kept = account.checkpoints(folder, objects, every="9h")
         if how == "saves before it resumes":
             kept.save(wait=True)
         with contextlib.suppress(Exception):  # as a program that begins anew if there is no checkpoint to load
             kept.resume()
+        if how == "loads other weights after it":
+            training.model[0].reset_parameters()
         if how == "saves before it has a loader":
             kept.save(wait=True)
         for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
             training.backward(*batch.data)
             training.step()
             account.commit()
-            if batch.step == 3 and how == "saves":
+            if batch.step == 3 and how in ("saves", "saves without the odd"):
                 kept.save(wait=True)
     return training.times
 
 
 def trains_two(folder: Path, how: str) -> None:
-    """Two models, as of a GAN. The second can have a copy, of an inner loop or of higher precision."""
+    """Two models. Beside them, something else is trained by an optimizer of its own."""
     one, other = Counting(N), torch.nn.Linear(3, 3)
-    if how == "of higher precision":
-        other.bfloat16()
-    copy = other if how in ("", "is left out") else torch.nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(copy.parameters(), lr=0.1)
-    objects = {"counts": one.counts, "model": one.model} | ({} if how == "is left out" else {"other": other})
+    beside = other if how in ("", "is left out", "lacks its optimizer") else torch.nn.Linear(3, 3)
+    kind = torch.optim.Adam if how in ("", "lacks its optimizer", "saved by another object") else torch.optim.SGD
+    optimizer = kind(beside.parameters(), lr=0.1)
+    objects: dict[str, Any] = one.objects | {"other": other, "optimizer": optimizer}
+    if how != "":
+        del objects["optimizer"]
+    if how == "is left out":
+        del objects["other"]
+    if how == "saved by another object":
+        objects["wrapper"] = Wrapper(beside, optimizer)
     with Account(task="t", plan={"train": 1}) as account:
         account.checkpoints(folder, objects, every="9h").resume()
         for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=2)):
-            if how in ("for a moment", "for one step"):
-                copy.load_state_dict(other.state_dict())
-            if how == "for one step":
-                optimizer = torch.optim.SGD(copy.parameters(), lr=0.1)
-            if how != "late" or batch.step > 11:
-                optimizer.zero_grad()
-                copy(torch.ones(1, 3)).sum().backward()
-                optimizer.step()
-            if how == "of higher precision":
-                other.load_state_dict(copy.state_dict())
+            if how == "begins with the model":
+                beside.load_state_dict(other.state_dict())
+            elif how == "begins anew":
+                beside.reset_parameters()
+            elif how == "is made anew":
+                beside = torch.nn.Linear(3, 3)
+            if how in ("has another optimizer each time", "is made anew"):
+                optimizer = kind(beside.parameters(), lr=0.1)
             one.backward(*batch.data)
             one.step()
-            account.commit()
+            if how == "steps after the commit":
+                account.commit()
+            if (how != "begins late" or batch.step > 11) and (how != "seldom" or batch.step % 7 == 0):
+                optimizer.zero_grad()
+                beside(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+            if how == "is written back":
+                other.load_state_dict(beside.state_dict())
+            if how != "steps after the commit":
+                account.commit()
+
+
+class Wrapper:
+    """Saves a model and its optimizer."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+        self.both = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.both[0].state_dict(), "optimizer": self.both[1].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for each, own in zip(self.both, state.values(), strict=True):
+            each.load_state_dict(own)
+
+
+LACKS_MODEL = "an optimizer steps parameters of which no object has a state"
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
+    ("how", "sentence"),
     [
-        ("", 0),
-        ("is left out", 2),
-        ("has the shapes of another", 2),
-        ("late", 2),
-        ("for a moment", 0),
-        ("for one step", 0),
-        ("of higher precision", 0),
+        ("", None),
+        ("is left out", LACKS_MODEL),
+        ("has the shapes of another", LACKS_MODEL),
+        ("begins late", LACKS_MODEL),
+        ("seldom", LACKS_MODEL),
+        ("has another optimizer each time", LACKS_MODEL),
+        ("steps after the commit", LACKS_MODEL),
+        ("lacks its optimizer", "a Adam has a state that no object saves"),
+        ("begins with the model", None),
+        ("begins anew", None),
+        ("is made anew", None),
+        ("is written back", None),
+        ("saved by another object", None),
     ],
 )
-def test_a_model_that_the_loop_trains_is_among_the_objects(how: str, code: int, tmp_path: Path) -> None:
+def test_what_the_loop_trains_is_among_the_objects(how: str, sentence: str | None, tmp_path: Path) -> None:
     found = alone(trains_two, tmp_path, how)
-    assert found["code"] == code, found["err"]
-    assert code == 0 or "an optimizer steps parameters of which no object has a state" in found["err"]
+    assert found["code"] == (2 if sentence else 0), found["err"]
+    assert (sentence or "") in found["err"]
+
+
+def trains_two_accounts(folder: Path) -> None:
+    models = [torch.nn.Linear(3, 3) for _ in "ab"]
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in models]
+    with Account(task="a", plan={"train": 1}) as a, Account(task="b", plan={"train": 1}) as b:
+        for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
+            account.checkpoints(folder / account.task, {"model": model, "optimizer": optimizer}, every="9h").resume()
+        loaders = [each.loader("train", Noisy(N), batch_size=2) for each in (a, b)]
+        for _ in zip(a.epoch("train", 1, loaders[0]), b.epoch("train", 1, loaders[1]), strict=True):
+            for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                account.commit()
+
+
+def test_two_accounts_side_by_side_have_objects_of_their_own(tmp_path: Path) -> None:
+    found = alone(trains_two_accounts, tmp_path)
+    assert found["code"] == 0, found["err"]
 
 
 def steps_without_state(folder: Path) -> list[int]:
@@ -155,7 +214,7 @@ def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]
     training = Counting(N)
     with Account(task="t", plan={"train": 3}) as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
-        kept = account.checkpoints(folder, {"counts": training.counts, "model": training.model}, every="9h")
+        kept = account.checkpoints(folder, training.objects, every="9h")
         kept.resume()
 
         def train(batches: Iterator[Batch]) -> None:
@@ -264,6 +323,13 @@ def test_a_save_too_early_is_refused(how: str, sentence: str, tmp_path: Path) ->
     found = alone(trains, tmp_path, how)
     assert found["code"] == 2, found["err"]
     assert sentence in found["err"]
+
+
+def test_weights_that_are_made_after_the_resume_are_refused(tmp_path: Path) -> None:
+    assert alone(trains, tmp_path, "saves without the odd")["code"] == 0
+    found = alone(trains, tmp_path, "loads other weights after it")
+    assert found["code"] == 2, found["err"]
+    assert "'model' has changed between resume() and the first batch" in found["err"]
 
 
 @pytest.mark.parametrize(("how", "sentence"), [("", "KeyError: 'version'"), ("other objects", "and the objects are")])

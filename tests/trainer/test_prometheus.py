@@ -183,9 +183,7 @@ def watched(ports: list[int], folder: Path) -> dict[str, Any]:
     training = Counting(10)
     seen = {}
     with Account(task="watched", plan={"train": 2}, seed=1) as account:
-        objects = {"counts": training.counts, "model": training.model}
-        objects |= {f"optimizer-{index}": each for index, each in enumerate(training._optimizers)}
-        saving = account.checkpoints(folder, objects, every=60)
+        saving = account.checkpoints(folder, training.objects, every=60)
         saving.resume()
         loader = account.loader("train", Noisy(10), batch_size=2)
         for epoch in account.epochs():

@@ -92,10 +92,8 @@ def interrupted(folder: Path, dies: bool) -> None:
     os.environ.update(TORCHTALLY_TENSORBOARD=str(folder / "board"), TORCHELASTIC_RESTART_COUNT="0" if dies else "1")
     reports._READ_SECONDS = checkpoints._SYNCHRONIZE_SECONDS = 0.0
     training = Counting(16)
-    objects = {"counts": training.counts, "model": training.model}
-    objects |= {f"optimizer-{index}": each for index, each in enumerate(training._optimizers)}
     with Account(task="own", plan={"train": 2}) as account:
-        saving = account.checkpoints(folder / "checkpoints", objects, every=0.001)
+        saving = account.checkpoints(folder / "checkpoints", training.objects, every=0.001)
         saving.resume()
         loader = account.loader("train", Noisy(16), batch_size=2)
         for epoch in account.epochs():

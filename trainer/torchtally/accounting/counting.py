@@ -386,11 +386,11 @@ class Counting:
             SEEN.step(optimizer)
         if not moves:
             return
+        if self.checkpoints:
+            self.checkpoints.after_step(optimizer)
         if self._pending or self._left_over:
             self._stepped = True
             self._trained_before = self._trained_before or self._attempt.trains(optimizer)
-            if self.checkpoints:
-                self.checkpoints.after_step(optimizer)
         else:
             handed = (each for each in self._phases.open.values() if each.handed > each.counted)
             self._evaluated = next(handed, self._evaluated)

@@ -7,7 +7,6 @@ stop, so all save and stop after the same commit. `writer` writes a copy of the 
 import os
 import signal
 import time
-import weakref
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -23,9 +22,10 @@ from torchtally.checkpoints import conditions, in_use
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.duration import seconds_of
 from torchtally.checkpoints.manifest import Manifest
-from torchtally.checkpoints.objects import Marks, Objects
+from torchtally.checkpoints.objects import Hashes, Marks, Objects
 from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.storage import Storage
+from torchtally.checkpoints.strays import Strays
 from torchtally.checkpoints.together import new_group, on_rank_0
 from torchtally.checkpoints.writer import Writer, cause_of
 from torchtally.errors import Ending, Refused, Stopped, Volume
@@ -100,12 +100,9 @@ class Checkpoints:
         self._synchronized = self._saved = time.monotonic()
         self._resumed = self._slow = False
         self._failed: Exception | None = None  # of resume(), which may have loaded a part
+        self._loaded: Hashes | None = None  # until the first batch
         self._commits, self._marks = 0, Marks()
-        # By optimizer, the commits before its first step.
-        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-        self._lacks = False
-        self._began: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # to step since the last commit
-        self._other: list[torch.optim.Optimizer] = []  # of those, the ones whose parameters no object had then
+        self._strays = Strays(self._objects)
         self._committed = self._stepped = False  # since the last batch
         self._hooks = [
             each.register_step_post_hook(self._has_stepped)
@@ -130,7 +127,9 @@ class Checkpoints:
         """
         self._resumed = True
         try:
-            return self._load_newest()
+            found = self._load_newest()
+            self._loaded = self._objects.hashes() if found else None
+            return found
         except Exception as error:
             self._failed = error
             raise
@@ -138,13 +137,8 @@ class Checkpoints:
     def after_commit(self) -> None:
         """Take note of a commit. The account's `commit()` calls it."""
         self._check_resumed()
-        if self._lacks or any(self._objects.lacks_values(each) for each in self._other):
-            raise Refused(
-                "checkpoints: an optimizer steps parameters of which no object has a state: give their model as well, "
-                "or a resume would begin with new ones"
-            )
-        self._began.clear()
-        self._other.clear()
+        if problem := self._strays.problem():
+            raise Refused(problem)
         self._commits += 1
         if self._commits <= _WATCHED:
             self._marks = self._objects.marks()
@@ -152,23 +146,12 @@ class Checkpoints:
         self._committed, self._stepped = True, False
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that any optimizer is about to step. The account calls it.
-
-        What it steps can be a copy of a model: one that an inner loop makes anew for each commit, or one of a higher
-        precision that is written back before each. The former has a model's values now, and the latter at the commit.
-        """
-        commits = self._commits - self._known.get(optimizer, self._commits)  # since its first step
-        if 0 < commits <= _WATCHED and optimizer not in self._began:
-            self._began.add(optimizer)
-            if self._objects.lacks_values(optimizer):
-                self._other.append(optimizer)
+        """Take note that any optimizer is about to step. The account calls it."""
+        self._strays.before_step(optimizer, self._commits)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of any optimizer's step with a batch that is not committed. The account calls it."""
-        if optimizer not in self._known:
-            self._known[optimizer] = self._commits
-            if self._commits < _WATCHED:
-                self._lacks = self._lacks or self._objects.lacks(optimizer)
+        """Take note of any optimizer's step. The account calls it."""
+        self._strays.after_step(optimizer, self._commits)
 
     def before_batch(self) -> None:
         """Save if a checkpoint is due, or if a rank has received a signal to stop.
@@ -180,6 +163,13 @@ class Checkpoints:
             Refused: An object has changed since the commit, or an optimizer has stepped. A checkpoint would lack that.
             Stopped: A rank has received a signal. All ranks raise it.
         """
+        if self._loaded:
+            loaded, self._loaded, now = self._loaded, None, self._objects.hashes()
+            if name := next((key[0] for key, value in loaded.items() if now.get(key, value) != value), None):
+                raise Refused(
+                    f"checkpoints: {name!r} has changed between resume() and the first batch, so the weights lack what "
+                    "the checkpoint has: call resume() after other weights are loaded or made"
+                )
         self.after_batches()
         if self._left <= 0:
             self._synchronize()
@@ -240,6 +230,7 @@ class Checkpoints:
             signal.signal(number, handler)
         for hook in self._hooks:
             hook.remove()
+        self._strays.close()
         self._writer.close(wait)
         if self._held:
             in_use.release(self._held)

@@ -5,8 +5,8 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,13 +29,13 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torchtally.checkpoints.copies import are_copies
 from torchtally.errors import Refused
 
 State = dict[str, Any]
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")  # of DDP, torch.compile, activation checkpointing
 MODEL = "model"  # the kind of all models
 Marks = dict[tuple[str, int], int | bytes]
+Hashes = dict[tuple[str, int, torch.dtype], int]
 
 
 class Objects:
@@ -115,6 +115,12 @@ class Objects:
         now = self.marks()
         return next((key[0] for key, mark in marks.items() if now.get(key, mark) != mark), None)
 
+    def hashes(self) -> Hashes:
+        """Hashes of the values of the models' parameters. Not a call of all ranks."""
+        models = [(name, each) for name, each in self._objects.items() if isinstance(each, nn.Module)]
+        own = [(name, each, local(each)) for name, model in models for each in model.parameters()]
+        return {(name, id(each), each.dtype): _hash(part) for name, each, part in own if part.numel()}
+
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
         state = self.state(loads=True)
@@ -130,7 +136,7 @@ class Objects:
             if (saved := _groups(state[name])) != own:
                 raise Refused(
                     f"it holds other objects: {name!r} has its parameters in groups of {_sizes(saved)} there and of "
-                    f"{_sizes(own)} here, which must be the same groups"
+                    f"{_sizes(own)} here: they must be the same, in the same order"
                 )
         for name, each in self._objects.items():
             loaded = state[name]
@@ -148,33 +154,29 @@ class Objects:
         own = {id(each) for group in optimizer.param_groups for each in group["params"]}
         return next((model for model in self._models if own <= {id(each) for each in model.parameters()}), None)
 
-    def lacks(self, optimizer: Optimizer) -> bool:
-        """Whether `optimizer` steps parameters that are not saved, as far as their shapes tell: they can be copies."""
-        return self._steps_others(optimizer, {each.shape for model in self._models for each in model.parameters()})
+    @property
+    def parameters(self) -> Iterator[Tensor]:
+        """Those of all models."""
+        return (each for model in self._models for each in model.parameters())
 
-    def lacks_values(self, optimizer: Optimizer) -> bool:
-        """Whether `optimizer` has stepped parameters whose values no object has, so that they are no copies."""
-        if not (left := self._left(optimizer)):
-            return False
-        parameters = (each for model in self._models for each in model.parameters())
-        return not are_copies(left, [*parameters, *self._tensors_of_others()])
+    @property
+    def tensors_of_others(self) -> Iterator[Tensor]:
+        """The tensors in the states of objects that are neither models nor optimizers."""
+        others = (each for each in self._objects.values() if not isinstance(each, nn.Module | Optimizer))
+        return (tensor for each in others for tensor in tensors(each.state_dict()))
 
-    def _steps_others(self, optimizer: Optimizer, known: Set[torch.Size] = frozenset()) -> bool:
+    @property
+    def tensors_of_optimizers(self) -> Iterator[Tensor]:
+        """The tensors in the states of optimizers."""
+        optimizers = (each for each in self._objects.values() if isinstance(each, Optimizer))
+        return (tensor for each in optimizers for tensor in tensors([*each.state.values()]))
+
+    def _steps_others(self, optimizer: Optimizer) -> bool:
         """Whether `optimizer` has parameters that are not saved, as far as the shapes in the objects' states tell."""
-        left = self._left(optimizer)
-        shapes = known | {tensor.shape for tensor in self._tensors_of_others()} if left else known
+        own = {id(each) for each in self.parameters}
+        left = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+        shapes = {tensor.shape for tensor in self.tensors_of_others} if left else set()
         return any(each.shape not in shapes for each in left)
-
-    def _left(self, optimizer: Optimizer) -> list[Tensor]:
-        """The parameters of `optimizer` that are of none of the models."""
-        own = {id(each) for model in self._models for each in model.parameters()}
-        return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
-
-    def _tensors_of_others(self) -> Iterator[Tensor]:
-        """Yield the tensors in the states of objects that are neither models nor optimizers."""
-        for each in self._objects.values():
-            if not isinstance(each, nn.Module | Optimizer):
-                yield from _tensors(each.state_dict())
 
     def _kind(self, each: Any) -> str:
         # A wrapper such as DDP changes a model's type, and not its state.
@@ -184,7 +186,7 @@ class Objects:
         if isinstance(each, nn.Module):
             return get_model_state_dict(each)
         if name in self._model_of:
-            with nullcontext() if loads else _without_step(each):
+            with _thawed(each) if loads else _without_step(each):
                 whole = get_optimizer_state_dict(self._model_of[name], each)
             return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
         whole = each.state_dict()
@@ -202,6 +204,19 @@ def _without_step(optimizer: Optimizer) -> Iterator[None]:
         del optimizer.step
         if own:
             optimizer.step = own  # type: ignore[method-assign]
+
+
+@contextmanager
+def _thawed(optimizer: Optimizer) -> Iterator[None]:
+    """Let frozen parameters require gradients: PyTorch makes only their state, and they can have been trained."""
+    frozen = [each for group in optimizer.param_groups for each in group["params"] if not each.requires_grad]
+    for each in frozen:
+        each.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)
 
 
 def _of_all_ranks(model: nn.Module, state: State) -> State:
@@ -258,29 +273,42 @@ class _Planner(DefaultLoadPlanner):
         return super().create_global_plan(global_plan)
 
 
-def _groups(state: State) -> set[frozenset[str]]:
-    """The groups of parameters in the state of an optimizer, whose options such as the learning rate differ."""
-    return {frozenset(each["params"]) for each in _unpacked(state["param_groups"])}
+def _groups(state: State) -> list[set[str]]:
+    """The groups of parameters in the state of an optimizer. Schedulers know them by their order."""
+    return [set(each["params"]) for each in _unpacked(state["param_groups"])]
 
 
-def _sizes(groups: set[frozenset[str]]) -> str:
-    return ", ".join(str(size) for size in sorted(map(len, groups)))
+def _sizes(groups: list[set[str]]) -> str:
+    return ", ".join(str(len(each)) for each in groups)
 
 
 def _sharded(value: Any) -> bool:
     """Whether there is a sharded tensor in a state."""
-    return any(isinstance(each, DTensor) for each in _tensors(value))
+    return any(isinstance(each, DTensor) for each in tensors(value))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a state."""
     if isinstance(value, Mapping):
         value = [*value.values()]
     if isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors(each)
     elif isinstance(value, Tensor):
         yield value
+
+
+def _hash(values: Tensor) -> int:
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if values.is_floating_point() and values.element_size() == 1:
+        values = values.view(torch.uint8)
+    return int(torch.hash_tensor(values).view(torch.int64))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank has, without its gradient."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _packed(state: Any) -> bytes:
