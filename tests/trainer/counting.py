@@ -40,7 +40,7 @@ class Counting:
         self.counts = nn.Embedding(n, 1)
         nn.init.zeros_(self.counts.weight)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
-        self._optimizers = [
+        self.optimizers = [
             torch.optim.SGD(self.counts.parameters(), lr=1.0),
             torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9),
         ]
@@ -52,29 +52,29 @@ class Counting:
     def step(self, group: dist.ProcessGroup | None = None) -> None:
         for parameter in (*self.counts.parameters(), *self.model.parameters()):
             dist.all_reduce(parameter.grad, group=group)
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.step()
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.zero_grad()
 
     @property
     def objects(self) -> dict[str, Any]:
         """What checkpoints of an account hold."""
-        optimizers = {f"optimizer {number}": each for number, each in enumerate(self._optimizers)}
+        optimizers = {f"optimizer {number}": each for number, each in enumerate(self.optimizers)}
         return {"counts": self.counts, "model": self.model, **optimizers}
 
     def save(self) -> bytes:
         """The contents of a checkpoint."""
         buffer = io.BytesIO()
-        torch.save([each.state_dict() for each in (self.counts, self.model, *self._optimizers)], buffer)
+        torch.save([each.state_dict() for each in (self.counts, self.model, *self.optimizers)], buffer)
         return buffer.getvalue()
 
     def load(self, saved: bytes) -> None:
         states = torch.load(io.BytesIO(saved))
-        for part, own in zip((self.counts, self.model, *self._optimizers), states, strict=True):
+        for part, own in zip((self.counts, self.model, *self.optimizers), states, strict=True):
             part.load_state_dict(own)
 
     @property

@@ -116,6 +116,15 @@ def scales_the_first(account: Account, batches: Iterator[Batch], training: Count
     scales(account, batches, training, left_out=1)
 
 
+def scales_the_first_and_clears(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step > 1:
+            training.step()
+        training.zero_grad()
+        account.commit()
+
+
 def overflows(account: Account, batches: Iterator[Batch], training: Counting) -> None:
     """A GradScaler calls the step of a fused optimizer, which leaves it out itself."""
     optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0, fused=True)
@@ -204,6 +213,22 @@ def clears_gradients_in_each_batch(account: Account, batches: Iterator[Batch], t
         if batch.step % 4 == 0:
             training.step()
             account.commit()
+
+
+def zeroes_gradients_before_each_step(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        for optimizer in training.optimizers:
+            optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+        account.commit()
+
+
+def never_steps(account: Account, batches: Iterator[Batch], training: Counting) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        account.commit()
+        training.zero_grad()
 
 
 def clears_accumulated_gradients(account: Account, batches: Iterator[Batch], training: Counting) -> None:
@@ -356,10 +381,16 @@ def catches_a_failure(account: Account, batches: Iterator[Batch], training: Coun
             "optimizer.step() has changed no weight since the last",
         ),
         (clears_gradients_in_each_batch, "after 1 backward pass, and 3 whose gradients were cleared before the step"),
+        (
+            zeroes_gradients_before_each_step,
+            "after no backward passes, and 1 whose gradients were cleared before the step",
+        ),
+        (never_steps, "a SGD has parameters with gradients, and it has not stepped"),
         (clears_accumulated_gradients, "after 2 backward passes, and 2 whose gradients were cleared before the step"),
         (leaves_out_a_step_after_a_state, "no optimizer has stepped since the last commit"),
         (trains_on_a_skipped_batch, "step 4 of 8: a backward pass came after skip()"),
-        (scales_the_first, "commits came before the first step of an optimizer"),
+        (scales_the_first, "a SGD has parameters with gradients, and it has not stepped"),
+        (scales_the_first_and_clears, "commits came before the first step of an optimizer"),
         (catches_an_error_of_the_backward_pass, "commit() covers 2 batches after 1 backward pass"),
         (skips_with_activation_checkpoints, "commit() covers 2 batches after 1 backward pass"),
         (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
@@ -958,7 +989,7 @@ class ByData(torch.optim.Optimizer):
                 parameter.data.sub_(parameter.grad)
 
 
-def commits_before_the_step(folder: Path) -> None:
+def steps_after_the_commit_as_well(folder: Path) -> None:
     counts = torch.nn.Embedding(N, 1)
     optimizer = ByData(counts.parameters())
     with Account(task="t", plan={"train": 1}) as account:
@@ -967,12 +998,13 @@ def commits_before_the_step(folder: Path) -> None:
         for batch in account.epoch("train", 1, loader):
             optimizer.zero_grad()
             counts(batch.data[0]).sum().backward()
+            optimizer.step()
             account.commit()
             optimizer.step()
 
 
-def test_a_commit_before_a_step_that_leaves_no_mark_is_refused(tmp_path: Path) -> None:
-    found = alone(commits_before_the_step, tmp_path)
+def test_a_step_after_the_commit_that_leaves_no_mark_is_refused(tmp_path: Path) -> None:
+    found = alone(steps_after_the_commit_as_well, tmp_path)
     assert found["code"] == 2, found["err"]
     assert "an optimizer has stepped between commit() and the next batch" in found["err"]
 

@@ -34,11 +34,11 @@ class Scheduled(Counting):
 
     def __init__(self) -> None:
         super().__init__(N)
-        self.scheduler = StepLR(self._optimizers[1], 1, gamma=0.5)
+        self.scheduler = StepLR(self.optimizers[1], 1, gamma=0.5)
 
     @property
     def objects(self) -> dict[str, Any]:
-        counts, model = self._optimizers
+        counts, model = self.optimizers
         return {"counts": self.counts, "model": self.model, "sgd": counts, "momentum": model, "rate": self.scheduler}
 
     @property

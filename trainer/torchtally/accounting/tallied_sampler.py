@@ -154,6 +154,8 @@ class TalliedSampler(Sampler):
             raise Refused(f"the DataLoader's sampler must be the TalliedSampler, not a {type(loader.sampler).__name__}")
         if loader.batch_size is None or loader.drop_last:
             raise Refused("the DataLoader must have a batch_size and drop_last=False: pass drop_last to TalliedSampler")
+        if (n := len(loader.dataset)) != self.n:  # type: ignore[arg-type]  # PyTorch's Dataset does not promise a length
+            raise Refused(f"the DataLoader's dataset has {n} samples, and that of its TalliedSampler {self.n}")
         self._given = loader
         tallied = self._account.loader(
             "train",

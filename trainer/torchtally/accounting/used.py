@@ -4,6 +4,7 @@ A loop that has neither, as it updates its weights in another way, is not checke
 """
 
 import functools
+import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet
@@ -66,6 +67,12 @@ def _is_of_torch(optimizer: Optimizer) -> bool:
 
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
     return (each for group in optimizer.param_groups for each in group["params"])
+
+
+def _idle() -> Optimizer | None:
+    """An optimizer that could step. A loop that updates its weights in another way has none."""
+    optimizers = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+    return next((each for each in optimizers if any(of.grad is not None for of in _parameters(each))), None)
 
 
 def is_left_out(optimizer: Optimizer) -> bool:
@@ -165,7 +172,7 @@ class Used:
         self._steps = SEEN.committed = SEEN.steps
         if not batches or SEEN.captured:
             return None
-        self._passing |= passes > 0
+        self._passing |= passes + cleared > 0
         if self._passing and passes < batches and named < batches:
             count = f"{passes or 'no'} backward pass{'es' * (passes != 1)}"
             if cleared:
@@ -182,6 +189,11 @@ class Used:
                 "of step() and commit() for a batch that is left out"
             )
         before, self._stepping = self._stepping, stepped
+        if before is None and not stepped and (idle := _idle()):
+            return (
+                f"a {type(idle).__name__} has parameters with gradients, and it has not stepped: call commit() after "
+                "optimizer.step()"
+            )
         if before in (None, stepped):
             return None
         late = "commits came before the first step of an optimizer"

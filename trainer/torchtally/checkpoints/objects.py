@@ -33,6 +33,7 @@ from torchtally.errors import Refused
 
 State = dict[str, Any]
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")  # of DDP, torch.compile, activation checkpointing
+_FSDP1 = "FullyShardedDataParallel"  # by its name, as its import takes time
 MODEL = "model"  # the kind of all models
 Marks = dict[tuple[str, int], int | bytes]
 Hashes = dict[tuple[str, int, torch.dtype], int]
@@ -53,6 +54,8 @@ class Objects:
                     f"checkpoints: {name!r} is a {type(each).__name__}, which must have state_dict() and "
                     "load_state_dict()"
                 )
+            if isinstance(each, nn.Module) and any(type(part).__name__ == _FSDP1 for part in each.modules()):
+                raise Refused(f"checkpoints: {name!r} has a {_FSDP1}: shard it with FSDP2's fully_shard")
             if isinstance(each, ZeroRedundancyOptimizer):
                 raise Refused(
                     f"checkpoints: {name!r} is a ZeroRedundancyOptimizer, of whose state each rank has only a part: "
