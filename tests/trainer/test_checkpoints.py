@@ -452,8 +452,8 @@ def commits_too_early(folder: Path, wrapped: str, late: str) -> None:
 def trains_apart(folder: Path, others: bool) -> Loop:
     """Ranks without DistributedDataParallel, whose machines are `others` or alike."""
     if others:
-        own, rank = conditions._own, dist.get_rank()
-        conditions._own = lambda device: own(device) | {"instructions": f"those of rank {rank}"}
+        own, rank = conditions.of_this_rank, dist.get_rank()
+        conditions.of_this_rank = lambda device: own(device) | {"instructions": f"those of rank {rank}"}
     loop = Loop(folder, "plain", every="9h")
 
     def before_commit(loop: Loop) -> None:

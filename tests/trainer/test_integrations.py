@@ -275,6 +275,20 @@ def test_half_of_an_adapter_is_no_proof(
     assert (ended["code"], sentence in ended["err"]) == (code, True), ended["err"]
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        (LIGHTNING, ["{}", "apart"], "the Trainer averages gradients over 1 of 2 ranks"),
+        (KERAS, ["3", "apart"], "ranks 0 and 1 have different weights after the same step"),
+    ],
+)
+def test_ranks_that_train_models_of_their_own_are_refused(
+    name: str, arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    ended = run(tmp_path, name, *arguments)
+    assert (ended.returncode, sentence in ended.stderr) == (2, True), ended.stderr
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "how", "sentence"),

@@ -39,7 +39,10 @@ class Parallel(keras.Model):
         learned = keras.layers.Dropout(0.3)(keras.layers.Dense(1)(hidden(inputs)))
         self.network = keras.Model((indices, inputs), 1e-4 * learned**2 - counts(indices))
         self.counts, self.hidden = counts, hidden
-        self.parallel = DistributedDataParallel(self.network).__call__
+        network = self.network
+        self.parallel = (
+            (lambda *given, **_: network(*given)) if how == "apart" else DistributedDataParallel(network).__call__
+        )
 
     def call(self, given: Any, training: bool = False) -> Any:
         return self.parallel(given, training=True) if training else self.network(given)

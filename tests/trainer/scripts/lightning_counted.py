@@ -98,13 +98,12 @@ with Account(task="counted", plan=planned) as ACCOUNT:
     callbacks += [StochasticWeightAveraging(1.0, 2)] * (how in ("swa", "batch norm"))
     callbacks += [OnExceptionCheckpoint(FOLDER, "last")] * (how == "raises")
     callbacks += [WeightAveraging()] * (how == "averages")
-    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    parallel: dict[str, Any] = {"strategy": "ddp", "devices": local, "num_nodes": world // local}
     module = Module(how)
     trainer = lightning.Trainer(
         accelerator="cpu",
-        strategy="ddp",
-        devices=local,
-        num_nodes=int(os.environ["WORLD_SIZE"]) // local,
+        **({} if how == "apart" else parallel),
         callbacks=callbacks,
         logger=False,
         enable_progress_bar=False,

@@ -13,10 +13,10 @@ from torchtally.log import log
 
 def of_all_ranks(device: torch.device, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
     """The conditions of each rank, on rank 0. A collective call."""
-    return exchange.gather(_own(device), group) or []
+    return exchange.gather(of_this_rank(device), group) or []
 
 
-def _own(device: torch.device) -> dict[str, Any]:
+def of_this_rank(device: torch.device) -> dict[str, Any]:
     """The conditions of a rank, beside the number of ranks, under which the weights are equal bit for bit."""
     return {
         "PyTorch": str(torch.__version__),  # a class of its own, which a checkpoint may not hold

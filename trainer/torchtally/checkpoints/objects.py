@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from torchtally.errors import Refused
+from torchtally.hashing import hash_of
 
 State = dict[str, Any]
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")  # of DDP, torch.compile, activation checkpointing
@@ -121,8 +122,8 @@ class Objects:
     def hashes(self) -> Hashes:
         """Hashes of the values of the models' parameters. Not a call of all ranks."""
         models = [(name, each) for name, each in self._objects.items() if isinstance(each, nn.Module)]
-        own = [(name, each, local(each)) for name, model in models for each in model.parameters()]
-        return {(name, id(each), each.dtype): _hash(part) for name, each, part in own if part.numel()}
+        own = [(name, each) for name, model in models for each in model.parameters()]
+        return {(name, id(each), each.dtype): hash_of(local(each)) for name, each in own}
 
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
@@ -299,14 +300,6 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
     elif isinstance(value, Tensor):
         yield value
-
-
-def _hash(values: Tensor) -> int:
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    if values.is_floating_point() and values.element_size() == 1:
-        values = values.view(torch.uint8)
-    return int(torch.hash_tensor(values).view(torch.int64))
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -5,13 +5,17 @@ from typing import Any
 
 import keras
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch.utils import data
 
+from torchtally import exchange
 from torchtally.accounting.account import Account
 from torchtally.accounting.epochs import Epochs
+from torchtally.checkpoints import conditions
 from torchtally.distributed import own_group
 from torchtally.errors import Refused
+from torchtally.hashing import hash_of
 
 _KEY = "torchtally"  # in a file of weights
 
@@ -42,12 +46,15 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         Refused: The model is not built, or the optimizer leaves out steps.
+
+    In the first step, `fit` ends with exit code 2 if the ranks have different weights after it.
     """
 
     def __init__(self, account: Account, model: keras.Model):
         super().__init__()
         self._account, self._loaded = account, False
         self._committed: int | None = None  # the optimizer's iterations by then
+        self._compared = False  # the weights of the ranks
         object.__setattr__(model, "torchtally", _State(self))  # Keras itself adds no layer to a model that is built
         parts = [*model._flatten_layers(), model._compile_loss, model._compile_metrics]
         if not all(part is None or part.built for part in parts):
@@ -81,6 +88,9 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.commit()
+        if not self._compared:
+            self._compared = True
+            self._refuse_different_weights()
         if logs and "loss" in logs:
             self._account.log(loss=logs["loss"])
 
@@ -89,6 +99,19 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._committed is not None and int(self.model.optimizer.iterations) > self._committed:
             self._committed = int(self.model.optimizer.iterations)
             self._account.commit()
+
+    def _refuse_different_weights(self) -> None:
+        """Refuse ranks that average no gradients. Those of other machines can differ in the last bits."""
+        weights: list[torch.Tensor] = [each.value.detach() for each in self.model.trainable_variables]
+        device = weights[0].device if weights else torch.device("cpu")
+        own = [conditions.of_this_rank(device), [hash_of(each) for each in weights]]
+        (here, first), *others = exchange.all_gather(own, own_group.of_all())
+        different = [rank for rank, (there, each) in enumerate(others, 1) if there == here and each != first]
+        if different:
+            raise Refused(
+                f"ranks 0 and {different[0]} have different weights after the same step, as nothing averages their "
+                "gradients: put the model in DistributedDataParallel, as examples/keras_fit.py does"
+            )
 
     def save(self, store: Any) -> None:
         """Keep the state in a file of weights: also where a callback saves them before this one has committed."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
@@ -109,6 +110,11 @@ class AccountCallback(Callback):
             raise Refused(
                 "StochasticWeightAveraging adds an epoch that trains nothing, for the statistics of BatchNorm: use "
                 "lightning.pytorch.callbacks.WeightAveraging, which averages them in the plan's epochs"
+            )
+        if trainer.world_size != dist.get_world_size():
+            raise Refused(
+                f"the Trainer averages gradients over {trainer.world_size} of {dist.get_world_size()} ranks: pass "
+                'strategy="ddp" or another for all of them, with devices= the ranks of a pod and num_nodes= the pods'
             )
         if trainer.num_training_batches != len(batches):
             raise Refused(
