@@ -152,7 +152,7 @@ def report(options: Options) -> int:
     snapshot = log.record.snapshot
     if snapshot.run is None:
         raise BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
-    verdict = views.without_lines(log) or judge(log, snapshot.run.id)[0]
+    verdict = judge(log, snapshot.run.id)[0]
     path = Path(options.page)
     try:
         document.write(snapshot, verdict, path)

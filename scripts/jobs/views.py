@@ -7,7 +7,6 @@ from typing import Any
 
 from torchtally.verifier import phrasing
 from torchtally.verifier.outcome import Outcome, worst
-from torchtally.verifier.problem import Problem
 from torchtally.verifier.verdict import Verdict, judge
 from verify import cluster as verified
 from verify.job_kinds import ClusterError, ClusterJob, Unreachable
@@ -55,7 +54,7 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
 def of_files(path: Path) -> Overview:
     """Of logs. Raises NoLogs."""
     log = read_files(path)
-    verdicts = judged_runs(log)
+    verdicts = judge(log)
     outcome = worst(each.outcome for each in verdicts)
     return overview.of(
         path.name or str(path),
@@ -73,20 +72,6 @@ def read_files(path: Path) -> RecordingLog:
         with file.open(encoding="utf-8", errors="replace", newline="") as stream:
             log.read(str(file), stream)
     return log
-
-
-def without_lines(log: RecordingLog) -> Verdict | None:
-    """The verdict about the newest run, if events alone tell of it: the proof of an earlier one is not its."""
-    newest = log.record.snapshot.run
-    if newest is None or not log.runs or newest.id in log.runs:
-        return None
-    return Verdict(newest.id, problems=[Problem(f"no tally line of run {newest.id}", missing=True)], job=log.job)
-
-
-def judged_runs(log: RecordingLog) -> list[Verdict]:
-    """The verdicts about all runs."""
-    more = without_lines(log)
-    return [*judge(log), *([more] if more else [])]
 
 
 def so_far(log: RecordingLog, name: str, job: ClusterJob | None, pods: Pods, warnings: Iterable[str]) -> Overview:
@@ -123,7 +108,7 @@ def _asked(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str]]:
 
 def judged(log: RecordingLog, job: ClusterJob, pods: Pods, warnings: Iterable[str] = ()) -> Overview:
     """Of a job whose logs are read."""
-    verdicts = judged_runs(log)
+    verdicts = judge(log)
     outcome = worst(each.outcome for each in verdicts)
     return overview.of(
         job.name,

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged import UNKNOWN, read, verdicts
 
+from torchtally import events
 from torchtally.verifier.verdict import judge
 from verify import report
 
+RESUMED = events.Resumed(task="t", world=2, checkpoint=None, epoch=1, position=4, discarded=0)
 SMALL = {"train": 1, "test": 1}
 
 
@@ -94,6 +96,19 @@ def test_a_run_of_which_no_line_is_whole_is_not_proved() -> None:
     assert (
         said == "✗ incomplete: 1 of 2 runs is proved: 3f9c2a7b10de; not proved: 3f9c2a7b10de.2 (it has no whole line)"
     )
+    assert [each.holds for each in judge(read(text), run="3f9c2a7b10de")] == [True]
+
+
+@pytest.mark.parametrize("event", [events.Begun(task="t", world=2), RESUMED])
+def test_a_run_that_has_begun_and_ended_in_its_first_epoch_is_not_proved(event: events.Event) -> None:
+    source = events.Source(pod="demo-master-0", rank=0, run="died", attempt=0)
+    text = bruteforce.text(FOLDS[0]) + "[rank0] " + events.line(events.Record(1.0, source, event)) + "\n"
+    found = judge(read(text))
+    assert [(each.run, each.holds) for each in found] == [("3f9c2a7b10de", True), ("died", False)]
+    said = report.as_text(found, encoding="utf-8", colour=False)
+    assert "✗ no tally line of run died, which began at " in said
+    assert said.endswith("1 of 2 runs is proved: 3f9c2a7b10de; not proved: died (it has no whole line)")
+    assert [each.holds for each in judge(read(text), run="died")] == [False]
     assert [each.holds for each in judge(read(text), run="3f9c2a7b10de")] == [True]
 
 
