@@ -140,7 +140,7 @@ def test_the_batches_for_a_library_have_the_length_of_a_whole_epoch() -> None:
 
 def test_batches_of_a_phase_without_a_loader_are_refused() -> None:
     found = alone(reloads, 4, {}, "trian")
-    assert (found["code"], "the phase 'trian' has no loader and no sampler yet" in found["err"]) == (2, True)
+    assert (found["code"], "the phase 'trian' must be one of the plan's: train" in found["err"]) == (2, True)
 
 
 def completes_twice() -> None:
@@ -153,6 +153,33 @@ def test_a_run_that_this_process_has_completed_is_not_loaded() -> None:
     assert found["code"] == 2
     assert "which this process has completed: give another account" in found["err"]
     assert found["err"].endswith("its own folder of checkpoints\n")
+
+
+def misuses(how: str) -> None:
+    if how == "no with":
+        Account(task="t", plan={"train": 1}).loader("train", Squares(), batch_size=4)
+    with Account(task="t", plan="train" if how == "plan" else {"train": 1}) as account:  # type: ignore[arg-type]
+        if how == "state":
+            account.load_state_dict(None)  # type: ignore[arg-type]
+        if how == "objects":
+            account.checkpoints("/tmp", nn.Linear(1, 1))  # type: ignore[arg-type]
+        if how == "file":
+            account.checkpoints(__file__, {"model": nn.Linear(1, 1)})
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("no with", "an Account must be used in a `with` statement: with Account(…) as …"),
+        ("plan", "plan='train' must be the epochs of each phase, such as {\"train\": 10}"),
+        ("state", "the state of an account must be what state_dict() returned, not a NoneType"),
+        ("objects", "checkpoints: objects must be a dictionary, such as {'model': model}, not a Linear"),
+        ("file", f"checkpoints: {__file__} is a file, and must be a folder"),
+    ],
+)
+def test_a_mistake_in_a_call_is_a_sentence(how: str, sentence: str) -> None:
+    found = alone(misuses, how)
+    assert (found["code"], found["err"]) == (2, f"torchtally: {sentence}\n")
 
 
 def makes(epochs: list[int], planned: int) -> None:
@@ -330,6 +357,7 @@ def wrong(arguments: dict[str, Any]) -> None:
             {"seed": np.int64(1)},
             'rank 0 (pod-0): "seed" is "np.int64(1)", allowed is an integer from 0 to 18446744073709551615',
         ),
+        ({"order": "x"}, "order='x' must be a Locality, or None for an order over all samples"),
         ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
         ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
         ({"batch_size": 7.0}, "train: batch_size=7.0 must be a whole number from 1"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import alone, run
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
@@ -138,6 +138,8 @@ def misused(how: str) -> None:
     match how:
         case "another sampler":
             sampler.tally(DataLoader(DATA, batch_size=SIZE))
+        case "another dataset":
+            sampler.tally(DataLoader(Subset(DATA, range(20)), batch_size=SIZE, sampler=sampler))
         case "drop_last":
             sampler.tally(DataLoader(DATA, batch_size=SIZE, sampler=sampler, drop_last=True))
         case "no batches":
@@ -176,6 +178,7 @@ def misused(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "code", "sentence"),
     [
+        ("another dataset", 2, f"dataset has 20 samples, and that of its TalliedSampler {len(DATA)}"),
         ("another sampler", 2, "the DataLoader's sampler must be the TalliedSampler, not a SequentialSampler"),
         ("drop_last", 2, "the DataLoader must have a batch_size and drop_last=False"),
         ("no batches", 2, "the DataLoader must have a batch_size and drop_last=False"),

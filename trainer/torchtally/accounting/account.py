@@ -249,6 +249,9 @@ class Account(Lifetime):
             Refused: An argument is not valid, or the pods do not share the folder.
         """
         with self._counting.final():
+            if not isinstance(objects, Mapping):
+                kind = type(objects).__name__
+                raise Refused(f"checkpoints: objects must be a dictionary, such as {{'model': model}}, not a {kind}")
             if own := [name for name, each in objects.items() if each is self]:
                 raise Refused(f"checkpoints: {own[0]!r} is the account, whose state every checkpoint has: leave it out")
             self._counting.checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)

@@ -14,7 +14,7 @@ from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.counting import Counting
 from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.forgotten import Watch
-from torchtally.accounting.locality import Locality
+from torchtally.accounting.locality import Locality, check_order
 from torchtally.accounting.pace import Pace
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.plan import Planned
@@ -77,8 +77,18 @@ class Lifetime:
         """The plan of the loaded state, if that planned fewer epochs."""
         return self._progress.grown_from
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_attempt", "_counting", "_phases", "_progress"):
+            raise SystemExit(
+                failure.end(Refused("an Account must be used in a `with` statement: with Account(…) as …"))
+            )
+        raise AttributeError(f"an Account has no attribute {name!r}")
+
     def __enter__(self) -> Self:
         try:
+            if not isinstance(self._plan, Mapping):
+                raise Refused(f'plan={self._plan!r} must be the epochs of each phase, such as {{"train": 10}}')
+            check_order(self._order)
             self._progress = Progress(self._plan)
             requested, pace, refused = None, None, None
             try:

@@ -45,3 +45,9 @@ class Locality:
         if sizes.total != n:
             raise Refused(f"the sizes of the shard files add up to {sizes.total}, and the dataset has {n} samples")
         return LocalOrder(self.window, self.lanes, sizes)
+
+
+def check_order(order: object) -> None:
+    """Raise Refused unless it is a Locality, or None."""
+    if not isinstance(order, Locality | None):
+        raise Refused(f"order={order!r} must be a Locality, or None for an order over all samples")

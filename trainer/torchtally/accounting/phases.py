@@ -12,7 +12,7 @@ from torchtally.accounting.drops import Drops
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.facts import Facts
 from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, is_unknown
-from torchtally.accounting.locality import Locality
+from torchtally.accounting.locality import Locality, check_order
 from torchtally.accounting.mixture import Mixture
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
@@ -91,7 +91,12 @@ class Phases:
         """The first phase that trains, or else the first of all."""
         return next((name for name, trains in self.trains.items() if trains), next(iter(self.trains)))
 
+    def _check_planned(self, phase: str) -> None:
+        if phase not in self._progress.given:
+            raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._progress.given)}")
+
     def _check_declared(self, phase: str) -> None:
+        self._check_planned(phase)
         if phase not in self.samplers:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
 
@@ -113,8 +118,8 @@ class Phases:
         order: Locality | None,
     ) -> Sampler:
         """Return the sampler of a phase: `Account.sampler`. Raises Refused."""
-        if phase not in self._progress.given:
-            raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._progress.given)}")
+        self._check_planned(phase)
+        check_order(order)
         if type(batch_size) is not int or batch_size < 1:
             raise Refused(f"{phase}: batch_size={batch_size!r} must be a whole number from 1")
         if contract not in CONTRACTS:
@@ -161,6 +166,7 @@ class Phases:
             )
         if shuffle and getattr(dataset, "ordered", False):
             raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
+        check_order(order)
         order = order or (self._order if shuffle else None)
         sampler = self.declare(
             phase,

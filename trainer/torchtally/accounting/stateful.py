@@ -26,6 +26,8 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, *, repo
         raise Refused("load_state_dict() must be called before the first epoch of this start")
     if progress.loaded:
         raise Refused("load_state_dict() was called before in this start: an account takes one state")
+    if not isinstance(state, Mapping):
+        raise Refused(f"the state of an account must be what state_dict() returned, not a {type(state).__name__}")
     if KEY not in state:
         found = ", ".join(map(str, state)) or "no entry"
         raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")

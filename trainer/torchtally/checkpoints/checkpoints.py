@@ -86,6 +86,8 @@ class Checkpoints:
         if type(keep) is not int or keep < 1:
             raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
         self._objects, self._storage = Objects(objects), Storage(folder)
+        if self._storage.local and Path(self._storage.root).is_file():
+            raise Refused(f"checkpoints: {folder} is a file, and must be a folder")
         self._group = new_group()
         local = self._storage.local and dist.get_rank() == 0
         self._held = Path(self._storage.root) if local else None

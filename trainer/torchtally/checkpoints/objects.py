@@ -29,8 +29,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from torchtally.checkpoints.hashing import hash_of
 from torchtally.errors import Refused
-from torchtally.hashing import hash_of
 
 State = dict[str, Any]
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")  # of DDP, torch.compile, activation checkpointing

@@ -13,9 +13,9 @@ from torchtally import exchange
 from torchtally.accounting.account import Account
 from torchtally.accounting.epochs import Epochs
 from torchtally.checkpoints import conditions
+from torchtally.checkpoints.hashing import hash_of
 from torchtally.distributed import own_group
 from torchtally.errors import Refused
-from torchtally.hashing import hash_of
 
 _KEY = "torchtally"  # in a file of weights
 
