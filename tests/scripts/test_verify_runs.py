@@ -102,7 +102,7 @@ def test_a_run_of_which_no_line_is_whole_is_not_proved() -> None:
 @pytest.mark.parametrize("event", [events.Begun(task="t", world=2), RESUMED])
 def test_a_run_that_has_begun_and_ended_in_its_first_epoch_is_not_proved(event: events.Event) -> None:
     source = events.Source(pod="demo-master-0", rank=0, run="died", attempt=0)
-    text = bruteforce.text(FOLDS[0]) + "[rank0] " + events.line(events.Record(1.0, source, event)) + "\n"
+    text = bruteforce.text(FOLDS[0]) + "[rank0] " + events.line(events.Record(BEGAN / 1000 + 9, source, event)) + "\n"
     found = judge(read(text))
     assert [(each.run, each.holds) for each in found] == [("3f9c2a7b10de", True), ("died", False)]
     said = report.as_text(found, encoding="utf-8", colour=False)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
-from accounts import alone, run, tallied
+from accounts import alone, as_rank, run, tallied
 from counting import Counting, Direct, Noisy
 
 from torchtally import Account, Batch
@@ -196,6 +197,38 @@ def has_an_optimizer(folder: Path, kind: type[torch.optim.Optimizer]) -> None:
     with Account(task="t", plan={"train": 1}) as account:
         objects = {"counts": training.counts, "optimizer": kind(training.counts.parameters())}  # type: ignore[call-arg]
         account.checkpoints(folder, objects, every="9h")
+
+
+def freezes(folder: Path, how: str) -> str:
+    """Trains a part of a model in the second epoch alone."""
+    training = Counting(N)
+    part = training.model[0]
+    with Account(task="t", plan={"train": 2}, anew=how != "goes on") as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        part.requires_grad_(False)
+        kept = account.checkpoints(folder, training.objects, every="9h")
+        kept.resume()
+        for epoch in account.epochs():
+            part.requires_grad_(epoch == 2)
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                for each in (*training.counts.parameters(), *training.model.parameters()):
+                    each.grad = torch.zeros_like(each) if each.grad is None and each.requires_grad else each.grad
+                for optimizer in training.optimizers:
+                    optimizer.step()
+                training.zero_grad()
+                account.commit()
+                if (epoch, batch.step) == (2, 3) and how == "stops":
+                    kept.save(wait=True)
+                    raise ZeroDivisionError
+    return training.sha256
+
+
+def test_what_is_frozen_at_the_resume_goes_on_once_it_is_trained(tmp_path: Path) -> None:
+    whole = alone(freezes, tmp_path / "other", "")["result"]
+    assert isinstance(ranks.run(1, as_rank, freezes, tmp_path / "own", "stops")[0], ZeroDivisionError)
+    found = alone(freezes, tmp_path / "own", "goes on")
+    assert (found["code"], found["result"]) == (0, whole), found["err"]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])

@@ -51,5 +51,6 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
                 steps += 1
                 if steps % 3 == 0:
                     accelerator.save_state(folder / f"step-{steps:03}")
+                    accelerator.wait_for_everyone()  # rank 0 writes, and the other could die before the end of that
     report(accelerator.unwrap_model(model), folder)
 accelerator.end_training()

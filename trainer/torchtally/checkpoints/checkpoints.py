@@ -141,6 +141,7 @@ class Checkpoints:
         self._check_resumed()
         if problem := self._strays.problem():
             raise Refused(problem)
+        self._loaded = None
         self._commits += 1
         if self._commits <= _WATCHED:
             self._marks = self._objects.marks()

@@ -68,6 +68,8 @@ class Objects:
                     "cannot load: use another optimizer, or save the account's state_dict() in a checkpoint of your own"
                 )
             if isinstance(each, Optimizer):
+                if sum(not group["params"] for group in each.param_groups) > 1:
+                    raise Refused(f"checkpoints: {name!r} has two groups without a parameter: leave them out")
                 # A model can have a length, and be false.
                 if (model := self._having(each)) is not None:
                     self._model_of[name] = model
@@ -149,7 +151,8 @@ class Objects:
             elif name in self._model_of:
                 whole = loaded | {"param_groups": _unpacked(loaded["param_groups"])}
                 # Not strict: a parameter that had no gradient yet has no state.
-                set_optimizer_state_dict(self._model_of[name], each, whole, options=StateDictOptions(strict=False))
+                with _thawed(each):
+                    set_optimizer_state_dict(self._model_of[name], each, whole, options=StateDictOptions(strict=False))
             else:
                 each.load_state_dict(_unpacked(loaded) if isinstance(loaded, bytes) else loaded)
 

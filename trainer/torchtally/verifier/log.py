@@ -25,7 +25,9 @@ from torchtally.verifier.wrapped import Unwrapping
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
 _LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})(?=,)(?:,\s*"began":\s*(\d{1,15})(?=,))?')
-_BEGUN = re.compile(r'TORCHTALLY-EVENT \{"v":\d+,"event":"(?:begun|resumed)",[^{}]*?"run":"([^"]+)"')
+_BEGUN = re.compile(
+    r'TORCHTALLY-EVENT \{"v":\d+,"event":"(?:begun|resumed)","time":(\d{1,12}(?:\.\d{1,9})?),[^{}]*?"run":"([^"]+)"'
+)
 _DECODER = json.JSONDecoder()
 _PLACE = attrgetter("run", "attempt", "began", "block")
 _LONGEST = 1 << 20  # characters of one line held at a time; a tally line has under 1 KB
@@ -64,7 +66,9 @@ class Log:
         default_factory=lambda: defaultdict(list)
     )  # of runs, as often as printed
     begins: dict[str, int] = field(default_factory=dict)  # of runs, 0 where it is not known; in order of appearance
-    started: dict[str, str] = field(default_factory=dict)  # where runs tell that they begin or resume, by run
+    started: dict[str, tuple[str, int]] = field(
+        default_factory=dict
+    )  # where and when runs tell that they begin or resume
     complaints: list[Complaint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -89,7 +93,7 @@ class Log:
     def add(self, text: str, where: str) -> None:
         """Add a line of a log, which is at this place."""
         for begun in _BEGUN.finditer(text):
-            self.started.setdefault(begun[1], where)
+            self.started.setdefault(begun[2], (where, round(float(begun[1]) * 1000)))
         for found in _found_in(text):
             if isinstance(found, tuple):
                 self._add_line(*found, where)
@@ -145,7 +149,8 @@ class Log:
     @property
     def runs(self) -> list[str]:
         """By the time of their begin, and then by appearance."""
-        return sorted(self.begins, key=self.begins.__getitem__)
+        begins = self.begins | {run: began for run, (_, began) in self.started.items() if run not in self.begins}
+        return sorted(begins, key=begins.__getitem__)
 
 
 def _differences(one: TallyLine, other: TallyLine) -> Iterator[str]:

@@ -70,11 +70,8 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
         problems = [_problem(complaint) for complaint in log.complaints]
         problems = problems or [Problem(f"no tally line in {_sources(log.sources)}", missing=True)]
         return [Verdict(problems=problems, notes=list(log.notes), job=log.job)]
-    lost = {each: where for each, where in log.started.items() if each not in log.begins}
     if run is None:
-        return [_judge(log, each, expect_per_pod) for each in log.runs] + [_lost(log, *each) for each in lost.items()]
-    if run in lost:
-        return [_lost(log, run, lost[run])]
+        return [_judge(log, each, expect_per_pod) for each in log.runs]
     if run not in log.runs:
         described = " and ".join(f"{name} ({count} lines)" for name, count in counts.items())
         raise UnknownRun(f"no tally line of run {run}; found: {described}")
@@ -84,13 +81,10 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     return [verdict]
 
 
-def _lost(log: Log, run: str, where: str) -> Verdict:
-    """The verdict about a run that has begun, and has no line: it may have died in its first epoch."""
-    problem = Problem(f"no tally line of run {run}, which began at {where}", missing=True)
-    return Verdict(run, problems=[problem], notes=list(log.notes), job=log.job)
-
-
 def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
+    if run not in log.begins:  # it can have died in its first epoch
+        lost = Problem(f"no tally line of run {run}, which began at {log.started[run][0]}", missing=True)
+        return Verdict(run, problems=[lost], notes=list(log.notes), job=log.job)
     every = [each for each in log.groups if each.first.run == run]
     sizes = log.sizes
     last = lineage.end(log.lasts[run], firsts(every))
