@@ -122,7 +122,7 @@ LACKS_MODEL = "an optimizer steps parameters of which no object has a state"
         ("seldom", LACKS_MODEL),
         ("has another optimizer each time", LACKS_MODEL),
         ("steps after the commit", LACKS_MODEL),
-        ("lacks its optimizer", "a Adam has a state that no object saves"),
+        ("lacks its optimizer", "the optimizer Adam has a state that no object saves"),
         ("begins with the model", None),
         ("begins anew", None),
         ("is made anew", None),

@@ -191,7 +191,7 @@ class Used:
         before, self._stepping = self._stepping, stepped
         if before is None and not stepped and (idle := _idle()):
             return (
-                f"a {type(idle).__name__} has parameters with gradients, and it has not stepped: call commit() after "
+                f"the optimizer {type(idle).__name__} has parameters with gradients and has not stepped: call commit() after "
                 "optimizer.step()"
             )
         if before in (None, stepped):
