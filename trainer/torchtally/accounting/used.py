@@ -191,8 +191,8 @@ class Used:
         before, self._stepping = self._stepping, stepped
         if before is None and not stepped and (idle := _idle()):
             return (
-                f"the optimizer {type(idle).__name__} has parameters with gradients and has not stepped: call commit() after "
-                "optimizer.step()"
+                f"the optimizer {type(idle).__name__} has parameters with gradients and has not stepped: call commit() "
+                "after optimizer.step()"
             )
         if before in (None, stepped):
             return None

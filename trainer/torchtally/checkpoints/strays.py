@@ -48,8 +48,8 @@ class Strays:
             known.checked = True
             if self._lacks_state_of(optimizer):
                 self._problem = (
-                    f"checkpoints: the optimizer {type(optimizer).__name__} has a state that no object saves: give it as "
-                    "well, or a resume would begin with a new one"
+                    f"checkpoints: the optimizer {type(optimizer).__name__} has a state that no object saves: give it "
+                    "as well, or a resume would begin with a new one"
                 )
         if (known and not known.strays) or not self._stepped:
             return
