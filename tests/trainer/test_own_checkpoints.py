@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from accounts import alone, as_rank, run, tallied
 from counting import Counting, Direct, Noisy
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from torchtally import Account, Batch
 from torchtally.checkpoints import checkpoints, writer
@@ -236,6 +237,22 @@ def test_an_optimizer_that_cannot_be_loaded_is_refused(kind: type[torch.optim.Op
     found = alone(has_an_optimizer, tmp_path, kind)
     assert found["code"] == 2, found["err"]
     assert f"checkpoints: 'optimizer' is a {kind.__name__}, whose state PyTorch's distributed" in found["err"]
+
+
+def has_what_cannot_be_loaded(folder: Path, how: str) -> None:
+    model: torch.nn.Module = torch.nn.Linear(1, 1)
+    groups = [{"params": model.parameters()}, {"params": []}, {"params": []}]
+    optimizer = torch.optim.SGD(groups if how == "two groups without a parameter" else model.parameters(), lr=0.1)
+    if how == "FullyShardedDataParallel":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    with Account(task="t", plan={"train": 1}) as account:
+        account.checkpoints(folder, {"model": model, "optimizer": optimizer}, every="9h")
+
+
+@pytest.mark.parametrize("how", ["two groups without a parameter", "FullyShardedDataParallel"])
+def test_what_cannot_be_loaded_is_refused_before_it_is_saved(how: str, tmp_path: Path) -> None:
+    found = alone(has_what_cannot_be_loaded, tmp_path, how)
+    assert (found["code"], f" has {'a ' * how.startswith('F')}{how}: " in found["err"]) == (2, True), found["err"]
 
 
 def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
