@@ -167,8 +167,8 @@ class Checkpoints:
             Stopped: A rank has received a signal. All ranks raise it.
         """
         if self._loaded:
-            loaded, self._loaded, now = self._loaded, None, self._objects.hashes()
-            if name := next((key[0] for key, value in loaded.items() if now.get(key, value) != value), None):
+            loaded, self._loaded = self._loaded, None
+            if name := self._objects.replaced(loaded):
                 raise Refused(
                     f"checkpoints: {name!r} has changed between resume() and the first batch, so the weights lack what "
                     "the checkpoint has: call resume() after other weights are loaded or made"

@@ -84,7 +84,7 @@ class Objects:
     @property
     def device(self) -> torch.device:
         """Where the first model is, or else the CPU."""
-        return next((each.device for model in self._models for each in model.parameters()), torch.device("cpu"))
+        return next((each.device for each in self.parameters), torch.device("cpu"))
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -118,14 +118,16 @@ class Objects:
 
     def changed(self, marks: Marks) -> str | None:
         """The name of an object that has changed since then. Not a call of all ranks."""
-        now = self.marks()
-        return next((key[0] for key, mark in marks.items() if now.get(key, mark) != mark), None)
+        return _first_changed(marks, self.marks())
 
     def hashes(self) -> Hashes:
         """Hashes of the values of the models' parameters. Not a call of all ranks."""
-        models = [(name, each) for name, each in self._objects.items() if isinstance(each, nn.Module)]
-        own = [(name, each) for name, model in models for each in model.parameters()]
-        return {(name, id(each), each.dtype): hash_of(local(each)) for name, each in own}
+        models = ((name, each) for name, each in self._objects.items() if isinstance(each, nn.Module))
+        return {(name, id(of), of.dtype): hash_of(local(of)) for name, each in models for of in each.parameters()}
+
+    def replaced(self, hashes: Hashes) -> str | None:
+        """The name of a model that has had other values of a parameter. Not a call of all ranks."""
+        return _first_changed(hashes, self.hashes())
 
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
@@ -235,6 +237,11 @@ def _of_all_ranks(model: nn.Module, state: State) -> State:
 def _unwrapped(name: str) -> str:
     """The name of a buffer without those of wrappers, as PyTorch's distributed checkpoint has it."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _first_changed(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> str | None:
+    """The name of an object with another value than before. What is no longer there has not changed."""
+    return next((key[0] for key, value in before.items() if now.get(key, value) != value), None)
 
 
 def _marks(name: str, each: Any) -> Marks:

@@ -86,7 +86,7 @@ class Strays:
         self._stepped.pop(key, None)
 
     def close(self) -> None:
-        """End that."""
+        """No longer count what these checkpoints hold as saved."""
         _open.discard(self._objects)
 
     @property

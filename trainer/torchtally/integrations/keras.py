@@ -38,7 +38,8 @@ class Batches(data.DataLoader[Any]):
 class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Commits after each step of `fit`, and keeps the account's state in all files of weights of the model.
 
-    Create it before weights are loaded. `fit` begins with the epoch in progress.
+    Create it before weights are loaded. `fit` begins with the epoch in progress. It ends with exit code 2 if the ranks
+    have different weights after the first step.
 
     Args:
         account: Its phase "train" is what `fit` trains on.
@@ -46,8 +47,6 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         Refused: The model is not built, or the optimizer leaves out steps.
-
-    In the first step, `fit` ends with exit code 2 if the ranks have different weights after it.
     """
 
     def __init__(self, account: Account, model: keras.Model):

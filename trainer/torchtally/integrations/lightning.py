@@ -114,7 +114,7 @@ class AccountCallback(Callback):
         if trainer.world_size != dist.get_world_size():
             raise Refused(
                 f"the Trainer averages gradients over {trainer.world_size} of {dist.get_world_size()} ranks: pass "
-                'strategy="ddp" or another for all of them, with devices= the ranks of a pod and num_nodes= the pods'
+                'strategy="ddp", the ranks of a pod as devices, and the number of pods as num_nodes'
             )
         if trainer.num_training_batches != len(batches):
             raise Refused(

@@ -9,6 +9,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, TextIO
 
+from torchtally import events
 from torchtally.proof import line as tally_line
 from torchtally.proof import run_summary
 from torchtally.proof.digest import unpack
@@ -26,7 +27,8 @@ from torchtally.verifier.wrapped import Unwrapping
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
 _LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})(?=,)(?:,\s*"began":\s*(\d{1,15})(?=,))?')
 _BEGUN = re.compile(
-    r'TORCHTALLY-EVENT \{"v":\d+,"event":"(?:begun|resumed)","time":(\d{1,12}(?:\.\d{1,9})?),[^{}]*?"run":"([^"]+)"'
+    re.escape(events.PREFIX)
+    + r'\{"v":\d+,"event":"(?:begun|resumed)","time":(\d{1,12}(?:\.\d{1,9})?),[^{}]*?"run":"([^"]+)"'
 )
 _DECODER = json.JSONDecoder()
 _PLACE = attrgetter("run", "attempt", "began", "block")
@@ -66,9 +68,8 @@ class Log:
         default_factory=lambda: defaultdict(list)
     )  # of runs, as often as printed
     begins: dict[str, int] = field(default_factory=dict)  # of runs, 0 where it is not known; in order of appearance
-    started: dict[str, tuple[str, int]] = field(
-        default_factory=dict
-    )  # where and when runs tell that they begin or resume
+    # Of runs, where and when their events first tell that they begin or resume.
+    started: dict[str, tuple[str, int]] = field(default_factory=dict)
     complaints: list[Complaint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
