@@ -158,7 +158,8 @@ def test_a_run_that_this_process_has_completed_is_not_loaded() -> None:
 def misuses(how: str) -> None:
     if how == "no with":
         Account(task="t", plan={"train": 1}).loader("train", Squares(), batch_size=4)
-    with Account(task="t", plan="train" if how == "plan" else {"train": 1}) as account:  # type: ignore[arg-type]
+    plans: dict[str, Any] = {"plan": "train", "no phase": {}}
+    with Account(task="t", plan=plans.get(how, {"train": 1})) as account:
         if how == "state":
             account.load_state_dict(None)  # type: ignore[arg-type]
         if how == "objects":
@@ -172,6 +173,7 @@ def misuses(how: str) -> None:
     [
         ("no with", "an Account must be used in a `with` statement: with Account(…) as …"),
         ("plan", "plan='train' must be the epochs of each phase, such as {\"train\": 10}"),
+        ("no phase", 'plan={} must be the epochs of each phase, such as {"train": 10}'),
         ("state", "the state of an account must be what state_dict() returned, not a NoneType"),
         ("objects", "checkpoints: objects must be a dictionary, such as {'model': model}, not a Linear"),
         ("file", f"checkpoints: {__file__} is a file, and must be a folder"),

@@ -232,6 +232,41 @@ def test_what_is_frozen_at_the_resume_goes_on_once_it_is_trained(tmp_path: Path)
     assert (found["code"], found["result"]) == (0, whole), found["err"]
 
 
+class Sharp(torch.optim.SGD):
+    """Makes no step without a closure, as sharpness-aware minimization does."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "needs a closure"
+        closure()
+        return super().step()
+
+
+def has_a_closure(folder: Path, how: str) -> str:
+    training = Counting(N)
+    training.optimizers[1] = Sharp(training.model.parameters(), lr=0.01, momentum=0.9)
+    with Account(task="t", plan={"train": 1}, anew=how != "goes on") as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, training.objects, every="9h")
+        kept.resume()
+        for batch in account.epoch("train", 1, loader):
+            training.backward(*batch.data)
+            for optimizer in training.optimizers:
+                optimizer.step(lambda: 0.0)
+            training.zero_grad()
+            account.commit()
+            if batch.step == 3 and how == "stops":
+                kept.save(wait=True)
+                raise ZeroDivisionError
+    return training.sha256
+
+
+def test_an_optimizer_that_needs_a_closure_goes_on(tmp_path: Path) -> None:
+    whole = alone(has_a_closure, tmp_path / "other", "")["result"]
+    assert isinstance(ranks.run(1, as_rank, has_a_closure, tmp_path / "own", "stops")[0], ZeroDivisionError)
+    found = alone(has_a_closure, tmp_path / "own", "goes on")
+    assert (found["code"], found["result"]) == (0, whole), found["err"]
+
+
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
 def test_an_optimizer_that_cannot_be_loaded_is_refused(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
     found = alone(has_an_optimizer, tmp_path, kind)

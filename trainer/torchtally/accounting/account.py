@@ -298,7 +298,7 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._counting.check_saved()
-            return stateful.state(self._phases, self._progress, self._attempt)
+            return stateful.state(self._phases, self._progress, self._attempt, self._counting.weights)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
@@ -307,7 +307,8 @@ class Account(Lifetime):
             Refused: The state is of another run, of a newer release, or damaged.
         """
         with self._counting.final():
-            stateful.load(state, self._progress, self._attempt, reported=self._counting.checkpoints is not None)
+            reported = self._counting.checkpoints is not None
+            stateful.load(state, self._progress, self._attempt, self._counting.weights, reported=reported)
 
     def begin_anew(self) -> None:
         """State that this start's weights are those of a beginning, as there is no checkpoint to load."""

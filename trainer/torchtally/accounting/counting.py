@@ -28,6 +28,7 @@ from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
 from torchtally.accounting.step_time import StepTime
 from torchtally.accounting.used import SEEN, Used, has_gradients, is_left_out
+from torchtally.accounting.weights import Weights
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof import line as tally_line
@@ -50,6 +51,7 @@ class Counting:
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
         phase: Name of the phase of the last batch.
+        weights: What the optimizers step.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Counting:
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
+        self.weights = Weights()
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
@@ -75,6 +78,7 @@ class Counting:
         self._left_over: str | None = None  # the epoch that was stopped with such a batch
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
+        self._compares = False  # the weights after the first commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
         self._used: dict[str, Used] = {}  # by phase
         self._had_gradients = False  # the optimizer that steps, before its step, which may delete them
@@ -184,8 +188,8 @@ class Counting:
                 "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
                 "call it only if accelerator.sync_gradients"
             )
-        if self._trained_before:
-            raise Refused(self._trained_before)
+        if wrong := self._trained_before or self.weights.problem:
+            raise Refused(wrong)
         self._check_used(batches)
         for batch in batches:
             current = self._phases.open.get(batch.phase)
@@ -203,6 +207,9 @@ class Counting:
                 current.commit()
         self._stepped = False
         self._steps.stepped()
+        if self._meeting and not self._compares:
+            self._compares = True
+            self._meeting.leave_weights(self.weights.few() if self._attempt.members.leads else None)
         if self._meeting and self._meeting.due:
             self._meeting.hold()
         for current in [each for each in self._phases.open.values() if each.trains]:
@@ -369,6 +376,8 @@ class Counting:
         # A closure computes them within the step. Until then, those of the step before can be there.
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         self._had_gradients = closure is None and has_gradients(optimizer)
+        if self._pending:
+            self.weights.will_step(optimizer)
         if self.checkpoints:
             self.checkpoints.before_step(optimizer)
 
@@ -390,6 +399,7 @@ class Counting:
             self.checkpoints.after_step(optimizer)
         if self._pending or self._left_over:
             self._stepped = True
+            self.weights.has_stepped(optimizer)
             self._trained_before = self._trained_before or self._attempt.trains(optimizer)
         else:
             handed = (each for each in self._phases.open.values() if each.handed > each.counted)
@@ -404,7 +414,8 @@ class Counting:
         problem = self._phases.changed(name)
         if self._evaluated is current:
             problem = problem or _trains(current)
-        proof = prove(tally, members.everyone, leads=members.leads, problem=problem)
+        weights = self.weights.few() if current.trains else None
+        proof = prove(tally, members.everyone, leads=members.leads, problem=problem, weights=weights)
         if current.drops:
             current.drops.end()
         if self._reports:

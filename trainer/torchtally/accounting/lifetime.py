@@ -86,7 +86,7 @@ class Lifetime:
 
     def __enter__(self) -> Self:
         try:
-            if not isinstance(self._plan, Mapping):
+            if not isinstance(self._plan, Mapping) or not self._plan:
                 raise Refused(f'plan={self._plan!r} must be the epochs of each phase, such as {{"train": 10}}')
             check_order(self._order)
             self._progress = Progress(self._plan)

@@ -1,5 +1,7 @@
 """The ranks meet now and then: each leaves its times in the job's store, and rank 0 names a pod that is slower.
 
+Of the first step, each leaves hashes of its weights as well, and rank 0 warns of ranks that train apart.
+
 Nobody waits for anybody: rank 0 takes what is there. So a meeting can neither hang a job nor change what it computes.
 """
 
@@ -7,6 +9,7 @@ import json
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +22,7 @@ from torchtally.accounting import stragglers
 from torchtally.accounting.step_time import StepTime, Times
 from torchtally.accounting.stragglers import RankTimes, Slow
 from torchtally.accounting.tally import Run
+from torchtally.accounting.weights import Few, apart
 from torchtally.environment import progress_seconds
 from torchtally.log import log
 from torchtally.record.sentences import of_straggler
@@ -51,6 +55,12 @@ class Meeting:
         self._read: dict[int, int] = {}  # by rank: the number of what was read last
         self._found: tuple[str, str] | None = None  # pod, and in what it loses time, by the last meeting
         self._told: tuple[str, str] | None = None
+        self._compared = False  # the weights of all ranks
+
+    def leave_weights(self, weights: Few | None) -> None:
+        """Leave this rank's weights, after as many steps as any other rank has made."""
+        text = json.dumps(weights and asdict(weights))
+        self._in_store(lambda store: store.set(f"weights {self._rank}", text))
 
     @property
     def due(self) -> bool:
@@ -62,12 +72,18 @@ class Meeting:
         self._due = time.monotonic() + self._seconds
         total, before = self.steps.total, self._before
         self._before = total
-        if self._store is None or before is None:
+        if before is None:
+            return
+        self._in_store(lambda store: self._leave(store, total.since(before)))
+        if self._rank == 0:
+            self._in_store(self._judge)
+            self._in_store(self._compare)
+
+    def _in_store(self, act: Callable[[Store], None]) -> None:
+        if self._store is None:
             return
         try:
-            self._leave(self._store, total.since(before))
-            if self._rank == 0:
-                self._judge(self._store)
+            act(self._store)
         except (DistError, RuntimeError):  # the store has ended, or is of a kind that lacks a call
             self._store = None
 
@@ -103,6 +119,16 @@ class Meeting:
             self._read[rank] = number
         if found and found[0].rank == 0:
             self._tell(stragglers.find(found))
+
+    def _compare(self, store: Store) -> None:
+        """Warn once of ranks that train apart: a proof shows it only at the end of an epoch."""
+        keys = [f"weights {rank}" for rank in range(self._world)]
+        if self._compared or not store.check(keys):
+            return
+        self._compared = True
+        texts: list[Any] = store.multi_get(keys)
+        if sentence := apart([Few.of(json.loads(text)) for text in texts]):
+            log.warning(f"{sentence}; otherwise, the epoch will not be proved")
 
     def _tell(self, slow: Slow | None) -> None:
         """Report what two meetings have found, once, until it changes."""

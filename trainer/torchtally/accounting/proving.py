@@ -11,6 +11,7 @@ from torchtally import events, exchange, standard_output
 from torchtally.accounting import known
 from torchtally.accounting.printing import Wrong, emit, line_of
 from torchtally.accounting.tally import Tally
+from torchtally.accounting.weights import Few, apart
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import decoder, digest, table
 from torchtally.proof.decoder import Stretch
@@ -32,7 +33,12 @@ class Proof:
 
 
 def prove(
-    tally: Tally, group: dist.ProcessGroup | None = None, *, leads: bool = True, problem: str | None = None
+    tally: Tally,
+    group: dist.ProcessGroup | None = None,
+    *,
+    leads: bool = True,
+    problem: str | None = None,
+    weights: Few | None = None,
 ) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
@@ -41,7 +47,7 @@ def prove(
     one. Of peers, which consume the same samples, one `leads`: it prints for all.
 
     Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ, and Refused if
-    a rank has a `problem`, for which nothing is proved.
+    a rank has a `problem`, for which nothing is proved, or its `weights` show that it trains a model of its own.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
     parts = shard.progressions
@@ -63,6 +69,7 @@ def prove(
         carried_dropped=tally.carried_dropped,
         commits=tally.commits,
         problem=problem,
+        weights=weights,
     )
     if leads:
         emit(line)
@@ -71,6 +78,8 @@ def prove(
         raise Refused(problems[0])
     of_ranks: list[_Own] = sorted((each for leader, each in gathered if leader), key=lambda each: each.line["rank"])
     _compare_peers(tally, of_ranks, [each for _, each in gathered])
+    if sentence := apart([each.weights for each in of_ranks]):
+        raise Refused(f"{tally.phase.name} epoch {tally.phase.epoch} is not proved: {sentence}")
 
     carried_dropped = sum((each.carried_dropped for each in of_ranks), Digest())
     dropped = sum((each.dropped for each in of_ranks), carried_dropped)
@@ -110,12 +119,14 @@ class _Own:
     carried_dropped: Digest
     commits: int | None
     problem: str | None
+    weights: Few | None
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
         """From JSON."""
         digests = ("digest", "carried", "dropped", "carried_dropped")
-        return cls(**values | {name: Digest(tuple(values[name]["words"])) for name in digests})
+        found = {name: Digest(tuple(values[name]["words"])) for name in digests}
+        return cls(**values | found | {"weights": Few.of(values["weights"])})
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:

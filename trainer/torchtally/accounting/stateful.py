@@ -1,4 +1,4 @@
-"""The state of an account as checkpoints have it: an entry of a dictionary, which is text."""
+"""The state of an account as checkpoints have it: entries of a dictionary, which are text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,20 +7,23 @@ from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.state import State
+from torchtally.accounting.weights import Weights
 from torchtally.errors import Refused
 from torchtally.log import log
 
 KEY = "torchtally"
+_WEIGHTS = "torchtally_weights"  # without which a state can be loaded
 
 
-def state(phases: Phases, progress: Progress, attempt: Attempt) -> dict[str, str]:
+def state(phases: Phases, progress: Progress, attempt: Attempt, weights: Weights) -> dict[str, str]:
     """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
     phases.measure()
     positions = {name: each.saved for name, each in phases.open.items() if each.trains}
-    return {KEY: progress.state(attempt.run, positions).to_text()}
+    text = weights.to_text()
+    return {KEY: progress.state(attempt.run, positions).to_text()} | ({_WEIGHTS: text} if text else {})
 
 
-def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, *, reported: bool) -> None:
+def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, weights: Weights, *, reported: bool) -> None:
     """Go on at a state, unless that is `reported` already: `Account.load_state_dict`. Raises Refused."""
     if attempt.begun:
         raise Refused("load_state_dict() must be called before the first epoch of this start")
@@ -33,6 +36,8 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, *, repo
         raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")
     try:
         loaded = State.from_text(state[KEY])
+        if _WEIGHTS in state:
+            weights.load(state[_WEIGHTS])
     except ValueError as error:
         raise Refused(f"the state of the account cannot be loaded: {error}") from None
     for name, value in (("task", attempt.run.task), ("seed", attempt.run.seed)):

@@ -5,7 +5,7 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -153,7 +153,7 @@ class Objects:
             elif name in self._model_of:
                 whole = loaded | {"param_groups": _unpacked(loaded["param_groups"])}
                 # Not strict: a parameter that had no gradient yet has no state.
-                with _thawed(each):
+                with _making_state(each):
                     set_optimizer_state_dict(self._model_of[name], each, whole, options=StateDictOptions(strict=False))
             else:
                 each.load_state_dict(_unpacked(loaded) if isinstance(loaded, bytes) else loaded)
@@ -195,7 +195,7 @@ class Objects:
         if isinstance(each, nn.Module):
             return get_model_state_dict(each)
         if name in self._model_of:
-            with _thawed(each) if loads else _without_step(each):
+            with _making_state(each) if loads else _without_step(each):
                 whole = get_optimizer_state_dict(self._model_of[name], each)
             return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
         whole = each.state_dict()
@@ -205,8 +205,25 @@ class Objects:
 @contextmanager
 def _without_step(optimizer: Optimizer) -> Iterator[None]:
     """Suppress the step by which PyTorch makes a missing state: one that needs no gradients would change weights."""
+    with _with_step(optimizer, lambda closure=None: None):
+        yield
+
+
+@contextmanager
+def _making_state(optimizer: Optimizer) -> Iterator[None]:
+    """Let PyTorch make the state of all parameters by a step: also of frozen ones, which can have been trained.
+
+    Some optimizers, such as one of sharpness-aware minimization, make no step without a closure.
+    """
+    step = optimizer.step
+    with _thawed(optimizer), _with_step(optimizer, lambda closure=None: step(lambda: 0.0)):
+        yield
+
+
+@contextmanager
+def _with_step(optimizer: Optimizer, step: Callable[..., Any]) -> Iterator[None]:
     own = vars(optimizer).get("step")  # of a learning rate scheduler
-    optimizer.step = lambda closure=None: None  # type: ignore[method-assign,assignment]
+    optimizer.step = step  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -217,7 +234,7 @@ def _without_step(optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def _thawed(optimizer: Optimizer) -> Iterator[None]:
-    """Let frozen parameters require gradients: PyTorch makes only their state, and they can have been trained."""
+    """Let frozen parameters require gradients: PyTorch makes no state of others."""
     frozen = [each for group in optimizer.param_groups for each in group["params"] if not each.requires_grad]
     for each in frozen:
         each.requires_grad_(True)

@@ -70,8 +70,8 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._committed = int(self.model.optimizer.iterations)
-        if self._committed and not self._loaded:
+        before, self._committed = self._committed, int(self.model.optimizer.iterations)
+        if self._committed and not self._loaded and self._committed != before:  # those of an earlier fit() count
             raise Refused(
                 f"the weights have {self._committed} steps, and the account's state was not loaded with them: make the "
                 "AccountCallback before load_weights() and before callbacks that load, or compile the model anew"

@@ -1,0 +1,355 @@
+"""Ranks that train models of their own, and a resume without the weights, get no ✓."""
+
+import copy
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import alone, run
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from torchtally import Account
+from torchtally.accounting import meeting
+
+APART = "train models of their own, as no parameter is equal on both"
+N = 24
+
+
+def a_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def data() -> TensorDataset:
+    return TensorDataset(torch.randn(N, 4, generator=torch.Generator().manual_seed(1)), torch.arange(N))
+
+
+def averages(tensors: list[Tensor]) -> None:
+    for each in tensors:
+        dist.all_reduce(each)
+        each /= dist.get_world_size()
+
+
+def trains(
+    model: nn.Module,
+    *optimizers: torch.optim.Optimizer,
+    epochs: int = 1,
+    before_step: Callable[[], None] = lambda: None,
+    after_step: Callable[[], None] = lambda: None,
+    after_commit: Callable[[], None] = lambda: None,
+) -> None:
+    with Account(task="t", plan={"train": epochs}) as account:
+        loader = account.loader("train", data(), batch_size=4)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                for each in optimizers:
+                    each.zero_grad()
+                model(batch.data[0]).square().mean().backward()
+                before_step()
+                for each in optimizers:
+                    each.step()
+                after_step()
+                account.commit()
+                after_commit()
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+# Ranks that train apart.
+
+
+def each_its_own() -> None:
+    model = a_model()
+    trains(model, adam(model))
+
+
+def each_its_own_head() -> None:
+    """The frozen layer is equal on all ranks, and no step changes it."""
+    model = a_model()
+    model[0].requires_grad_(False)
+    trains(model, adam(model))
+
+
+def each_its_own_layer_that_is_given() -> None:
+    """The optimizer has a layer that never has a gradient."""
+    model = a_model()
+    unused = nn.Linear(3, 3)
+    trains(model, torch.optim.SGD([*model.parameters(), *unused.parameters()], lr=0.01))
+
+
+def each_its_own_that_is_wrapped_in_vain() -> None:
+    """DDP averages no gradient of a call of the module in it."""
+    model = a_model()
+    DistributedDataParallel(model)
+    with DistributedDataParallel(model).no_sync():
+        trains(model, adam(model))
+
+
+def each_its_own_of_two_optimizers() -> None:
+    model = a_model()
+    trains(model, adam(model[0]), torch.optim.SGD(model[2].parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        each_its_own,
+        each_its_own_head,
+        each_its_own_layer_that_is_given,
+        each_its_own_that_is_wrapped_in_vain,
+        each_its_own_of_two_optimizers,
+    ],
+    ids=lambda body: body.__name__,
+)
+def test_ranks_that_train_models_of_their_own_are_refused(body: Callable[[], None]) -> None:
+    for found in run(2, body):
+        assert found["code"] == 2
+        assert f"train epoch 1 is not proved: ranks 0 and 1 {APART}" in found["err"]
+        assert not [line for line in found["lines"] if line["rank"] == "all"]
+
+
+def apart_from_the_second_epoch_on() -> None:
+    model = a_model()
+    steps = iter(range(100))
+    trains(
+        model,
+        adam(model),
+        epochs=2,
+        before_step=lambda: averages([each.grad for each in model.parameters()]) if next(steps) < 3 else None,
+    )
+
+
+def test_each_epoch_is_judged() -> None:
+    for found in run(2, apart_from_the_second_epoch_on):
+        assert found["code"] == 2
+        assert "train epoch 2 is not proved" in found["err"]
+
+
+def apart_for_a_while() -> None:
+    meeting.Meeting.due = property(lambda _: True)  # type: ignore[method-assign,assignment]
+    model = a_model()
+    steps = iter(range(100))
+    trains(
+        model,
+        adam(model),
+        after_step=lambda: averages([each.data for each in model.parameters()]) if next(steps) == 2 else None,
+        after_commit=dist.barrier,
+    )
+
+
+def test_a_warning_comes_before_the_end_of_the_epoch() -> None:
+    first, other = run(2, apart_for_a_while)
+    assert (first["code"], other["code"]) == (0, 0)
+    assert first["err"].count(APART) == 1
+    assert APART not in other["err"]
+
+
+# Ranks that train one model.
+
+
+def with_ddp() -> None:
+    model = DistributedDataParallel(a_model())
+    trains(model, adam(model))
+
+
+def by_hand() -> None:
+    model = a_model()
+    trains(model, adam(model), before_step=lambda: averages([each.grad for each in model.parameters()]))
+
+
+def with_the_mean_of_the_weights() -> None:
+    """As local SGD does, which averages now and then."""
+    model = a_model()
+    steps = cycle([False, False, True])
+    trains(
+        model,
+        adam(model),
+        epochs=2,
+        after_step=lambda: averages([each.data for each in model.parameters()]) if next(steps) else None,
+    )
+
+
+def with_an_expert_of_each_rank() -> None:
+    model = a_model()
+    expert = nn.Linear(4, 4)
+    nn.init.normal_(expert.weight, std=dist.get_rank() + 1.0)
+    both = nn.Sequential(expert, model)
+    trains(both, adam(both), before_step=lambda: averages([each.grad for each in model.parameters()]))
+
+
+def with_a_state_of_parts() -> None:
+    model = DistributedDataParallel(a_model())
+    trains(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01))
+
+
+def with_fsdp2() -> None:
+    model = fully_shard(a_model())
+    trains(model, adam(model))
+
+
+def with_fsdp1() -> None:
+    model = FullyShardedDataParallel(a_model(), device_id=torch.device("cpu"))
+    trains(model, adam(model))
+
+
+def with_fsdp1_and_original_parameters() -> None:
+    model = FullyShardedDataParallel(a_model(), device_id=torch.device("cpu"), use_orig_params=True)
+    trains(model, adam(model))
+
+
+def with_other_instructions() -> None:
+    """What differs in the last bits cannot be compared."""
+    torch.set_num_threads(1 + dist.get_rank())
+    each_its_own()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        with_ddp,
+        by_hand,
+        with_the_mean_of_the_weights,
+        with_an_expert_of_each_rank,
+        with_a_state_of_parts,
+        with_fsdp2,
+        with_fsdp1,
+        with_fsdp1_and_original_parameters,
+        with_other_instructions,
+    ],
+    ids=lambda body: body.__name__,
+)
+def test_ranks_that_train_one_model_are_proved(body: Callable[[], None]) -> None:
+    for found in run(2, body):
+        assert found["code"] == 0, found["err"]
+        assert APART not in found["err"]
+
+
+# A resume.
+
+Saved = dict[str, Any]
+
+
+def begins() -> Saved:
+    """Two steps."""
+    model = a_model()
+    optimizer = adam(model)
+    saved: Saved = {}
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", data(), batch_size=4)
+        for batch in account.epoch("train", 1, loader):
+            optimizer.zero_grad()
+            model(batch.data[0]).square().mean().backward()
+            optimizer.step()
+            account.commit()
+            if batch.step == 2:
+                saved = {"account": account.state_dict(), "model": copy.deepcopy(model.state_dict())}
+    return saved
+
+
+def goes_on(saved: Saved, load: Callable[[Saved], tuple[nn.Module, list[nn.Parameter]]], again: bool) -> Any:
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", data(), batch_size=4)
+        account.load_state_dict(saved["account"])
+        model, parameters = load(saved["model"])
+        if again:
+            state = account.state_dict()
+            account.stop("to save again")
+            return state
+        optimizer = torch.optim.AdamW(parameters, lr=0.01)
+        for batch in account.epoch("train", 1, loader):
+            optimizer.zero_grad()
+            model(batch.data[0].to(parameters[0].dtype)).square().mean().backward()
+            optimizer.step()
+            account.commit()
+    return None
+
+
+def nothing(_: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
+    model = a_model()
+    return model, [*model.parameters()]
+
+
+def other_names(saved: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
+    """As where they were saved of a model in DDP."""
+    model = a_model()
+    model.load_state_dict({f"module.{name}": each for name, each in saved.items()}, strict=False)
+    return model, [*model.parameters()]
+
+
+def everything(saved: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
+    model = a_model()
+    model.load_state_dict(saved)
+    return model, [*model.parameters()]
+
+
+def a_new_head(saved: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
+    model, _ = everything(saved)
+    model[2] = nn.Linear(8, 3)
+    return model, [*model.parameters()]
+
+
+def a_new_head_alone(saved: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
+    """What was trained is frozen."""
+    model, _ = everything(saved)
+    model.requires_grad_(False)
+    head = nn.Linear(2, 3)
+    return nn.Sequential(model, head), [*head.parameters()]
+
+
+def another_precision(saved: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
+    model, _ = everything(saved)
+    model.double()
+    return model, [*model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def saved() -> Saved:
+    found = alone(begins)
+    assert found["code"] == 0
+    result: Saved = found["result"]
+    return result
+
+
+@pytest.mark.parametrize("load", [nothing, other_names], ids=lambda load: load.__name__)
+def test_a_state_without_its_weights_is_refused(saved: Saved, load: Callable[..., Any]) -> None:
+    found = alone(goes_on, saved, load, False)
+    assert found["code"] == 2
+    assert "no parameter has a value that was saved with it" in found["err"]
+    assert not found["lines"]
+
+
+@pytest.mark.parametrize(
+    "load", [everything, a_new_head, a_new_head_alone, another_precision], ids=lambda load: load.__name__
+)
+def test_a_state_with_its_weights_is_proved(saved: Saved, load: Callable[..., Any]) -> None:
+    found = alone(goes_on, saved, load, False)
+    assert found["code"] == 0, found["err"]
+
+
+def test_a_state_of_a_resume_that_has_made_no_step_knows_the_weights(saved: Saved) -> None:
+    again = alone(goes_on, saved, everything, True)["result"]
+    assert again["torchtally_weights"] == saved["account"]["torchtally_weights"]
+    found = alone(goes_on, {**saved, "account": again}, nothing, False)
+    assert found["code"] == 2
+
+
+def test_a_state_that_knows_no_weights_is_taken(saved: Saved) -> None:
+    account = {name: each for name, each in saved["account"].items() if name != "torchtally_weights"}
+    assert alone(goes_on, {**saved, "account": account}, everything, False)["code"] == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[["float32", 1]]', "[1]"])
+def test_damaged_weights_are_refused(saved: Saved, text: str) -> None:
+    account = {**saved["account"], "torchtally_weights": text}
+    found = alone(goes_on, {**saved, "account": account}, everything, False)
+    assert found["code"] == 2
+    assert "the state of the account cannot be loaded" in found["err"]
