@@ -36,6 +36,8 @@ from torchtally.proof import line as tally_line
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
 
+_COMPARED = 8  # commits before ranks leave their weights for a warning
+
 
 class Counting:
     """What one start of a run counts.
@@ -78,7 +80,7 @@ class Counting:
         self._left_over: str | None = None  # the epoch that was stopped with such a batch
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
-        self._compares = False  # the weights after the first commit
+        self._commits = 0  # of this attempt
         self._committed_in = 0  # the number of the body of an epoch in which that was
         self._used: dict[str, Used] = {}  # by phase
         self._had_gradients = False  # the optimizer that steps, before its step, which may delete them
@@ -207,8 +209,8 @@ class Counting:
                 current.commit()
         self._stepped = False
         self._steps.stepped()
-        if self._meeting and not self._compares:
-            self._compares = True
+        self._commits += 1
+        if self._meeting and self._commits == _COMPARED:
             self._meeting.leave_weights(self.weights.few() if self._attempt.members.leads else None)
         if self._meeting and self._meeting.due:
             self._meeting.hold()

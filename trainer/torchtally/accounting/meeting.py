@@ -1,6 +1,6 @@
 """The ranks meet now and then: each leaves its times in the job's store, and rank 0 names a pod that is slower.
 
-Of the first step, each leaves hashes of its weights as well, and rank 0 warns of ranks that train apart.
+Once, each leaves hashes of its weights as well, and rank 0 warns of ranks that train apart.
 
 Nobody waits for anybody: rank 0 takes what is there. So a meeting can neither hang a job nor change what it computes.
 """
@@ -58,7 +58,7 @@ class Meeting:
         self._compared = False  # the weights of all ranks
 
     def leave_weights(self, weights: Few | None) -> None:
-        """Leave this rank's weights, after as many steps as any other rank has made."""
+        """Leave this rank's weights, after as many commits as any other rank has made."""
         text = json.dumps(weights and asdict(weights))
         self._in_store(lambda store: store.set(f"weights {self._rank}", text))
 

@@ -19,7 +19,10 @@ from torch.optim.optimizer import Optimizer
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
 
-_FEW = 16  # parameters, the smallest: they tell as much as large ones
+_FEW = 16  # parameters: small ones tell as much as large ones
+_LEAST = (
+    256  # values of one, if there are such: Adam's first step has the sign of a gradient alone, which ranks can share
+)
 Hash = tuple[str, int, int]  # data type, number of values, hash of their bits
 
 
@@ -76,8 +79,9 @@ class Weights:
         parameters = self._parameters
         if not parameters or not all(_is_whole(each) for each in parameters):
             return None
-        sizes = sorted(each.numel() for each in parameters)
-        small = (each for each in parameters if each.numel() <= sizes[:_FEW][-1])
+        enough = [each for each in parameters if each.numel() >= _LEAST] or parameters
+        sizes = sorted(each.numel() for each in enough)
+        small = (each for each in enough if each.numel() <= sizes[:_FEW][-1])
         hashes = sorted(found for each in small if (found := _hash(each))[2])
         shapes = sorted((str(each.dtype), *each.shape) for each in parameters)
         alike = zlib.crc32(repr([shapes, conditions.of_this_rank(parameters[0].device)]).encode())
