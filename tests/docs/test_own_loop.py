@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, models
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
 
@@ -29,7 +30,7 @@ from torchtally import Account
 dist.init_process_group("gloo")
 N = 100
 block = sys.argv[1]
-model = nn.Linear(2, 3)
+model = DistributedDataParallel(nn.Linear(2, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 checkpoint, due, save = None, True, len
 words = Tokenizer(models.WordLevel({"word": 0, "[PAD]": 1}, unk_token="[PAD]"))

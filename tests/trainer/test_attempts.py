@@ -30,7 +30,7 @@ from torchtally import Account
 
 dist.init_process_group("gloo")
 rank, again = dist.get_rank(), Path({again!r})
-model = torch.nn.Linear(1, 1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with Account(task="again", plan={{"train": 1}}, anew=True) as account:
     for batch in account.epoch("train", 1, account.loader("train", torch.ones(8, 1), batch_size=1)):

@@ -33,7 +33,7 @@ def waits_for_all():
     dist.all_reduce(torch.ones(1))
 
 dist.init_process_group("gloo", timeout=timedelta(seconds={timeout}))
-model = torch.nn.Linear(1, 1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with Account(task="hangs", plan={{"train": 1}}) as account:
     for batch in account.epoch("train", 1, account.loader("train", torch.ones(30, 1), batch_size=1)):

@@ -196,6 +196,12 @@ def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> N
     assert "✓ every sample exactly once" in ended["out"]
 
 
+def test_a_second_fit_of_keras_goes_on(tmp_path: Path) -> None:
+    ended = alone(script, KERAS, str(tmp_path), "3", "twice")
+    assert ended["code"] == 0, ended["err"]
+    assert found(tmp_path)["times"] == [EPOCHS] * N
+
+
 # What is left out, or is otherwise, ends with a sentence.
 
 

@@ -84,6 +84,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
         callbacks = [callbacks[1], backup]
     if how == "loaded before":
         callbacks = callbacks[1:] if (folder / "backup").exists() else callbacks
+    if how == "twice":
+        model.fit(batches, epochs=1, shuffle=False, verbose=0, callbacks=callbacks)
     model.fit(batches, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
     if how == "best":  # the weights of a step before the last
         model.load_weights(folder / "backup/latest.weights.h5")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import Account
 
@@ -25,7 +26,7 @@ class Line:
 
 def main(epochs: int) -> None:
     dist.init_process_group("gloo")
-    model = nn.Linear(1, 1)
+    model = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with Account(task="line", plan={"train": epochs, "test": epochs}) as account:
         train = account.loader("train", Line(), batch_size=5)
