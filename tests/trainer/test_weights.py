@@ -88,6 +88,22 @@ def each_its_own_layer_that_is_given() -> None:
     trains(model, torch.optim.SGD([*model.parameters(), *unused.parameters()], lr=0.01))
 
 
+class Off(nn.Linear):
+    """A layer whose bias is zero, and so is its gradient."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert self.bias is not None
+        return nn.functional.linear(inputs, self.weight) + 0 * self.bias
+
+
+def each_its_own_with_a_layer_that_is_off() -> None:
+    model = a_model()
+    off = Off(2, 2)
+    nn.init.zeros_(off.bias)
+    both = nn.Sequential(model, off)
+    trains(both, adam(both))
+
+
 def each_its_own_that_is_wrapped_in_vain() -> None:
     """DDP averages no gradient of a call of the module in it."""
     model = a_model()
@@ -107,6 +123,7 @@ def each_its_own_of_two_optimizers() -> None:
         each_its_own,
         each_its_own_head,
         each_its_own_layer_that_is_given,
+        each_its_own_with_a_layer_that_is_off,
         each_its_own_that_is_wrapped_in_vain,
         each_its_own_of_two_optimizers,
     ],
