@@ -1,6 +1,7 @@
 """Real ranks for tests: processes over gloo, which the fork server starts with torch imported already."""
 
 import contextlib
+import gc
 import pickle
 import random
 import socket
@@ -90,6 +91,9 @@ def main() -> None:
         test.send_bytes(pickle.dumps(function(rank, world, store, *arguments)))
         store.set(f"done/{rank}", "")
         if rank == 0:  # the store lives in this process
+            if dist.is_initialized():  # the others find its connections closed, as those of a process that has ended
+                dist.destroy_process_group()
+                gc.collect()
             store.wait([f"done/{each}" for each in range(world)], timedelta(seconds=_LIMIT))
     except Exception as error:  # carried to the test, which decides
         error.add_note(traceback.format_exc())
