@@ -241,17 +241,26 @@ class Sharp(torch.optim.SGD):
         return super().step()
 
 
-def has_a_closure(folder: Path, how: str) -> str:
+class Plain(torch.optim.SGD):
+    """Takes no closure."""
+
+    def step(self, *, closure: Any = None) -> Any:  # type: ignore[override]
+        if closure is not None:
+            raise NotImplementedError
+        return super().step()
+
+
+def has_a_closure(folder: Path, kind: type[torch.optim.SGD], how: str) -> str:
     training = Counting(N)
-    training.optimizers[1] = Sharp(training.model.parameters(), lr=0.01, momentum=0.9)
+    training.optimizers[1] = kind(training.model.parameters(), lr=0.01, momentum=0.9)
     with Account(task="t", plan={"train": 1}, anew=how != "goes on") as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
         kept = account.checkpoints(folder, training.objects, every="9h")
         kept.resume()
         for batch in account.epoch("train", 1, loader):
             training.backward(*batch.data)
-            for optimizer in training.optimizers:
-                optimizer.step(lambda: 0.0)
+            training.optimizers[0].step()
+            training.optimizers[1].step(*[lambda: 0.0] * (kind is Sharp))
             training.zero_grad()
             account.commit()
             if batch.step == 3 and how == "stops":
@@ -260,10 +269,13 @@ def has_a_closure(folder: Path, how: str) -> str:
     return training.sha256
 
 
-def test_an_optimizer_that_needs_a_closure_goes_on(tmp_path: Path) -> None:
-    whole = alone(has_a_closure, tmp_path / "other", "")["result"]
-    assert isinstance(ranks.run(1, as_rank, has_a_closure, tmp_path / "own", "stops")[0], ZeroDivisionError)
-    found = alone(has_a_closure, tmp_path / "own", "goes on")
+@pytest.mark.parametrize("kind", [Sharp, Plain])
+def test_an_optimizer_goes_on_whether_it_needs_a_closure_or_takes_none(
+    kind: type[torch.optim.SGD], tmp_path: Path
+) -> None:
+    whole = alone(has_a_closure, tmp_path / "other", kind, "")["result"]
+    assert isinstance(ranks.run(1, as_rank, has_a_closure, tmp_path / "own", kind, "stops")[0], ZeroDivisionError)
+    found = alone(has_a_closure, tmp_path / "own", kind, "goes on")
     assert (found["code"], found["result"]) == (0, whole), found["err"]
 
 

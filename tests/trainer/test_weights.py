@@ -1,6 +1,7 @@
 """Ranks that train models of their own, and a resume without the weights, get no ✓."""
 
 import copy
+import json
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from accounts import alone, run
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -17,8 +19,9 @@ from torch.utils.data import TensorDataset
 
 from torchtally import Account
 from torchtally.accounting import meeting
+from torchtally.checkpoints.hashing import hash_of
 
-APART = "train models of their own, as no parameter is equal on both"
+APART = "train models of their own, as none of the parameters that were compared is equal on both"
 N = 24
 LONG = 80  # ten steps of two ranks
 
@@ -42,13 +45,13 @@ def trains(
     model: nn.Module,
     *optimizers: torch.optim.Optimizer,
     epochs: int = 1,
-    n: int = N,
+    dataset: TensorDataset | None = None,
     before_step: Callable[[], None] = lambda: None,
     after_step: Callable[[], None] = lambda: None,
     after_commit: Callable[[], None] = lambda: None,
 ) -> None:
     with Account(task="t", plan={"train": epochs}) as account:
-        loader = account.loader("train", data(n), batch_size=4)
+        loader = account.loader("train", dataset or data(), batch_size=4)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 for each in optimizers:
@@ -112,6 +115,36 @@ def each_its_own_that_is_wrapped_in_vain() -> None:
         trains(model, adam(model))
 
 
+def each_its_own_of_bfloat16() -> None:
+    """Steps that are too small for the type leave weights of 1 as they are."""
+    model = nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 64, bias=False)).to(torch.bfloat16)
+    torch.manual_seed(0)
+    nn.init.normal_(model[1].weight)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    features = torch.randn(N, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(1))
+    trains(model, optimizer, dataset=TensorDataset(features))
+
+
+def each_its_own_with_a_tensor_beside() -> None:
+    """As the temperature of an actor that is no parameter of a module."""
+    model = a_model()
+    beside = torch.ones(1, requires_grad=True)
+    trains(model, torch.optim.AdamW([*model.parameters(), beside], lr=0.01))
+
+
+def each_its_own_by_steps_of_one_size() -> None:
+    """A small bias can be equal by chance."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+
+    def signs() -> None:
+        for each in model.parameters():
+            each.grad.sign_()  # type: ignore[union-attr]
+        model.bias.grad.fill_(1.0)  # type: ignore[union-attr]
+
+    trains(model, torch.optim.SGD(model.parameters(), lr=0.01), before_step=signs)
+
+
 def each_its_own_of_two_optimizers() -> None:
     model = a_model()
     trains(model, adam(model[0]), torch.optim.SGD(model[2].parameters(), lr=0.1))
@@ -126,6 +159,9 @@ def each_its_own_of_two_optimizers() -> None:
         each_its_own_with_a_layer_that_is_off,
         each_its_own_that_is_wrapped_in_vain,
         each_its_own_of_two_optimizers,
+        each_its_own_of_bfloat16,
+        each_its_own_with_a_tensor_beside,
+        each_its_own_by_steps_of_one_size,
     ],
     ids=lambda body: body.__name__,
 )
@@ -160,7 +196,7 @@ def apart_for_a_while() -> None:
     trains(
         model,
         adam(model),
-        n=LONG,
+        dataset=data(LONG),
         after_step=lambda: averages([each.data for each in model.parameters()]) if next(steps) == 9 else None,
         after_commit=dist.barrier,
     )
@@ -206,6 +242,44 @@ def with_an_expert_of_each_rank() -> None:
     trains(both, adam(both), before_step=lambda: averages([each.grad for each in model.parameters()]))
 
 
+def with_experts_of_the_same_size() -> None:
+    """The shared layers are larger than many experts."""
+    shared, experts = a_model(), nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(40))
+    for each in experts:
+        nn.init.normal_(each.weight, std=dist.get_rank() + 1.0)  # type: ignore[arg-type]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared, self.experts = shared, experts
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return shared(sum(each(inputs) for each in experts))
+
+    model = Model()
+    trains(model, adam(model), before_step=lambda: averages([each.grad for each in shared.parameters()]))
+
+
+def with_an_inner_loop() -> None:
+    """What an optimizer steps is written to before each step, and the weights are others."""
+    model, inner = a_model(), a_model()
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.05)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", data(), batch_size=4)
+        for batch in account.epoch("train", 1, loader):
+            inner.load_state_dict(model.state_dict())
+            for _ in range(3):
+                optimizer.zero_grad()
+                inner(batch.data[0]).square().mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for each, stepped in zip(model.parameters(), inner.parameters(), strict=True):
+                    change = stepped - each
+                    dist.all_reduce(change)
+                    each.add_(change, alpha=0.25)
+            account.commit()
+
+
 def with_a_state_of_parts() -> None:
     model = DistributedDataParallel(a_model())
     trains(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01))
@@ -239,6 +313,8 @@ def with_other_instructions() -> None:
         by_hand,
         with_the_mean_of_the_weights,
         with_an_expert_of_each_rank,
+        with_experts_of_the_same_size,
+        with_an_inner_loop,
         with_a_state_of_parts,
         with_fsdp2,
         with_fsdp1,
@@ -259,7 +335,7 @@ Saved = dict[str, Any]
 
 
 def begins() -> Saved:
-    """Two steps."""
+    """Three steps."""
     model = a_model()
     optimizer = adam(model)
     saved: Saved = {}
@@ -270,12 +346,15 @@ def begins() -> Saved:
             model(batch.data[0]).square().mean().backward()
             optimizer.step()
             account.commit()
-            if batch.step == 2:
+            if batch.step == 3:
                 saved = {"account": account.state_dict(), "model": copy.deepcopy(model.state_dict())}
     return saved
 
 
-def goes_on(saved: Saved, load: Callable[[Saved], tuple[nn.Module, list[nn.Parameter]]]) -> None:
+Load = Callable[[Saved], tuple[nn.Module, list[nn.Parameter]]]
+
+
+def goes_on(saved: Saved, load: Load) -> None:
     with Account(task="t", plan={"train": 1}) as account:
         loader = account.loader("train", data(), batch_size=4)
         account.load_state_dict(saved["account"])
@@ -286,14 +365,6 @@ def goes_on(saved: Saved, load: Callable[[Saved], tuple[nn.Module, list[nn.Param
             model(batch.data[0].to(parameters[0].dtype)).square().mean().backward()
             optimizer.step()
             account.commit()
-
-
-def saves_at_once(account_state: dict[str, str]) -> None:
-    with Account(task="t", plan={"train": 1}) as account:
-        account.loader("train", data(), batch_size=4)
-        account.load_state_dict(account_state)
-        again = account.state_dict()
-        print(again["torchtally_weights"])
 
 
 def nothing(_: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -346,7 +417,7 @@ def saved() -> Saved:
 def test_a_state_without_its_weights_is_refused(saved: Saved, load: Callable[..., Any]) -> None:
     found = alone(goes_on, saved, load)
     assert found["code"] == 2
-    assert "no parameter has a value that was saved with it" in found["err"]
+    assert "no parameter of a model has a value that was saved with it" in found["err"]
     assert not found["lines"]
 
 
@@ -358,18 +429,85 @@ def test_a_state_with_its_weights_is_proved(saved: Saved, load: Callable[..., An
     assert found["code"] == 0, found["err"]
 
 
-def test_a_state_of_a_resume_that_has_made_no_step_knows_the_weights(saved: Saved) -> None:
-    assert saved["account"]["torchtally_weights"] in alone(saves_at_once, saved["account"])["out"]
+def without_weights(saved: Saved) -> Saved:
+    values = json.loads(saved["account"]["torchtally"])
+    assert values.pop("weights")
+    return {**saved, "account": {"torchtally": json.dumps(values)}}
 
 
 def test_a_state_that_knows_no_weights_is_taken(saved: Saved) -> None:
-    account = {name: each for name, each in saved["account"].items() if name != "torchtally_weights"}
-    assert alone(goes_on, {**saved, "account": account}, everything)["code"] == 0
+    assert alone(goes_on, without_weights(saved), nothing)["code"] == 0
 
 
-@pytest.mark.parametrize("text", ["", "{}", '[["float32", 1]]', "[1]"])
-def test_damaged_weights_are_refused(saved: Saved, text: str) -> None:
-    account = {**saved["account"], "torchtally_weights": text}
-    found = alone(goes_on, {**saved, "account": account}, everything)
+@pytest.mark.parametrize("weights", [None, {}, [["float32", 1]], [1]])
+def test_damaged_weights_are_refused(saved: Saved, weights: Any) -> None:
+    values = json.loads(saved["account"]["torchtally"]) | {"weights": weights}
+    found = alone(goes_on, {**saved, "account": {"torchtally": json.dumps(values)}}, everything)
     assert found["code"] == 2
-    assert "the state of the account cannot be loaded" in found["err"]
+    assert 'the state of the account cannot be loaded: "weights" is' in found["err"]
+
+
+def stages() -> tuple[set[str], int]:
+    """Ranks of a pipeline, whose states are the same."""
+    group = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "pp"))["dp"].get_group()
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 2)
+    optimizer = adam(model)
+    states = set()
+    with Account(task="t", plan={"train": 1}, group=group) as account:
+        loader = account.loader("train", data(), batch_size=4)
+        for batch in account.epoch("train", 1, loader):
+            optimizer.zero_grad()
+            model(batch.data[0]).square().mean().backward()
+            optimizer.step()
+            account.commit()
+            states.add(account.state_dict()["torchtally"])
+    return states, len(states)
+
+
+def test_a_state_is_the_same_on_all_stages_of_a_pipeline() -> None:
+    first, other = run(2, stages)
+    assert first["code"] == other["code"] == 0, first["err"]
+    assert first["result"] == other["result"]
+
+
+def has_a_stage_apart() -> None:
+    """Two ranks for each of two stages, of which the second is not averaged."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    group, stage = mesh["dp"].get_group(), mesh["pp"].get_local_rank()
+    torch.manual_seed(stage)
+    model = nn.Linear(4, 2)
+    optimizer = adam(model)
+    with Account(task="t", plan={"train": 1}, group=group) as account:
+        loader = account.loader("train", data(), batch_size=4)
+        for batch in account.epoch("train", 1, loader):
+            optimizer.zero_grad()
+            model(batch.data[0]).square().mean().backward()
+            if stage == 0:
+                for each in model.parameters():
+                    dist.all_reduce(each.grad, group=group)
+            optimizer.step()
+            account.commit()
+
+
+def test_each_stage_of_a_pipeline_is_compared() -> None:
+    for found in run(4, has_a_stage_apart):
+        assert found["code"] == 2
+        assert f"ranks 0 and 1 {APART}" in found["err"]
+
+
+# Hashes.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (64, 33)])
+def test_a_hash_is_of_the_values_alone(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = torch.randn(shape).to(dtype)
+    apart = torch.cat([torch.zeros(1).to(dtype), values.reshape(-1)])[1:].view(shape)  # on no boundary of a word
+    strided = torch.stack([values, values], -1)[..., 0]
+    assert hash_of(values) == hash_of(apart) == hash_of(strided) == hash_of(nn.Buffer(values))
+
+
+def test_hashes_of_small_types_are_different() -> None:
+    """Of values of two bytes, most pairs out of a thousand have the same hash of two bytes."""
+    assert len({hash_of(torch.randn(32, 32).to(torch.bfloat16)) for _ in range(1000)}) == 1000

@@ -163,7 +163,7 @@ class Account(Lifetime):
             reason: Why the run ends before its plan, such as `patience`.
         """
         with self._counting.final():
-            self._counting.stop(reason, self.state_dict()[stateful.KEY])
+            self._counting.stop(reason, self.position_dict()[stateful.KEY])
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
@@ -298,7 +298,16 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._counting.check_saved()
-            return stateful.state(self._phases, self._progress, self._attempt, self._counting.weights)
+            return stateful.state(self._phases, self._progress, self._attempt, self._counting.weights.saved)
+
+    def position_dict(self) -> dict[str, str]:
+        """Return `state_dict()` without hashes of weights, for what saves and loads them itself, or asks in each step.
+
+        Raises Refused as `state_dict` does.
+        """
+        with self._counting.final():
+            self._counting.check_saved()
+            return stateful.state(self._phases, self._progress, self._attempt)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.

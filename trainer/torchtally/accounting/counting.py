@@ -71,7 +71,7 @@ class Counting:
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
-        self.weights = Weights()
+        self.weights = Weights(attempt.members.first, shared=attempt.members.world == attempt.members.everyone.size())
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
@@ -121,6 +121,8 @@ class Counting:
         if self._progress.stopped is not None and self._phases.trains.get(phase):
             return
         current = self._phases.begin(phase, epoch, batches)
+        if wrong := self.weights.missing():
+            raise Refused(f"{current.name}: {wrong}")
         self._used.setdefault(phase, Used())
         run = replace(current.tally.run, data=self._phases.fingerprint)
         if self._exporter:
@@ -190,8 +192,8 @@ class Counting:
                 "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
                 "call it only if accelerator.sync_gradients"
             )
-        if wrong := self._trained_before or self.weights.problem:
-            raise Refused(wrong)
+        if self._trained_before:
+            raise Refused(self._trained_before)
         self._check_used(batches)
         for batch in batches:
             current = self._phases.open.get(batch.phase)
@@ -211,7 +213,7 @@ class Counting:
         self._steps.stepped()
         self._commits += 1
         if self._meeting and self._commits == _COMPARED:
-            self._meeting.leave_weights(self.weights.few() if self._attempt.members.leads else None)
+            self._meeting.leave_weights(self.weights.few())
         if self._meeting and self._meeting.due:
             self._meeting.hold()
         for current in [each for each in self._phases.open.values() if each.trains]:
@@ -379,7 +381,7 @@ class Counting:
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         self._had_gradients = closure is None and has_gradients(optimizer)
         if self._pending:
-            self.weights.will_step(optimizer)
+            self.weights.will_step(optimizer, self._commits)
         if self.checkpoints:
             self.checkpoints.before_step(optimizer)
 

@@ -81,9 +81,9 @@ class Epochs:
         return f'{{"{self.phase}": Steps({steps}{more})}}'
 
     def state_dict(self) -> dict[str, str]:
-        """Return `Account.state_dict()`."""
+        """Return `Account.position_dict()`: some libraries ask in each step."""
         self.before_state()
-        return self.account.state_dict()
+        return self.account.position_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Call `Account.load_state_dict(state)`."""

@@ -127,7 +127,7 @@ class Meeting:
             return
         self._compared = True
         texts: list[Any] = store.multi_get(keys)
-        if sentence := apart([Few.of(json.loads(text)) for text in texts]):
+        if sentence := apart(enumerate(Few.of(json.loads(text)) for text in texts)):
             log.warning(f"{sentence}; otherwise, the epoch will not be proved")
 
     def _tell(self, slow: Slow | None) -> None:

@@ -19,12 +19,17 @@ class Membership:
     rank: int  # among the ranks that share the samples
     world: int  # number of those
     leads: bool  # whether this process prints for its peers
+    first: int  # global rank of the first of those
     everyone: dist.ProcessGroup  # of all processes, over gloo
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None) -> Self:
         """The place in `group` (default: of all processes). A collective call of all processes."""
-        leads = group is None or 0 in dist.get_process_group_ranks(group)
+        ranks = dist.get_process_group_ranks(group)
         return cls(
-            rank=dist.get_rank(group), world=dist.get_world_size(group), leads=leads, everyone=own_group.of_all()
+            rank=dist.get_rank(group),
+            world=len(ranks),
+            leads=0 in ranks,
+            first=min(ranks),
+            everyone=own_group.of_all(),
         )

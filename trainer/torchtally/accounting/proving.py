@@ -78,7 +78,7 @@ def prove(
         raise Refused(problems[0])
     of_ranks: list[_Own] = sorted((each for leader, each in gathered if leader), key=lambda each: each.line["rank"])
     _compare_peers(tally, of_ranks, [each for _, each in gathered])
-    if sentence := apart([each.weights for each in of_ranks]):
+    if sentence := apart((each.line["rank"], each.weights) for _, each in gathered):
         raise Refused(f"{tally.phase.name} epoch {tally.phase.epoch} is not proved: {sentence}")
 
     carried_dropped = sum((each.carried_dropped for each in of_ranks), Digest())

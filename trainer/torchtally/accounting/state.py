@@ -22,6 +22,7 @@ VERSION = 1
 WITH_DROPS = 2  # an earlier release would take what is dropped for consumed
 UNFINISHED = 3  # an earlier release would leave out the rest of an epoch
 _KNOWN = (VERSION, WITH_DROPS, UNFINISHED)
+Hash = tuple[str, int, int]  # of a parameter: data type, number of values, and the hash of these
 
 
 def _dropped(line: Values, name: str) -> bytes | None:
@@ -196,6 +197,17 @@ def _phases(line: Values, name: str) -> dict[str, PhaseState]:
     return found
 
 
+def _weights(line: Values, name: str) -> tuple[Hash, ...]:
+    value = line.values.get(name)
+    if isinstance(value, list) and all(_is_hash(each) for each in value):
+        return tuple((kind, size, found) for kind, size, found in value)
+    raise line.bad(name, "a list of [data type, number of values, hash]")
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] == [str, int, int]
+
+
 def _stopped(line: Values, name: str) -> str | None:
     return None if line.values.get(name, "") is None else str(rules.text(line, name))
 
@@ -215,6 +227,7 @@ class State:
     # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
     unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
     over: Annotated[int | None, rules.integer(1, MANY)] = None  # the completed epoch whose body the program has left
+    weights: Annotated[tuple[Hash, ...], _weights] = ()  # a few parameters of the same moment
 
     @property
     def reached(self) -> tuple[int, int]:
@@ -245,7 +258,7 @@ class State:
                 del phases[name]["before"]
         version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION
         values = {"v": version, **asdict(replace(self, phases={})), "phases": phases}
-        for field in ("unfinished", "over"):
+        for field in ("unfinished", "over", "weights"):
             if not values[field]:
                 del values[field]
         return json.dumps(values, separators=(",", ":"))

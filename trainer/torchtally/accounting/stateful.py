@@ -1,26 +1,25 @@
-"""The state of an account as checkpoints have it: entries of a dictionary, which are text."""
+"""The state of an account as checkpoints have it: an entry of a dictionary, which is text."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.phases import Phases
 from torchtally.accounting.progress import Progress
-from torchtally.accounting.state import State
+from torchtally.accounting.state import Hash, State
 from torchtally.accounting.weights import Weights
 from torchtally.errors import Refused
 from torchtally.log import log
 
 KEY = "torchtally"
-_WEIGHTS = "torchtally_weights"  # without which a state can be loaded
 
 
-def state(phases: Phases, progress: Progress, attempt: Attempt, weights: Weights) -> dict[str, str]:
+def state(phases: Phases, progress: Progress, attempt: Attempt, weights: tuple[Hash, ...] = ()) -> dict[str, str]:
     """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
     phases.measure()
     positions = {name: each.saved for name, each in phases.open.items() if each.trains}
-    text = weights.to_text()
-    return {KEY: progress.state(attempt.run, positions).to_text()} | ({_WEIGHTS: text} if text else {})
+    return {KEY: replace(progress.state(attempt.run, positions), weights=weights).to_text()}
 
 
 def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, weights: Weights, *, reported: bool) -> None:
@@ -36,8 +35,6 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, weights
         raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")
     try:
         loaded = State.from_text(state[KEY])
-        if _WEIGHTS in state:
-            weights.load(state[_WEIGHTS])
     except ValueError as error:
         raise Refused(f"the state of the account cannot be loaded: {error}") from None
     for name, value in (("task", attempt.run.task), ("seed", attempt.run.seed)):
@@ -46,4 +43,5 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, weights
     progress.load(loaded)
     if progress.grown_from and attempt.prints:
         log.info(f"the plan has grown from {loaded.plan} to {progress.given}")
+    weights.seek(loaded.weights)
     attempt.take_up(loaded, reported=reported, grown=progress.grown_from is not None)

@@ -1,29 +1,31 @@
-"""Whether weights are those of the other ranks, or those that a state was saved with: by hashes of a few parameters.
+"""Whether ranks train one model, and whether a resume has the weights of its state: by hashes of parameters.
 
-Ranks that train apart, and a program that has not loaded its weights, have no parameter in common with what they should
-have. A part can differ: experts are different on each rank, and a head can be new.
+A parameter tells something if it lasts and has changed. An inner loop writes to its parameters before it begins again,
+and what no step changes is equal in models that are trained apart. Of a model, a part can differ: experts are different
+on each rank, and a head can be new.
 """
 
 import gc
-import json
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from torchtally.accounting.state import Hash
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
 
-_FEW = 16  # parameters: small ones tell as much as large ones
-_LEAST = (
-    256  # values of one, if there are such: Adam's first step has the sign of a gradient alone, which ranks can share
-)
-Hash = tuple[str, int, int]  # data type, number of values, hash of their bits
+_LEAST = 64  # values of a parameter, if one has so many: small ones can be equal by chance, after steps of one size
+_CLASSES, _OF_CLASS = 16, 2  # sizes of which parameters are compared, and how many of each: some may be experts alone
+
+Class = tuple[str, int]  # data type, and number of values
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -31,126 +33,169 @@ class Few:
     """A few of the parameters that a rank has stepped, as JSON has them.
 
     Attributes:
-        alike: A checksum of the conditions and the shapes. Ranks with another one are not compared.
-        hashes: Without those that tell nothing.
+        alike: A checksum of what ranks must share to be compared: data-parallel group, conditions, and shapes.
+        hashes: Those of the few.
     """
 
     alike: int
     hashes: list[Hash]
 
     @classmethod
-    def of(cls, values: dict[str, object] | None) -> Self | None:
+    def of(cls, values: dict[str, Any] | None) -> Self | None:
         """From JSON."""
-        return values and cls(values["alike"], [tuple(each) for each in values["hashes"]])  # type: ignore[arg-type,attr-defined,return-value]
+        return values and cls(values["alike"], [_as_hash(each) for each in values["hashes"]])  # type: ignore[return-value]
 
 
-def apart(ranks: Sequence[Few | None]) -> str | None:
-    """Return a sentence on the first rank that has no parameter of rank 0's, although it steps the same ones."""
-    first, *others = ranks
-    if not (first and first.hashes):
-        return None
-    for rank, each in enumerate(others, 1):
-        if each and each.alike == first.alike and each.hashes and not set(first.hashes) & set(each.hashes):
+def apart(ranks: Iterable[tuple[int, Few | None]]) -> str | None:
+    """Return a sentence on the first rank whose parameters are none of those of another rank."""
+    firsts: dict[int, tuple[int, Few]] = {}
+    for rank, each in ranks:
+        if each is None or not each.hashes:
+            continue
+        first, other = firsts.setdefault(each.alike, (rank, each))
+        if not set(other.hashes) & set(each.hashes):
             return (
-                f"ranks 0 and {rank} train models of their own, as no parameter is equal on both: average the "
-                "gradients over all ranks in each step, as DistributedDataParallel does, or the weights before the "
-                "last commit() of an epoch"
+                f"ranks {first} and {rank} train models of their own, as none of the parameters that were compared is "
+                "equal on both: average the gradients over all ranks in each step, as DistributedDataParallel does, or "
+                "the weights before the last commit() of an epoch"
             )
     return None
 
 
-class Weights:
-    """The parameters that the optimizers of one account step with its samples."""
+@dataclass
+class _Watched:
+    """The parameters of an optimizer from its first step on, until another commit shows which of them last."""
 
-    def __init__(self) -> None:
-        self._stepped: dict[int, weakref.ref[Tensor]] = {}
-        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._saved: set[Hash] = set()  # by the state that is loaded, until a step comes
-        self.problem: str | None = None
+    commits: int  # before that step
+    hashes: list[tuple["weakref.ref[Tensor]", int]]  # before that step
+    versions: dict[int, int] = field(default_factory=dict)  # after the last step so far, by id
+
+
+class Weights:
+    """The parameters that the optimizers of one account step with its samples.
+
+    Args:
+        group: A number of the data-parallel group.
+        shared: Whether all ranks share the samples, so that a state can be of one rank's weights.
+    """
+
+    def __init__(self, group: int, shared: bool) -> None:
+        self._group, self._shared = group, shared
+        self._watched: weakref.WeakKeyDictionary[Optimizer, _Watched | None] = weakref.WeakKeyDictionary()
+        self._lasting: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # with the hash before the first step
+        self._in_parts = False
+        self._sought: set[Hash] = set()  # what a loaded state was saved with, until it is found
+
+    def will_step(self, optimizer: Optimizer, commits: int) -> None:
+        """Before a step with samples, after so many commits."""
+        if torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return
+        if optimizer not in self._watched:
+            parameters = [*_parameters(optimizer)]
+            self._in_parts |= any(_is_part(each) for each in parameters)
+            whole = [] if self._in_parts else [each for each in parameters if _is_whole(each)]
+            self._watched[optimizer] = _Watched(commits, [(weakref.ref(each), hash_of(each)) for each in whole])
+        elif (known := self._watched[optimizer]) and commits > known.commits:
+            for reference, before in known.hashes:
+                each = reference()
+                if each is not None and each._version == known.versions.get(id(each)):
+                    self._lasting[id(each)] = reference, before
+            self._watched[optimizer] = None
 
     def has_stepped(self, optimizer: Optimizer) -> None:
-        """Take note of a step with samples."""
-        if optimizer not in self._known:
-            self._known.add(optimizer)
-            self._stepped |= {id(each): weakref.ref(each) for each in _learning(optimizer)}
+        """After such a step."""
+        if not torch.compiler.is_compiling() and (known := self._watched.get(optimizer)):
+            known.versions = {id(each): each._version for each in _parameters(optimizer)}
 
     def few(self) -> Few | None:
-        """A few of the parameters with their values now; None if a rank has only a part of one."""
-        parameters = self._parameters
-        if not parameters or not all(_is_whole(each) for each in parameters):
+        """A few of the parameters with their values now; None if ranks have only parts of them."""
+        lasting = [(each, before) for reference, before in self._lasting.values() if (each := reference()) is not None]
+        if self._in_parts or not lasting:
             return None
-        enough = [each for each in parameters if each.numel() >= _LEAST] or parameters
-        sizes = sorted(each.numel() for each in enough)
-        small = (each for each in enough if each.numel() <= sizes[:_FEW][-1])
-        hashes = sorted(found for each in small if (found := _hash(each))[2])
-        shapes = sorted((str(each.dtype), *each.shape) for each in parameters)
-        alike = zlib.crc32(repr([shapes, conditions.of_this_rank(parameters[0].device)]).encode())
-        return Few(alike, hashes[:_FEW])
-
-    def to_text(self) -> str | None:
-        """The same for a state; None if there is nothing to compare."""
-        if self._saved:  # no step since they were loaded
-            return json.dumps(sorted(self._saved))
-        few = self.few()
-        return json.dumps(few.hashes) if few and few.hashes else None
-
-    def load(self, text: str) -> None:
-        """Expect the weights that a state was saved with. Raises ValueError if the text is none of `to_text`."""
-        values = json.loads(text)
-        if not isinstance(values, list) or not all(_is_hash(each) for each in values):
-            raise ValueError("its weights must be a list of a data type, a number of values, and a hash of each")
-        self._saved = {tuple(each) for each in values}
-
-    def will_step(self, optimizer: Optimizer) -> None:
-        """Before the first step with samples since a state was loaded, look for the weights."""
-        if not self._saved or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-            return
-        saved, self._saved = self._saved, set()
-        parameters = _learning(optimizer)
-        if not all(_is_whole(each) for each in parameters) or _find(saved, parameters):
-            return
-        # They can be elsewhere, as where what was trained is frozen now.
-        if _find(saved, (each for each in gc.get_objects() if type(each) is nn.Parameter)) is False:
-            self.problem = (
-                "the account's state was loaded, and no parameter has a value that was saved with it: load the states "
-                "of the model and of its optimizer from the same checkpoint, with strict=True"
-            )
+        hashes = [found for each, before in lasting if (found := _hash(each))[2] != before]
+        shapes = sorted((str(each.dtype), *each.shape) for each, _ in lasting)
+        here = [self._group, shapes, conditions.of_this_rank(lasting[0][0].device)]
+        return Few(zlib.crc32(repr(here).encode()), _chosen((each[:2], each) for each in sorted(hashes)))
 
     @property
-    def _parameters(self) -> list[Tensor]:
-        return [each for reference in self._stepped.values() if (each := reference()) is not None]
+    def saved(self) -> tuple[Hash, ...]:
+        """Those that a state is saved with."""
+        if self._in_parts or not self._shared:
+            return ()
+        lasting = [(each, before) for reference, before in self._lasting.values() if (each := reference()) is not None]
+        chosen = _chosen((_class(each), (each, before)) for each, before in lasting)
+        hashes = [(_hash(each), before) for each, before in chosen]
+        return tuple(found for found, before in hashes if found[2] != before)
+
+    def seek(self, saved: Sequence[Hash]) -> None:
+        """Expect what a state was saved with, now or at the first batch: some optimizers rewrite what is loaded."""
+        self._sought = set() if _find(set(saved)) else set(saved)
+
+    def missing(self) -> str | None:
+        """Why the weights are not those of the state, at the first batch."""
+        sought, self._sought = self._sought, set()
+        if not sought or _find(sought) is not False:
+            return None
+        return (
+            "the account's state was loaded, and no parameter of a model has a value that was saved with it: load the "
+            "states of the model and its optimizer from the same checkpoint, with strict=True, and change no weight "
+            "before the first batch"
+        )
 
 
-def _learning(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters that a step changes. Some optimizers delete gradients."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-    return [each for each in parameters if each.grad is not None] or parameters
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (each for group in optimizer.param_groups for each in group["params"])
 
 
 def _is_whole(parameter: Tensor) -> bool:
-    """Whether it is all of a parameter, which ranks that share it have alike. FSDP and DeepSpeed step parts."""
-    return type(parameter) is nn.Parameter and not getattr(parameter, "_fsdp_flattened", False)
+    """Whether it is a module's parameter. DeepSpeed steps tensors that are parts of some, and no parameters."""
+    return type(parameter) is nn.Parameter and parameter.layout is torch.strided and not parameter.is_meta
 
 
-def _find(saved: set[Hash], parameters: Iterable[Tensor]) -> bool | None:
-    """Whether a parameter has a value that was saved; None if none is of a type and size that was."""
-    sizes = {each[:2] for each in saved}
-    found = None
-    for each in parameters:
-        if (_type(each), each.numel()) in sizes and not each.is_meta:
-            if _hash(each) in saved:
+def _is_part(parameter: Tensor) -> bool:
+    """Whether it is a part of a parameter, as FSDP steps them."""
+    return type(parameter) not in (Tensor, nn.Parameter) or getattr(parameter, "_fsdp_flattened", False)
+
+
+def _find(sought: set[Hash]) -> bool | None:
+    """Whether a model of this process has a value that is sought; None if it cannot be told."""
+    sizes, found = {each[:2] for each in sought}, None
+    for each in _all_parameters():
+        if _is_part(each):
+            return None
+        if _is_whole(each) and _class(each) in sizes:
+            if _hash(each) in sought:
                 return True
             found = False
     return found
 
 
+def _all_parameters() -> Iterator[Tensor]:
+    for each in gc.get_objects():
+        if issubclass(type(each), nn.Module):
+            yield from (parameter for parameter in vars(each).get("_parameters", {}).values() if parameter is not None)
+        elif issubclass(type(each), Optimizer):
+            yield from _parameters(each)
+
+
+def _chosen(items: Iterable[tuple[Class, Item]]) -> list[Item]:
+    """Return the first of each class, of the smallest sizes that tell enough."""
+    of_class: dict[Class, list[Item]] = defaultdict(list)
+    for kind, each in items:
+        of_class[kind].append(each)
+    least = min(_LEAST, max((size for _, size in of_class), default=0))
+    classes = sorted((each for each in of_class if each[1] >= least), key=lambda each: each[1])
+    return [each for found in classes[:_CLASSES] for each in of_class[found][:_OF_CLASS]]
+
+
+def _class(parameter: Tensor) -> Class:
+    return str(parameter.dtype).removeprefix("torch."), parameter.numel()
+
+
 def _hash(parameter: Tensor) -> Hash:
-    return _type(parameter), parameter.numel(), hash_of(parameter.detach())
+    return *_class(parameter), hash_of(parameter)
 
 
-def _type(parameter: Tensor) -> str:
-    return str(parameter.dtype).removeprefix("torch.")
-
-
-def _is_hash(value: object) -> bool:
-    return isinstance(value, list) and [type(each) for each in value] == [str, int, int]
+def _as_hash(values: list[Any]) -> Hash:
+    kind, size, value = values
+    return kind, size, value

@@ -51,7 +51,7 @@ class Account(Protocol):
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress, position in its order, and samples in the weights over all epochs."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def position_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -325,7 +325,7 @@ class Checkpoints:
             discarded=self._account.discarded,
             world=dist.get_world_size(),
             objects=self._objects.kinds,
-            account=self._account.state_dict(),
+            account=self._account.position_dict(),
             conditions=self._conditions,
             files={},
         )

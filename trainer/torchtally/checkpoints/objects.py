@@ -213,10 +213,17 @@ def _without_step(optimizer: Optimizer) -> Iterator[None]:
 def _making_state(optimizer: Optimizer) -> Iterator[None]:
     """Let PyTorch make the state of all parameters by a step: also of frozen ones, which can have been trained.
 
-    Some optimizers, such as one of sharpness-aware minimization, make no step without a closure.
+    Some optimizers, as those of sharpness-aware minimization, make no step without a closure, and some none with one.
     """
-    step = optimizer.step
-    with _thawed(optimizer), _with_step(optimizer, lambda closure=None: step(lambda: 0.0)):
+    step: Callable[..., Any] = optimizer.step
+
+    def with_closure(closure: None = None) -> None:
+        try:
+            step(closure=None)
+        except Exception:
+            step(closure=lambda: torch.zeros(()))
+
+    with _thawed(optimizer), _with_step(optimizer, with_closure):
         yield
 
 

@@ -74,7 +74,7 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._committed and not self._loaded and self._committed != before:  # those of an earlier fit() count
             raise Refused(
                 f"the weights have {self._committed} steps, and the account's state was not loaded with them: make the "
-                "AccountCallback before load_weights() and before callbacks that load, or compile the model anew"
+                "AccountCallback before load_weights() and before callbacks that load, or use that of the fit() before"
             )
         self.model._initial_epoch = self._account.completed("train")  # as keras' BackupAndRestore does
 

@@ -165,7 +165,7 @@ class _Commits(TrainerCallback):
     def _keep(self, state: TrainerState) -> None:
         """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
         kept: Any = state.stateful_callbacks
-        kept[_KEY] = self._account.state_dict()[_KEY]
+        kept[_KEY] = self._account.position_dict()[_KEY]
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Epochs) -> None:
         """Refuse before the first step what cannot fulfil the plan."""

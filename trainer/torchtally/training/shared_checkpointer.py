@@ -126,7 +126,7 @@ class _Training:
         assert self.loaded
         self.loaded["discarded"] = samples
 
-    def state_dict(self) -> dict[str, Any]:
+    def position_dict(self) -> dict[str, Any]:
         assert self.train_state
         return {"facts": self._facts, **self.train_state.progress()}
 
