@@ -109,7 +109,7 @@ class Weights:
 
     def few(self) -> Few | None:
         """A few of the parameters with their values now; None if ranks have only parts of them."""
-        lasting = [(each, before) for reference, before in self._lasting.values() if (each := reference()) is not None]
+        lasting = [*self._with_hashes_before()]
         if self._in_parts or not lasting:
             return None
         hashes = [found for each, before in lasting if (found := _hash(each))[2] != before]
@@ -122,10 +122,14 @@ class Weights:
         """Those that a state is saved with."""
         if self._in_parts or not self._shared:
             return ()
-        lasting = [(each, before) for reference, before in self._lasting.values() if (each := reference()) is not None]
-        chosen = _chosen((_class(each), (each, before)) for each, before in lasting)
+        chosen = _chosen((_class(each), (each, before)) for each, before in self._with_hashes_before())
         hashes = [(_hash(each), before) for each, before in chosen]
         return tuple(found for found, before in hashes if found[2] != before)
+
+    def _with_hashes_before(self) -> Iterator[tuple[Tensor, int]]:
+        for reference, before in self._lasting.values():
+            if (each := reference()) is not None:
+                yield each, before
 
     def seek(self, saved: Sequence[Hash]) -> None:
         """Expect what a state was saved with, now or at the first batch: some optimizers rewrite what is loaded."""
@@ -149,7 +153,8 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 def _is_whole(parameter: Tensor) -> bool:
     """Whether it is a module's parameter. DeepSpeed steps tensors that are parts of some, and no parameters."""
-    return type(parameter) is nn.Parameter and parameter.layout is torch.strided and not parameter.is_meta
+    plain = type(parameter) is nn.Parameter and not _is_part(parameter)
+    return plain and parameter.layout is torch.strided and not parameter.is_meta
 
 
 def _is_part(parameter: Tensor) -> bool:
@@ -158,16 +163,15 @@ def _is_part(parameter: Tensor) -> bool:
 
 
 def _find(sought: set[Hash]) -> bool | None:
-    """Whether a model of this process has a value that is sought; None if it cannot be told."""
-    sizes, found = {each[:2] for each in sought}, None
+    """Whether a model of this process has a value that is sought; None if parameters cannot tell."""
+    classes, compared, in_parts = {each[:2] for each in sought}, False, False
     for each in _all_parameters():
-        if _is_part(each):
-            return None
-        if _is_whole(each) and _class(each) in sizes:
+        in_parts |= _is_part(each)
+        if _is_whole(each) and _class(each) in classes:
+            compared = True
             if _hash(each) in sought:
                 return True
-            found = False
-    return found
+    return False if compared and not in_parts else None
 
 
 def _all_parameters() -> Iterator[Tensor]:

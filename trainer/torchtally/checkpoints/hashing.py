@@ -18,4 +18,5 @@ def hash_of(values: Tensor) -> int:
         data = data.clone()
     whole = len(data) // _WORD * _WORD
     found = int(torch.hash_tensor(data[:whole].view(torch.int64)).view(torch.int64)) if whole else 0
-    return found ^ int.from_bytes(bytes(data[whole:].tolist()), "little")
+    rest = data[whole:].tolist() if whole < len(data) else []
+    return found ^ int.from_bytes(bytes(rest), "little")
