@@ -1,4 +1,4 @@
-"""Hashes of tensors, computed where they are."""
+"""Hashes of tensors, computed where they are if PyTorch can do so there."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ def hash_of(values: Tensor) -> int:
     """
     if not values.numel():
         return 0
-    data = values.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    values = values.detach() if values.device.type in ("cpu", "cuda") else values.detach().cpu()
+    data = values.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if data.data_ptr() % _WORD:
         data = data.clone()
     whole = len(data) // _WORD * _WORD
