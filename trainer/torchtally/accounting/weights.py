@@ -22,6 +22,7 @@ from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
 
 _LEAST = 64  # values of a parameter, if one has so many: small ones can be equal by chance, after steps of one size
+_MOST = 1000  # optimizers that are watched: a loop can make one for each batch
 _CLASSES, _OF_CLASS = 16, 2  # sizes of which parameters are compared, and how many of each: some may be experts alone
 
 Class = tuple[str, int]  # data type, and number of values
@@ -82,6 +83,7 @@ class Weights:
     def __init__(self, group: int, shared: bool) -> None:
         self._group, self._shared = group, shared
         self._watched: weakref.WeakKeyDictionary[Optimizer, _Watched | None] = weakref.WeakKeyDictionary()
+        self._optimizers = 0  # so far
         self._lasting: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # with the hash before the first step
         self._in_parts = False
         self._sought: set[Hash] = set()  # what a loaded state was saved with, until it is found
@@ -91,6 +93,9 @@ class Weights:
         if torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             return
         if optimizer not in self._watched:
+            self._optimizers += 1
+            if self._optimizers > _MOST:
+                return
             parameters = [*_parameters(optimizer)]
             self._in_parts |= any(_is_part(each) for each in parameters)
             whole = [] if self._in_parts else [each for each in parameters if _is_whole(each)]
