@@ -52,7 +52,7 @@ class Position:
     def reached(self) -> tuple[int, int, int]:
         return self.epoch, self.position, (self.epoch - 1) * N + self.position
 
-    def state_dict(self) -> dict[str, Any]:
+    def position_dict(self) -> dict[str, Any]:
         return {"torchtally": json.dumps([self.seed, self.epoch, self.position, self.attempt])}
 
     def begin_anew(self) -> None:
