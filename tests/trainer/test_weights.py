@@ -243,21 +243,25 @@ def with_an_expert_of_each_rank() -> None:
 
 
 def with_experts_of_the_same_size() -> None:
-    """The shared layers are larger than many experts."""
-    shared, experts = a_model(), nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(40))
+    """There are more experts than parameters that are compared, and the shared ones are larger."""
+    torch.manual_seed(0)
+    before, after = nn.Linear(4, 8), nn.Linear(8, 16)
+    experts = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(40))
     for each in experts:
         nn.init.normal_(each.weight, std=dist.get_rank() + 1.0)  # type: ignore[arg-type]
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.shared, self.experts = shared, experts
+            self.before, self.experts, self.after = before, experts, after
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return shared(sum(each(inputs) for each in experts))
+            hidden = before(inputs)
+            output: Tensor = after(sum(each(hidden) for each in experts))
+            return output
 
-    model = Model()
-    trains(model, adam(model), before_step=lambda: averages([each.grad for each in shared.parameters()]))
+    model, shared = Model(), [*before.parameters(), *after.parameters()]
+    trains(model, adam(model), before_step=lambda: averages([each.grad for each in shared]))
 
 
 def with_an_inner_loop() -> None:
