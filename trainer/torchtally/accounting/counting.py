@@ -71,7 +71,7 @@ class Counting:
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
-        self.weights = Weights(attempt.members.first, shared=attempt.members.world == attempt.members.everyone.size())
+        self.weights = Weights(attempt.members)
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on

@@ -5,6 +5,8 @@ import weakref
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from torchtally.checkpoints.objects import parameters_of
+
 _Parameters = dict[int, "weakref.ref[Tensor]"]
 _left: dict[str, _Parameters] = {}  # of runs that this process has left before their plan, by id
 
@@ -21,7 +23,7 @@ class Trained:
         if optimizer in self._known:
             return None
         self._known.add(optimizer)
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [*parameters_of(optimizer)]
         self._parameters |= {id(each): weakref.ref(each) for each in parameters}
         for run, trained in _left.items():
             if any((known := trained.get(id(each))) is not None and known() is each for each in parameters):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
+from torchtally.checkpoints.objects import parameters_of
 
 
 class Seen:
@@ -31,15 +32,15 @@ class Seen:
     def add(self, passes: int = 0, empty: int = 0) -> None:
         self.passes += passes
         self.empty += empty
-        self.captured |= _captures()
+        self.captured |= captures()
 
     def step(self, optimizer: Optimizer) -> None:
         """Take note of a step that can change weights."""
         self.steps += 1
         self.stepped = self.passes
-        self.captured |= _captures()
+        self.captured |= captures()
         if self._cleared:
-            self.lost = max([self.lost, *(self._cleared.pop(id(each), 0) for each in _parameters(optimizer))])
+            self.lost = max([self.lost, *(self._cleared.pop(id(each), 0) for each in parameters_of(optimizer))])
 
     def clear(self, parameters: Iterable[Tensor]) -> None:
         """Take note that gradients are cleared. Those of backward passes without a step are in no weights."""
@@ -53,7 +54,7 @@ _HAD_GRADIENTS: WeakSet[Optimizer] = WeakSet()
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """Whether a step has something to go by. An optimizer that is not PyTorch's and never had gradients needs none."""
-    if any(each.grad is not None for each in _parameters(optimizer)):
+    if any(each.grad is not None for each in parameters_of(optimizer)):
         _HAD_GRADIENTS.add(optimizer)
         return True
     return not _is_of_torch(optimizer) and optimizer not in _HAD_GRADIENTS
@@ -65,20 +66,16 @@ def _is_of_torch(optimizer: Optimizer) -> bool:
     return any(each.__module__.startswith(("torch.optim.", "torch.distributed.optim.")) for each in kinds)
 
 
-def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
-    return (each for group in optimizer.param_groups for each in group["params"])
-
-
 def _idle() -> Optimizer | None:
     """An optimizer that could step. A loop that updates its weights in another way has none."""
     optimizers = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
-    return next((each for each in optimizers if any(of.grad is not None for of in _parameters(each))), None)
+    return next((each for each in optimizers if any(of.grad is not None for of in parameters_of(each))), None)
 
 
 def is_left_out(optimizer: Optimizer) -> bool:
     """Whether the step of a fused optimizer was none: a GradScaler tells it that gradients overflow."""
     found = getattr(optimizer, "found_inf", None)
-    return found is not None and not _captures() and bool(found)
+    return found is not None and not captures() and bool(found)
 
 
 def watch() -> None:
@@ -89,7 +86,7 @@ def watch() -> None:
     backward = torch.autograd.backward
     if hasattr(backward, "counted_by_torchtally"):
         return
-    Optimizer.zero_grad = _noting(Optimizer.zero_grad, _parameters)  # type: ignore[method-assign]
+    Optimizer.zero_grad = _noting(Optimizer.zero_grad, parameters_of)  # type: ignore[method-assign]
     nn.Module.zero_grad = _noting(nn.Module.zero_grad, nn.Module.parameters)  # type: ignore[method-assign]
 
     @functools.wraps(backward)
@@ -111,7 +108,8 @@ def _noting(zero_grad: Callable[..., None], parameters: Callable[[Any], Iterable
     return noted
 
 
-def _captures() -> bool:
+def captures() -> bool:
+    """Whether a CUDA graph is being captured, in which no value can be read."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 

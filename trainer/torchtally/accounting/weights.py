@@ -17,9 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from torchtally.accounting.membership import Membership
 from torchtally.accounting.state import Hash
+from torchtally.accounting.used import captures
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
+from torchtally.checkpoints.objects import parameters_of
 
 _LEAST = 64  # values of a parameter, if one has so many: small ones can be equal by chance, after steps of one size
 _MOST = 1000  # optimizers that are watched: a loop can make one for each batch
@@ -76,12 +79,11 @@ class Weights:
     """The parameters that the optimizers of one account step with its samples.
 
     Args:
-        group: A number of the data-parallel group.
-        shared: Whether all ranks share the samples, so that a state can be of one rank's weights.
+        members: The ranks that share the samples.
     """
 
-    def __init__(self, group: int, shared: bool) -> None:
-        self._group, self._shared = group, shared
+    def __init__(self, members: Membership) -> None:
+        self._members = members
         self._watched: weakref.WeakKeyDictionary[Optimizer, _Watched | None] = weakref.WeakKeyDictionary()
         self._optimizers = 0  # so far
         self._lasting: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # with the hash before the first step
@@ -90,13 +92,13 @@ class Weights:
 
     def will_step(self, optimizer: Optimizer, commits: int) -> None:
         """Before a step with samples, after so many commits."""
-        if torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        if torch.compiler.is_compiling() or captures():
             return
         if optimizer not in self._watched:
             self._optimizers += 1
             if self._optimizers > _MOST:
                 return
-            parameters = [*_parameters(optimizer)]
+            parameters = [*parameters_of(optimizer)]
             self._in_parts |= any(_is_part(each) for each in parameters)
             whole = [] if self._in_parts else [each for each in parameters if _is_whole(each)]
             self._watched[optimizer] = _Watched(commits, [(weakref.ref(each), hash_of(each)) for each in whole])
@@ -110,22 +112,22 @@ class Weights:
     def has_stepped(self, optimizer: Optimizer) -> None:
         """After such a step."""
         if not torch.compiler.is_compiling() and (known := self._watched.get(optimizer)):
-            known.versions = {id(each): each._version for each in _parameters(optimizer)}
+            known.versions = {id(each): each._version for each in parameters_of(optimizer)}
 
     def few(self) -> Few | None:
-        """A few of the parameters with their values now; None if ranks have only parts of them."""
+        """A few of the parameters with their values now; None if there is nothing to compare with other ranks."""
         lasting = [*self._with_hashes_before()]
-        if self._in_parts or not lasting:
+        if self._in_parts or self._members.world == 1 or not lasting:
             return None
         hashes = [found for each, before in lasting if (found := _hash(each))[2] != before]
         shapes = sorted((str(each.dtype), *each.shape) for each, _ in lasting)
-        here = [self._group, shapes, conditions.of_this_rank(lasting[0][0].device)]
+        here = [self._members.first, shapes, conditions.of_this_rank(lasting[0][0].device)]
         return Few(zlib.crc32(repr(here).encode()), _chosen((each[:2], each) for each in sorted(hashes)))
 
     @property
     def saved(self) -> tuple[Hash, ...]:
-        """Those that a state is saved with."""
-        if self._in_parts or not self._shared:
+        """Those that a state is saved with: it is the same on every rank, so ranks with other parameters save none."""
+        if self._in_parts or self._members.world < self._members.everyone.size():
             return ()
         chosen = _chosen((_class(each), (each, before)) for each, before in self._with_hashes_before())
         hashes = [(_hash(each), before) for each, before in chosen]
@@ -150,10 +152,6 @@ class Weights:
             "states of the model and its optimizer from the same checkpoint, with strict=True, and change no weight "
             "before the first batch"
         )
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (each for group in optimizer.param_groups for each in group["params"])
 
 
 def _is_whole(parameter: Tensor) -> bool:
@@ -184,7 +182,7 @@ def _all_parameters() -> Iterator[Tensor]:
         if issubclass(type(each), nn.Module):
             yield from (parameter for parameter in vars(each).get("_parameters", {}).values() if parameter is not None)
         elif issubclass(type(each), Optimizer):
-            yield from _parameters(each)
+            yield from parameters_of(each)
 
 
 def _chosen(items: Iterable[tuple[Class, Item]]) -> list[Item]:

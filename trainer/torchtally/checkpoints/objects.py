@@ -160,7 +160,7 @@ class Objects:
 
     def _having(self, optimizer: Optimizer) -> nn.Module | None:
         """The model that has all the parameters of `optimizer`."""
-        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        own = {id(each) for each in parameters_of(optimizer)}
         return next((model for model in self._models if own <= {id(each) for each in model.parameters()}), None)
 
     @property
@@ -183,7 +183,7 @@ class Objects:
     def _steps_others(self, optimizer: Optimizer) -> bool:
         """Whether `optimizer` has parameters that are not saved, as far as the shapes in the objects' states tell."""
         own = {id(each) for each in self.parameters}
-        left = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+        left = [each for each in parameters_of(optimizer) if id(each) not in own]
         shapes = {tensor.shape for tensor in self.tensors_of_others} if left else set()
         return any(each.shape not in shapes for each in left)
 
@@ -242,7 +242,7 @@ def _with_step(optimizer: Optimizer, step: Callable[..., Any]) -> Iterator[None]
 @contextmanager
 def _thawed(optimizer: Optimizer) -> Iterator[None]:
     """Let frozen parameters require gradients: PyTorch makes no state of others."""
-    frozen = [each for group in optimizer.param_groups for each in group["params"] if not each.requires_grad]
+    frozen = [each for each in parameters_of(optimizer) if not each.requires_grad]
     for each in frozen:
         each.requires_grad_(True)
     try:
@@ -323,6 +323,11 @@ def _sizes(groups: list[set[str]]) -> str:
 def _sharded(value: Any) -> bool:
     """Whether there is a sharded tensor in a state."""
     return any(isinstance(each, DTensor) for each in tensors(value))
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters of all groups."""
+    return (each for group in optimizer.param_groups for each in group["params"])
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchtally.checkpoints.objects import Objects, local, tensors
+from torchtally.checkpoints.objects import Objects, local, parameters_of, tensors
 
 _open: weakref.WeakSet[Objects] = weakref.WeakSet()  # of all checkpoints in use: what one has, another need not have
 
@@ -95,7 +95,7 @@ class Strays:
 
     def _strays_of(self, optimizer: Optimizer) -> list[Tensor]:
         own = {id(parameter) for each in _open for parameter in each.parameters}
-        return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+        return [each for each in parameters_of(optimizer) if id(each) not in own]
 
     def _lacks_state_of(self, optimizer: Optimizer) -> bool:
         own = {id(tensor) for each in _open for tensor in each.tensors_of_optimizers}
