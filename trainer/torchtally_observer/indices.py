@@ -1,0 +1,152 @@
+"""Which samples a pass has handed out, by the indices of the dataset below all Subsets.
+
+The number and the sums of i + 1, its square, and its cube add up over ranks, and have a closed form for the indices 0 to
+N - 1: "each once" can be checked without knowing the order. One bit for each sample of a sketch tells the rest.
+"""
+
+import base64
+import hashlib
+from array import array
+
+from torchtally_observer import contents, sketch
+
+_BLOCK = 4096  # indices at a time
+_HEAD = 256  # indices at the beginning whose order has a hash of its own
+_MOST_HELD = 1 << 23  # of a larger Subset, indices are those of the Subset itself
+
+
+def as_list(index):
+    """The indices of a batch as a list."""
+    if isinstance(index, list):
+        return index
+    if hasattr(index, "tolist"):
+        index = index.tolist()
+    return list(index) if isinstance(index, (list, tuple)) else [index]
+
+
+class Sums:
+    """Number, and sums of i + 1, its square, and its cube."""
+
+    def __init__(self):
+        self.values = [0, 0, 0, 0]
+
+    def add(self, indices):
+        """Add indices."""
+        first = [each + 1 for each in indices]
+        second = [each * each for each in first]
+        total = self.values
+        total[0] += len(first)
+        total[1] += sum(first)
+        total[2] += sum(second)
+        total[3] += sum(map(int.__mul__, first, second))
+
+    @property
+    def texts(self):
+        """As decimal texts: they exceed what a program's float holds."""
+        return [str(each) for each in self.values[1:]]
+
+
+class Bits:
+    """One bit for each sample of a sketch."""
+
+    def __init__(self, count):
+        self.values = bytearray(count)
+
+    def __str__(self):
+        """Base64, the first sample's bit first."""
+        packed = bytearray((len(self.values) + 7) // 8)
+        for at, bit in enumerate(self.values):
+            if bit:
+                packed[at >> 3] |= 128 >> (at & 7)
+        return base64.b64encode(bytes(packed)).decode().rstrip("=")
+
+
+class Indices:
+    """The indices of one pass."""
+
+    def __init__(self, base):
+        self._base = base
+        if base.held is not None and len(base.held) > _MOST_HELD:
+            base.length, base.held = len(base.held), None
+        self._sketch = sketch.chosen(base.length or 0)
+        self._at = {each: at for at, each in enumerate(self._sketch)}
+        self._seen, self._twice = Bits(len(self._sketch)), Bits(len(self._sketch))
+        wanted = sketch.of_contents(self._sketch)
+        self._contents = contents.Contents(_places(wanted, base.held))
+        self._sums, self._order, self._head = Sums(), hashlib.blake2b(digest_size=8), None
+        self._buffer = []
+        self._keys = base.length is None  # indices that are no numbers, or cannot be compared
+
+    def add(self, index, batch):
+        """Add those of a batch, or of one sample where loading is not batched. Returns their number."""
+        if index is None:
+            self._keys = True
+            return 0
+        single = not isinstance(index, (list, tuple)) and not getattr(index, "shape", ())
+        found = as_list(index)
+        if not self._keys:
+            self._contents.look(found, batch, single)
+            self._buffer += found
+            if len(self._buffer) >= _BLOCK:
+                self._fold()
+        return len(found)
+
+    def _fold(self):
+        buffer, self._buffer = self._buffer, []
+        held, length = self._base.held, self._base.length
+        try:
+            found = list(map(int, buffer))
+            if held is not None:
+                found = [held[each] for each in found]
+            elif min(found, default=0) < 0:
+                found = [each + length if each < 0 else each for each in found]
+        except (TypeError, ValueError, IndexError):
+            self._keys = True  # folds of a cross-validation have keys of their own
+            return
+        self._sums.add(found)
+        raw = array("q", found)
+        if self._head is None:
+            self._head = hashlib.blake2b(raw[:_HEAD].tobytes(), digest_size=8).hexdigest()
+        self._order.update(raw.tobytes())
+        at, seen, twice = self._at, self._seen.values, self._twice.values
+        for each in [at[each] for each in found if each in at]:
+            if seen[each]:
+                twice[each] = 1
+            seen[each] = 1
+
+    def values(self):
+        """The fields of the line."""
+        if self._buffer:
+            self._fold()
+        base = {"type": self._base.type, "length": self._base.length, "attributes": self._base.attributes}
+        if self._keys:
+            return {"base": base, "keys": True}
+        values = {
+            "base": base,
+            "sums": self._sums.texts,
+            "order": self._order.hexdigest(),
+            "head": self._head,
+            "bits": str(self._seen),
+        }
+        if any(self._twice.values):
+            values["twice"] = str(self._twice)
+        if self._base.held is not None:
+            values["holds"] = self._held()
+        values["contents"] = self._contents.values
+        return values
+
+    def _held(self):
+        sums, bits = Sums(), Bits(len(self._sketch))
+        sums.add(self._base.held)
+        for each in self._base.held:
+            if each in self._at:
+                bits.values[self._at[each]] = 1
+        return {"samples": sums.values[0], "sums": sums.texts, "bits": str(bits)}
+
+
+def _places(wanted, held):
+    """By index of the dataset: the number of a wanted sample."""
+    numbers = {each: number for number, each in enumerate(wanted)}
+    if held is None:
+        return numbers
+    return {place: numbers[each] for place, each in enumerate(held) if each in numbers}

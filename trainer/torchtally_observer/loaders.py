@@ -1,0 +1,153 @@
+"""What a loader, its sampler, and its dataset say of themselves. Only attributes of instances are read: no code of the
+program runs but `__len__`, which a DataLoader calls as well."""
+
+import os
+import sys
+import weakref
+import zlib
+
+_OF_SAMPLERS = ("seed", "epoch", "rank", "num_replicas", "shuffle", "drop_last", "replacement")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PYTHON = os.path.dirname(os.path.abspath(os.__file__))
+_PACKAGES = ("site-packages", "dist-packages")
+_ITEMS = 1000  # of a list among a dataset's attributes
+
+
+def described(loader):
+    """The fields that tell a loader from others, on all ranks alike where they run one program."""
+    return {
+        "place": place(),
+        "type": type(loader).__name__,
+        "dataset": type(loader.dataset).__name__,
+        "length": length(loader.dataset),
+        "batch": loader.batch_size,
+        "workers": loader.num_workers,
+    }
+
+
+def place():
+    """Base name and line of the innermost frame outside of libraries: where the program iterates."""
+    frame, outside = sys._getframe(1), None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        own = file.startswith((_HERE, _torch()))
+        if not own and not file.startswith((_PYTHON, "<frozen")) and not any(name in file for name in _PACKAGES):
+            return "%s:%d" % (os.path.basename(file), frame.f_lineno)
+        if outside is None and not own:
+            outside = "%s:%d" % (os.path.basename(file), frame.f_lineno)
+        frame = frame.f_back
+    return outside
+
+
+def _torch():
+    return os.path.dirname(sys.modules["torch"].__file__)
+
+
+def length(dataset):
+    """The number of samples, None where the dataset does not tell."""
+    try:
+        return int(len(dataset))
+    except Exception:
+        return None
+
+
+def batches(loader):
+    """The number of batches of a whole pass, None where it is not known.
+
+    A stream is not asked: its DataLoader would remember, and warn of batches beyond.
+    """
+    return None if is_stream(loader.dataset) else length(loader)
+
+
+def is_stream(dataset):
+    """Whether the dataset is an IterableDataset."""
+    return isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
+
+
+def sampler(loader):
+    """The innermost sampler: its type, and what it says of itself."""
+    found, outer = vars(loader).get("batch_sampler"), []
+    if found is None:
+        found = vars(loader).get("sampler")
+    for _ in range(8):  # Accelerate's BatchSamplerShard wraps a batch sampler, which wraps a sampler
+        inside = _attributes(found)
+        inner = next((inside[name] for name in ("batch_sampler", "sampler", "base_sampler") if inside.get(name)), None)
+        if inner is None or inner is found:
+            break
+        outer.append(type(found).__name__)
+        found = inner
+    values = {"type": type(found).__name__}
+    for name in _OF_SAMPLERS:
+        value = _attributes(found).get(name)
+        if isinstance(value, (int, bool)):
+            values[name] = value
+    own = [name for name in outer if name != "BatchSampler"]
+    if own:
+        values["in"] = own[0]
+    return values
+
+
+def _attributes(found):
+    return getattr(found, "__dict__", {})
+
+
+class Base:
+    """A dataset, and which of the samples of the dataset below all Subsets it holds."""
+
+    def __init__(self, dataset, held):
+        self.type, self.length, self.attributes = type(dataset).__name__, length(dataset), attributes(dataset)
+        self.held = held  # base indices by index; None: all of them
+
+
+_bases = {}  # by dataset: a program that begins a pass in each step must not wait for a large Subset
+_KEPT = 16
+
+
+def chain(dataset):
+    """The Base of a dataset, through Subsets."""
+    chosen = vars(dataset).get("indices") if _is_subset(dataset) else None
+    probe = (id(chosen), len(chosen), *map(int, (chosen[0], chosen[len(chosen) // 2], chosen[-1]))) if _some(chosen) else None
+    known = _bases.get(id(dataset))
+    if known and known[0]() is dataset and known[1] == probe:
+        return known[2]
+    base = _chain(dataset)
+    if len(_bases) >= _KEPT:
+        _bases.clear()
+    try:
+        _bases[id(dataset)] = weakref.ref(dataset), probe, base
+    except TypeError:
+        pass
+    return base
+
+
+def _some(chosen):
+    return hasattr(chosen, "__len__") and hasattr(chosen, "__getitem__") and len(chosen) > 0
+
+
+def _chain(dataset):
+    held = None
+    while _is_subset(dataset):
+        chosen = vars(dataset)["indices"]
+        chosen = chosen.tolist() if hasattr(chosen, "tolist") else chosen
+        chosen = [int(each) for each in chosen]
+        held = chosen if held is None else [chosen[each] for each in held]
+        dataset = vars(dataset)["dataset"]
+    return Base(dataset, held)
+
+
+def _is_subset(dataset):
+    subset = sys.modules["torch.utils.data"].Subset
+    own = vars(dataset) if isinstance(dataset, subset) else {}
+    return type(dataset).__getitem__ is subset.__getitem__ and hasattr(own.get("indices"), "__len__") if own else False
+
+
+def attributes(dataset):
+    """A checksum of the plain attributes of a dataset: where it differs, ranks may have other data."""
+    found = []
+    for name, value in sorted(_attributes(dataset).items(), key=lambda each: str(each[0])):
+        if isinstance(value, (list, tuple)):
+            value = [each for each in value[:_ITEMS] if isinstance(each, (str, int, float, bool))]
+            found.append((name, len(value), value))
+        elif isinstance(value, (str, int, float, bool, os.PathLike)):
+            found.append((name, str(value)))
+    return "%08x" % zlib.crc32(repr(found).encode(errors="replace"))

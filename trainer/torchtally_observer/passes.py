@@ -1,0 +1,74 @@
+"""One pass of a loader: from iter() to its end. Its size does not depend on the number of samples."""
+
+import os
+import time
+
+from torchtally_observer import contents, loaders, process
+from torchtally_observer.indices import Indices, as_list
+from torchtally_observer.streams import Stream
+
+_REPORTS = 10  # of a long pass, while it is open
+_LONG = 10.0  # seconds between two
+
+
+class Pass:
+    """What one pass has handed out so far."""
+
+    def __init__(self, loader):
+        self.pid = os.getpid()
+        self.loader = loaders.described(loader)
+        self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
+        self.number = 0
+        self.batches = self.samples = self.steps = 0
+        self.unordered = False  # batches come in another order than their indices were asked for
+        self.watched = False
+        self.collected = None  # what ends the pass with its iterator
+
+    def watch(self, loader):
+        """Look at the samples as well: the pass will have a line of its own."""
+        self.watched = True
+        self._sampler = loaders.sampler(loader)
+        self._length = loaders.batches(loader)
+        dataset = loader.dataset
+        self._indices = self._stream = None
+        if loaders.is_stream(dataset):
+            self._stream = Stream(loader.batch_size is None)
+        else:
+            self._indices = Indices(loaders.chain(dataset))
+        self._reported = time.monotonic()
+        self._due = self._every = max((self._length or 0) // _REPORTS, 1)
+
+    def received(self, index, batch):
+        """The loop has received a batch, whose samples have this index or these indices."""
+        self.batches += 1
+        process.current().newest = self
+        if not self.watched:
+            self.samples += 0 if index is None else len(as_list(index))
+        elif self._indices is not None:
+            self.samples += self._indices.add(index, batch)
+        elif self._stream is not None:
+            self.samples += self._stream.add(batch)
+        if self.watched and self.batches >= self._due:
+            self._due += self._every
+            now = time.monotonic()
+            if now - self._reported >= _LONG:
+                self._reported = now
+                process.current().report_open(self)
+
+    def values(self, how, counts_steps):
+        """The fields of the pass's line."""
+        if how == "left" and self._length is not None and self.batches >= self._length:
+            how = "whole"  # a library that knows the length does not ask for what comes after the last batch
+        values = {
+            "loader": self.loader,
+            "sampler": self._sampler,
+            "pass": self.number,
+            "end": how,
+            "batches": self.batches,
+            "of": self._length,
+            "samples": self.samples,
+            "steps": self.steps if counts_steps else None,
+            "gradients": contents.gradients_enabled(),
+        }
+        values.update((self._indices or self._stream).values())
+        return values

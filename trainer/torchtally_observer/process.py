@@ -1,0 +1,159 @@
+"""The passes of this process: which are open, how many lines they may have, and what happens at its end."""
+
+import atexit
+import multiprocessing.util
+import os
+import sys
+import time
+import weakref
+
+from torchtally_observer import line, ranks
+from torchtally_observer.passes import Pass
+
+_LINES_OF_A_LOADER = 256  # passes beyond are summed up
+_LINES = 2048  # of all loaders
+_LOADERS = 64  # that are summed up
+counts_steps = False  # whether PyTorch tells of the steps of optimizers
+
+
+class Process:
+    """What is observed in one process. A fork begins anew: what was open belongs to its parent."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+        self.began = int(time.time() * 1000)
+        self.newest = None  # the pass that handed out the newest batch: an optimizer that steps has used it
+        self._off = False
+        self._open = {}
+        self._passes = {}  # by loader: how many have begun
+        self._sums = {}  # by loader: passes, batches, and samples that have no line
+        self._lines = 0
+        self._steps = 0  # of optimizers, before any pass
+        self._armed = False
+
+    def begin(self, loader):
+        """A pass of a loader begins. Returns it, or None if it is not observed."""
+        return self.guarded(self._begin, loader)
+
+    def _begin(self, loader):
+        self._arm()
+        ranks.look()
+        begun = Pass(loader)
+        key = begun.loader_key
+        begun.number = self._passes.get(key, 0)
+        self._passes[key] = begun.number + 1
+        if begun.number < _LINES_OF_A_LOADER and self._lines + len(self._open) < _LINES:
+            begun.watch(loader)
+        self._open[id(begun)] = begun
+        return begun
+
+    def when_collected(self, iterator, begun):
+        """End the pass with its iterator: a loop that is left by `break` keeps no other trace."""
+        begun.collected = weakref.finalize(iterator, _collected, begun)
+        begun.collected.atexit = False
+
+    def end(self, ended, how):
+        """A pass is over. The second call does nothing."""
+        if self._open.pop(id(ended), None) is not None:
+            if ended.collected is not None:
+                ended.collected.detach()  # it would keep the pass as long as the iterator
+            self.guarded(self._say, ended, how)
+
+    def stepped(self):
+        """An optimizer has stepped."""
+        if self.newest is not None:
+            self.newest.steps += 1
+        elif not self._off:
+            self._steps += 1
+            self._arm()
+
+    def guarded(self, act, *values):
+        """Call `act`. If it raises, nothing more is observed here, and the program goes on."""
+        if self._off:
+            return None
+        try:
+            return act(*values)
+        except Exception as error:
+            self.turn_off(error)
+            return None
+
+    def turn_off(self, error):
+        """Observe nothing more, and say so once, by the error's type and place alone."""
+        if not self._off:
+            self._off = True
+            self._open.clear()
+            line.write(self._fields(off=_told(error)))
+
+    def _say(self, ended, how):
+        ranks.look()
+        if not ended.watched:
+            sums = self._sums
+            if ended.loader_key in sums or len(sums) < _LOADERS:
+                total = sums.setdefault(ended.loader_key, [ended.loader, 0, 0, 0])
+                total[1] += 1
+                total[2] += ended.batches
+                total[3] += ended.samples
+            return
+        if ended.batches or how == "whole":
+            self._lines += 1
+            line.write(self._fields(**ended.values(how, counts_steps)))
+
+    def report_open(self, observed):
+        """Say what a long pass has handed out so far: a kill leaves no other trace."""
+        line.write(self._fields(**observed.values("open", counts_steps)))
+
+    def _fields(self, **values):
+        return {**ranks.fields(), "began": self.began, "pid": self.pid, "at": round(time.time(), 3), **values}
+
+    def _arm(self):
+        if not self._armed:
+            self._armed = True
+            atexit.register(self.finish)
+            # Children of multiprocessing end without atexit.
+            multiprocessing.util.Finalize(None, self.finish, exitpriority=1)
+
+    def finish(self):
+        """The process ends: say what is still open. The second call does nothing."""
+        if self.pid != os.getpid() or self._off:
+            return
+        for each in list(self._open.values()):
+            self.end(each, "left")
+        self.guarded(self._summarize)
+
+    def _summarize(self):
+        for loader, passes, batches, samples in self._sums.values():
+            line.write(self._fields(loader=loader, passes=passes, batches=batches, samples=samples))
+        self._sums = {}
+        if self._steps and not self._passes and "torchtally.accounting" not in sys.modules:
+            line.write(self._fields(steps=self._steps, unseen="no DataLoader"))
+            self._steps = 0
+
+
+def _collected(begun):
+    process = current()
+    if process.pid == begun.pid:
+        process.end(begun, "left")
+
+
+def _told(error):
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = "" if at is None else " in %s:%d" % (os.path.basename(at.tb_frame.f_code.co_filename), at.tb_lineno)
+    return type(error).__name__ + where
+
+
+_current = Process()
+
+
+def current():
+    """The observation of this process."""
+    global _current
+    if _current.pid != os.getpid():
+        _current = Process()
+    return _current
+
+
+def guarded(act, *values):
+    """See Process.guarded."""
+    return current().guarded(act, *values)
