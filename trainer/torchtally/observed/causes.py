@@ -1,0 +1,84 @@
+"""Why ranks are handed the wrong samples, and what to do, as far as their samplers and processes tell."""
+
+from collections.abc import Mapping
+
+from torchtally.observed.finding import listed, ranks
+from torchtally.observed.line import Handed
+
+# Samplers that are made to hand out each sample once. With another one, what is uneven may be its purpose.
+_PLAIN = {"DistributedSampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler", "BatchSampler"}
+_PLAIN |= {"SeedableRandomSampler", "UnrepeatedDistributedSampler", "UnrepeatedDistributedSamplerWrapper"}
+_PLAIN |= {"ResumableDistributedSampler", "StatefulDistributedSampler"}
+_WITH_REPLACEMENT = {"WeightedRandomSampler"}
+
+Lines = Mapping[int, Handed]  # by rank
+
+
+def is_plain(lines: Lines) -> bool:
+    return all(line.sampler.get("type") in _PLAIN for line in lines.values())
+
+
+def names(lines: Lines) -> str:
+    """The types of the samplers."""
+    return listed(sorted({str(line.sampler.get("type")) for line in lines.values()}))
+
+
+def replaces(lines: Lines) -> bool:
+    """Whether samples are drawn with replacement."""
+    return any(
+        line.sampler.get("type") in _WITH_REPLACEMENT or line.sampler.get("replacement") is True
+        for line in lines.values()
+    )
+
+
+def divides(lines: Lines) -> bool:
+    """Whether samplers divide their data over ranks."""
+    return all(int(line.sampler.get("num_replicas", 1)) > 1 for line in lines.values())
+
+
+def seeds(lines: Lines) -> str | None:
+    """A sentence on samplers whose seeds differ."""
+    found = _values(lines, "seed")
+    if len(set(found.values())) > 1:
+        return (
+            f"the samplers of {ranks([*found])} have seeds {listed([str(each) for each in found.values()])}: give all "
+            "ranks the same seed"
+        )
+    return None
+
+
+def of_overlap(lines: Lines) -> str:
+    """Why ranks overlap and miss samples, in a sentence that says what to do."""
+    if sentence := seeds(lines):
+        return sentence
+    found = _values(lines, "epoch")
+    if len(set(found.values())) > 1:
+        shown = listed([str(each) for each in found.values()])
+        return f"the samplers of {ranks([*found])} are at epochs {shown}: call set_epoch(epoch) alike on all ranks"
+    if sentence := places(lines):
+        return sentence
+    if not divides(lines):
+        return (
+            f"each rank draws for itself ({names(lines)}): pass sampler=DistributedSampler(dataset) to the DataLoader"
+        )
+    return "each rank seems to draw for itself: seed what draws the order alike on all ranks"
+
+
+def places(lines: Lines) -> str | None:
+    """A sentence on samplers that have another rank than their process, or another number of ranks."""
+    found = _values(lines, "rank")
+    local = {rank: line.process.local for rank, line in lines.items()}
+    replicas = set(_values(lines, "num_replicas").values())
+    world = {line.process.world for line in lines.values()}
+    if not found or (found == {rank: rank for rank in lines} and replicas == world):
+        return None
+    shown = f"the samplers of {ranks([*found])} have rank {listed([str(each) for each in found.values()])}"
+    of = f" of {listed([str(each) for each in sorted(replicas)])}" if replicas else ""
+    if found == local or len(set(found.values())) < len(found):
+        return f"{shown}{of}, which looks like the local rank: pass rank=dist.get_rank() and its world size"
+    return f"{shown}{of}"
+
+
+def _values(lines: Lines, name: str) -> dict[int, int]:
+    found = {rank: line.sampler.get(name) for rank, line in sorted(lines.items())}
+    return {rank: int(value) for rank, value in found.items() if value is not None}

@@ -1,0 +1,60 @@
+"""Whether ranks have the same data under the same indices, by the checksums of a few samples' leaves."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from enum import Enum
+from itertools import combinations
+
+from torchtally.observed.line import Handed
+
+_DIGITS = 6  # of a leaf
+
+
+class Data(Enum):
+    SAME = "the same"
+    ASSUMED = "nothing tells otherwise"  # no sample was seen on two ranks, and what datasets say of themselves is equal
+    DIFFERENT = "different"
+    UNKNOWN = "not known"
+
+
+def of(lines: Iterable[Handed]) -> Data:
+    """Compare the data of several ranks, from all their passes over one base."""
+    lines = [line for line in lines if line.base]
+    if len({(line.base.type, line.base.length) for line in lines if line.base}) > 1:
+        return Data.DIFFERENT
+    alike = len({line.base.attributes for line in lines if line.base}) <= 1
+    seen: dict[int, dict[str, list[tuple[str, ...]]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        for number, text in line.contents.items():
+            seen[line.rank][number].append(_leaves(text))
+    common = [
+        (seen[a][number][0], seen[b][number][0])
+        for a, b in combinations(sorted(seen), 2)
+        for number in seen[a].keys() & seen[b].keys()
+    ]
+    common = [(a, b) for a, b in common if a and len(a) == len(b)]
+    if not common:
+        return Data.ASSUMED if alike else Data.UNKNOWN
+    leaves = range(min(len(a) for a, _ in common))
+    if any(all(a[leaf] == b[leaf] for a, b in common) and len(common) > 0 for leaf in leaves) and all(
+        a == b for a, b in common
+    ):
+        return Data.SAME
+    if any(_stable(seen, leaf) and any(a[leaf] != b[leaf] for a, b in common) for leaf in leaves):
+        return Data.DIFFERENT
+    # Labels that are equal, and differ among samples, are those of one dataset, whose images are augmented.
+    labels = [
+        leaf for leaf in leaves if all(a[leaf] == b[leaf] for a, b in common) and len({a[leaf] for a, _ in common}) > 1
+    ]
+    return Data.SAME if labels and alike else Data.UNKNOWN
+
+
+def _stable(seen: dict[int, dict[str, list[tuple[str, ...]]]], leaf: int) -> bool:
+    """Whether a leaf was read twice on some rank, and was the same whenever it was."""
+    again = [each for own in seen.values() for each in own.values() if len(each) > 1]
+    again = [each for each in again if all(len(leaves) > leaf for leaves in each)]
+    return bool(again) and all(len({leaves[leaf] for leaves in each}) == 1 for each in again)
+
+
+def _leaves(text: str) -> tuple[str, ...]:
+    return tuple(text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS))

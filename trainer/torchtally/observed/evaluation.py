@@ -1,0 +1,44 @@
+"""One pass that does not train: a sample that counts twice, or not at all, makes a metric wrong."""
+
+from collections.abc import Iterator
+
+from torchtally.observed import causes, sets
+from torchtally.observed.causes import Lines
+from torchtally.observed.data import Data
+from torchtally.observed.finding import Finding, fault, note, right
+from torchtally.observed.training import Counted, Shares
+
+_SOME = 0.02
+
+
+def judge(lines: Lines, data: Data, world: int) -> Counted:
+    """Judge one pass of a loader that does not train."""
+    shares = Shares.of(lines)
+    if shares is None or any(line.keyed for line in lines.values()) or data in (Data.DIFFERENT, Data.UNKNOWN):
+        return Counted(())
+    counted = shares.size, shares.lost, shares.doubled
+    if shares.once:
+        return Counted((right("each sample handed out exactly once"),), *counted)
+    if len(lines) < world or not all(line.whole for line in lines.values()):
+        return Counted((), shares.size)
+    return Counted(tuple(_found(lines, shares)), *counted)
+
+
+def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
+    extra = shares.all_handed.count - shares.size
+    if shares.one_part and all(sets.equal(each, shares.held[rank]) for rank, each in shares.handed.items()):
+        yield note("all evaluate", f"each rank evaluates all {shares.size} samples")
+    elif len({line.order for line in lines.values()}) < len(lines):
+        yield note("alike", "ranks evaluate the same samples in the same order")
+    elif shares.lost.share > _SOME and shares.doubled.share > _SOME and causes.is_plain(lines):
+        told = f"{shares.lost} are evaluated by no rank, and {shares.doubled} by more than one"
+        yield fault("overlap", f"{told}: {causes.of_overlap(lines)}")
+    elif extra > 0:
+        counts = "counts" if extra == 1 else "count"
+        yield note(
+            "padding",
+            f"{extra} of {shares.size} samples {counts} twice in this evaluation unless the program drops them, as "
+            "Accelerate's gather_for_metrics does",
+        )
+    elif extra < 0:
+        yield note("dropped", f"{-extra} of {shares.size} samples are not evaluated: a sampler or a loader leaves them out")

@@ -1,0 +1,192 @@
+"""The verdict on everything that was observed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from torchtally.observed import data, evaluation, story, streams, training
+from torchtally.observed.data import Data
+from torchtally.observed.finding import Finding, Sign, note, numbers, ranks
+from torchtally.observed.line import Handed, Rest
+from torchtally.observed.lines import Lines as Lines
+from torchtally.observed.matching import Attempt, Passes, attempts
+from torchtally.observed.training import Counted
+
+
+class Outcome(StrEnum):
+    """From the best to the worst."""
+
+    OBSERVED = "observed"  # no fault was seen
+    INCOMPLETE = "incomplete"  # no fault was seen, and lines are missing
+    FAULTY = "faulty"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a loader on all ranks."""
+
+    number: int
+    lines: dict[int, Handed]
+    counted: Counted
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A loader in one attempt: its passes, and what they say together."""
+
+    attempt: int
+    loader: str
+    trains: bool
+    dataset: str
+    length: int | None
+    passes: list[Pass]
+    findings: list[Finding]  # of several passes
+
+    @property
+    def phase(self) -> str:
+        return "train" if self.trains else "evaluate"
+
+    @property
+    def all_findings(self) -> list[tuple[Finding, list[int]]]:
+        """Each finding once, with the numbers of the passes that it is about, from 1; none for all together."""
+        found: dict[tuple[Sign, str], tuple[Finding, list[int]]] = {}
+        for each in self.passes:
+            for finding in each.counted.findings:
+                found.setdefault((finding.sign, finding.about), (finding, []))[1].append(each.number + 1)
+        return [*found.values(), *((finding, []) for finding in self.findings)]
+
+
+@dataclass
+class Observation:
+    """What was observed of a job, by all lines of its ranks."""
+
+    world: int
+    attempts: int
+    loaders: list[Observed]
+    notes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # evidence that is missing
+
+    @property
+    def faults(self) -> list[str]:
+        return [text for loader in self.loaders for text in _texts(loader, Sign.FAULT)]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Notes on loaders."""
+        return [text for loader in self.loaders for text in _texts(loader, Sign.NOTE)]
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.faults:
+            return Outcome.FAULTY
+        return Outcome.INCOMPLETE if self.missing else Outcome.OBSERVED
+
+    @property
+    def status(self) -> int:
+        """The exit status of the verifier."""
+        return {Outcome.OBSERVED: 0, Outcome.INCOMPLETE: 3, Outcome.FAULTY: 1}[self.outcome]
+
+
+def _texts(loader: Observed, sign: Sign) -> Iterator[str]:
+    for finding, passes in loader.all_findings:
+        if finding.sign is sign:
+            every = not passes or len(passes) == len(loader.passes)
+            where = "" if every else f", pass{'es' * (len(passes) > 1)} {numbers(passes)}"
+            yield f"{loader.loader}{where}: {finding.text}"
+
+
+def judge(lines: Lines) -> Observation | None:
+    """Judge all lines. Returns None if there is none."""
+    if not lines:
+        return None
+    found = attempts(lines.handed.values())
+    loaders = [each for number, attempt in enumerate(found) for each in _loaders(attempt, number, found)]
+    world = max((attempt.world for attempt in found), default=1)
+    observation = Observation(world, max(1, len(found)), loaders)
+    observation.notes += _rest(lines.rest)
+    observation.missing += lines.unread
+    for number, attempt in enumerate(found):
+        observation.missing += _missing(attempt, number, len(found))
+        observation.notes += _separate(attempt)
+    return observation
+
+
+def _rest(rest: list[Rest]) -> Iterator[str]:
+    for text in dict.fromkeys(each.text for each in rest if each.off):
+        own = sorted({each.process.rank for each in rest if each.off and each.text == text})
+        yield f"nothing more is observed on {ranks(own)}, as the observer has failed ({text}); the program went on"
+    for text in dict.fromkeys(each.text for each in rest if not each.off):
+        if text == "no DataLoader":
+            yield "an optimizer stepped, and no DataLoader of PyTorch handed out a batch: nothing could be observed"
+        else:
+            yield f"{text} are summed up"
+
+
+def _missing(attempt: Attempt, number: int, of: int) -> Iterator[str]:
+    absent = sorted(set(range(attempt.world)) - set(attempt.ranks))
+    where = f"attempt {number}: " if of > 1 else ""
+    trained = any(line.steps for line in attempt.lines)
+    dispatched = any(line.loader.type == "DataLoaderDispatcher" for line in attempt.lines)
+    if absent and trained and not dispatched:
+        yield f"{where}{ranks(absent)} of {attempt.world} {'has' if len(absent) == 1 else 'have'} no line"
+
+
+def _separate(attempt: Attempt) -> Iterator[str]:
+    """Processes that all take themselves for the only rank."""
+    processes = {line.process.key for line in attempt.lines if line.process.world == 1 and line.steps}
+    if len(processes) > 1:
+        yield (
+            f"{len(processes)} processes train, each as rank 0 of 1: they share no process group, and nothing divides the "
+            "samples between them"
+        )
+
+
+def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Observed]:
+    trains = [each for each in attempt.loaders if _trains(each, attempt)]
+    leaks = [*story.leaks(attempt, trains)]
+    for passes in attempt.loaders:
+        same = data.of(_of_base(attempt, passes))
+        is_training = any(passes is each for each in trains)
+        judged = [
+            Pass(at, own, _judged(own, same, is_training, attempt.world)) for at, own in sorted(passes.numbers.items())
+        ]
+        together = [finding for own, finding in leaks if own is passes]
+        if is_training:
+            together += story.of_epochs(passes, attempt.world, same)
+            together += _uneven_passes(passes, attempt)
+            if number:
+                together += story.of_restart(every[number - 1], Attempt(attempt.lines, [passes]), number)
+        yield Observed(
+            number, passes.loader.name, is_training, passes.loader.dataset, passes.loader.length, judged, together
+        )
+
+
+def _trains(passes: Passes, attempt: Attempt) -> bool:
+    """Whether an optimizer stepped on most of its passes; where nobody saw a step, whether gradients were on."""
+    lines = passes.lines
+    if any(line.steps for line in attempt.lines):
+        return 2 * sum(bool(line.steps) for line in lines) >= len(lines)
+    if any(line.steps is None for line in lines):  # this PyTorch does not tell of steps
+        return 2 * sum(line.gradients for line in lines) > len(lines)
+    return False
+
+
+def _of_base(attempt: Attempt, passes: Passes) -> list[Handed]:
+    bases = {line.base for line in passes.lines}
+    return [*passes.lines, *(line for line in attempt.lines if line.base in bases and line.base is not None)]
+
+
+def _judged(lines: dict[int, Handed], same: Data, is_training: bool, world: int) -> Counted:
+    if all(line.base is None for line in lines.values()):
+        return streams.judge(lines, is_training, world)
+    if is_training:
+        return training.judge(lines, same, world)
+    return evaluation.judge(lines, same, world)
+
+
+def _uneven_passes(passes: Passes, attempt: Attempt) -> Iterator[Finding]:
+    counts = {rank: sum(rank in own for own in passes.numbers.values()) for rank in attempt.ranks}
+    if len(set(counts.values())) > 1 and all(counts.values()):
+        most, least = max(counts.values()), min(counts.values())
+        some = [rank for rank, count in counts.items() if count == most]
+        yield note("uneven", f"{ranks(some)} made {most} passes, and the others down to {least}")

@@ -1,0 +1,117 @@
+"""Several passes together: their order, what none of them hands out, restarts, and test samples that are trained on."""
+
+from collections.abc import Iterable, Iterator
+
+from torchtally.observed import data, sets
+from torchtally.observed.data import Data
+from torchtally.observed.finding import Finding, fault, note, ranks
+from torchtally.observed.line import Handed, Samples
+from torchtally.observed.matching import Attempt, Passes
+from torchtally.observed.training import Shares
+
+_SOME = 0.02
+
+
+def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
+    """What the passes of a loader that trains say together."""
+    numbered = [each for _, each in sorted(passes.numbers.items()) if len(each) == world]
+    if len(numbered) < 2:
+        return
+    first = next(iter(numbered[0].values()))
+    orders = {tuple(sorted((rank, line.order) for rank, line in each.items())) for each in numbered}
+    whole = all(line.whole for each in numbered for line in each.values())
+    if first.order is None or first.samples < 2:
+        return
+    alike = len(orders) == 1
+    if alike and whole and _shuffles(first):
+        never = "; the program never calls set_epoch(epoch) of its sampler" if _ignores_epochs(passes) else ""
+        yield note("one order", f"the order is the same in each of {len(numbered)} passes{never}")
+    if alike and whole and world > 1 and same in (Data.SAME, Data.ASSUMED) and (shares := Shares.of(numbered[0])):
+        missing = shares.size - shares.all_handed.count
+        if shares.one_part and 0 < missing and not shares.doubled.hits and shares.lost.hits:
+            named = sets.few(shares.all_held, shares.all_handed)
+            which = f" ({', '.join(map(str, named))})" if named else ""
+            yield fault(
+                "never",
+                f"the same {missing} of {shares.size} samples{which} are handed out in no pass: shuffle them anew in each "
+                "epoch, or hand out the last ones",
+            )
+
+
+def _shuffles(line: Handed) -> bool:
+    sampler = line.sampler
+    return bool(sampler.get("shuffle")) or sampler.get("type") in ("RandomSampler", "SubsetRandomSampler")
+
+
+def _ignores_epochs(passes: Passes) -> bool:
+    return len({line.sampler.get("epoch") for line in passes.lines}) == 1 and "epoch" in passes.lines[0].sampler
+
+
+def of_restart(before: Attempt, after: Attempt, number: int) -> Iterator[Finding]:
+    """Whether a new attempt hands out again what the one before had."""
+    earlier = {(each.loader.place, each.loader.dataset): each for each in before.loaders}
+    for passes in after.loaders:
+        same = earlier.get((passes.loader.place, passes.loader.dataset))
+        if same is None or not any(line.steps for line in passes.lines) or len(after.ranks) < after.world:
+            continue
+        begun = passes.numbers[min(passes.numbers)]
+        for epoch, own in sorted(same.numbers.items()):
+            if own.keys() == begun.keys() and all(
+                own[rank].head == line.head is not None and own[rank].samples > 1 for rank, line in begun.items()
+            ):
+                shares = Shares.of(own)
+                if shares is None:
+                    break
+                share = 100 * shares.all_handed.count / max(1, shares.size)
+                yield note(
+                    "restart",
+                    f"attempt {number} began with the order of epoch {epoch + 1}, of which attempt {number - 1} had "
+                    f"handed out {min(share, 100):.0f} %",
+                )
+                break
+
+
+def leaks(attempt: Attempt, trains: "Iterable[Passes]") -> Iterator[tuple[Passes, Finding]]:
+    """Samples that one rank evaluates and others train on, because each has a split of its own."""
+    trained = [line for passes in trains for line in passes.lines]
+    for passes in attempt.loaders:
+        if any(passes is each for each in trains):
+            continue
+        found = [finding for rank in passes.ranks if (finding := _leak(passes, rank, trained))]
+        if found:
+            worst = max(found, key=lambda each: each[0])
+            yield passes, worst[1]
+
+
+def _leak(passes: Passes, rank: int, trained: list[Handed]) -> tuple[float, Finding] | None:
+    own = next((line for line in passes.lines if line.rank == rank and line.handed and line.base), None)
+    if own is None or own.handed is None or own.base is None:
+        return None
+    alike = [line for line in trained if line.base == own.base and line.handed]
+    if data.of([*alike, *passes.lines]) not in (Data.SAME, Data.ASSUMED):
+        return None
+    mine = own.handed.bits
+    held = sets.together(_held(line) for line in alike if line.rank == rank).bits
+    others = sets.together(line.handed for line in alike if line.rank != rank and line.handed).bits
+    looked = mine.bit_count()
+    if not looked:
+        return None
+    leaked, both = (mine & others).bit_count() / looked, (mine & held).bit_count() / looked
+    if leaked > _SOME and both <= _SOME:
+        error = "" if own.base.length == sets.looked(own.base.length or 0) else " about"
+        return leaked, fault(
+            "leak",
+            f"{error.strip() + ' ' if error else ''}{100 * leaked:.0f} % of the samples that {ranks([rank])} evaluates are "
+            "trained on by other ranks: each rank has a split of its own; give random_split the same "
+            "generator=torch.Generator().manual_seed(...) on all ranks",
+        )
+    if _SOME < leaked < 1 - _SOME and both > _SOME:
+        return leaked, note("folds", "some of its samples are trained on, too: those of other folds, or a leak")
+    return None
+
+
+def _held(line: Handed) -> Samples:
+    if line.holds:
+        return line.holds
+    assert line.base
+    return sets.whole(line.base.length or 0)

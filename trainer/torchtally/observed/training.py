@@ -1,0 +1,334 @@
+"""One pass that trains: each sample is to be handed out once, to one rank."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchtally.observed import causes, sets
+from torchtally.observed.causes import Lines
+from torchtally.observed.data import Data
+from torchtally.observed.finding import Finding, fault, note, numbers, ranks, right
+from torchtally.observed.line import Samples
+from torchtally.observed.sets import Amount
+
+_SOME = 0.02  # of the samples that are looked at: less can be chance
+_SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader, and call its set_epoch(epoch)"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a pass of all ranks comes to. `lost` and `doubled` are None where they cannot be told."""
+
+    findings: tuple[Finding, ...]
+    samples: int | None = None  # to hand out
+    lost: Amount | None = None
+    doubled: Amount | None = None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The samples of a pass over one base, of which each rank holds all, or a part."""
+
+    handed: dict[int, Samples]
+    held: dict[int, Samples]  # what each rank's dataset holds
+    length: int  # of the base
+    twice: int  # bits of samples that one rank was handed twice
+
+    @classmethod
+    def of(cls, lines: Lines) -> "Shares | None":
+        handed = {rank: line.handed for rank, line in lines.items() if line.handed}
+        length = next((line.base.length for line in lines.values() if line.base), None)
+        if len(handed) != len(lines) or length is None:
+            return None
+        everything = sets.whole(length)
+        twice = 0
+        for line in lines.values():
+            twice |= line.twice
+        return cls(handed, {rank: line.holds or everything for rank, line in lines.items()}, length, twice)
+
+    @property
+    def all_handed(self) -> Samples:
+        return sets.together(self.handed.values())
+
+    @property
+    def all_held(self) -> Samples:
+        """What the ranks hold together: each sample once, if they hold the same or disjoint parts."""
+        parts = [*self.held.values()]
+        if self.one_part:
+            return parts[0]
+        return sets.together(parts)
+
+    @property
+    def one_part(self) -> bool:
+        """Whether all ranks hold the same samples."""
+        first, *others = self.held.values()
+        return all(sets.equal(first, other) for other in others)
+
+    @property
+    def parts_overlap(self) -> Amount:
+        return self.amount(sets.more_than_once(self.held.values()), self.all_held.bits)
+
+    @property
+    def lost(self) -> Amount:
+        held = self.all_held.bits
+        return self.amount(held & ~self.all_handed.bits, held)
+
+    @property
+    def doubled(self) -> Amount:
+        more = sets.more_than_once(self.handed.values(), self.twice)
+        return self.amount(more, self.all_held.bits)
+
+    @property
+    def size(self) -> int:
+        """How many samples there are to hand out."""
+        if self.one_part or not self.parts_overlap.hits:
+            return self.all_held.count
+        looked = sets.looked(self.length)
+        return round(self.all_held.bits.bit_count() / looked * self.length)
+
+    @property
+    def once(self) -> bool:
+        """Whether each sample was handed out exactly once: by sums, whatever the order."""
+        return (self.one_part or not self.parts_overlap.hits) and sets.equal(self.all_handed, self.all_held)
+
+    def amount(self, bits: int, of: int) -> Amount:
+        exact = self.length <= sets.looked(self.length)
+        looked = of.bit_count()
+        total = looked if exact else max(looked + 1, round(looked / sets.looked(self.length) * self.length))
+        return Amount(bits.bit_count(), looked, total)
+
+
+def judge(lines: Lines, data: Data, world: int) -> Counted:
+    """Judge one pass of a loader that trains."""
+    if any(line.keyed for line in lines.values()):
+        return Counted((note("keys", "its samples have keys that are no indices, so they cannot be compared"),))
+    if any(line.loader.type == "DataLoaderDispatcher" for line in lines.values()):
+        return Counted((note("dispatched", "rank 0 draws all batches and hands slices to the others: not judged"),))
+    shares = Shares.of(lines)
+    if shares is None:
+        return Counted((note("length", "its dataset does not tell its length, so nothing is judged"),))
+    if world == 1:
+        return _alone(lines, shares)
+    if len(lines) < world:
+        return Counted((note("some", f"{_verb(lines, 'has', 'have')} this pass alone, of {world}: not judged"),))
+    if data in (Data.DIFFERENT, Data.UNKNOWN):
+        return Counted((_of_own_data(lines, data),))
+    if causes.replaces(lines):
+        return _replacing(lines, shares)
+    return _divided(lines, shares, world)
+
+
+def _alone(lines: Lines, shares: Shares) -> Counted:
+    if shares.once:
+        return Counted((right("each sample once"),), shares.size, Amount(0, 1, 1), Amount(0, 1, 1))
+    found = [*_left(lines, shares)]
+    if not found and causes.replaces(lines):
+        found = [_share_drawn(shares)]
+    if not found:
+        found = [note("alone", f"{shares.all_handed.count} samples are handed out of {shares.size}")]
+    return Counted(tuple(found), shares.size, None, None)
+
+
+def _of_own_data(lines: Lines, data: Data) -> Finding:
+    if data is Data.DIFFERENT:
+        attributes = {line.base.attributes for line in lines.values() if line.base}
+        whole = all(line.whole for line in lines.values())
+        if sentence := causes.seeds(lines):
+            return fault("seeds", f"the shards overlap: {sentence}")
+        if whole and len(attributes) > 1 and _halves(lines):
+            return fault(
+                "sharded twice",
+                f"sharded twice: each rank has data of its own, of which its sampler hands out only a part ("
+                f"{_parts(lines)}); leave out one of the two divisions",
+            )
+        return note(
+            "own data",
+            "the ranks have different data under the same indices, so their shards cannot be compared: each has files "
+            "of its own, or draws its data without a common seed",
+        )
+    return note(
+        "unknown data",
+        "whether the ranks have the same data cannot be told (random augmentation, or data of their own), so nothing is "
+        "judged",
+    )
+
+
+def _halves(lines: Lines) -> bool:
+    """Whether samplers hand out the share of one rank."""
+    return causes.divides(lines) and all(
+        line.base and line.base.length and line.samples < 0.75 * line.base.length for line in lines.values()
+    )
+
+
+def _parts(lines: Lines) -> str:
+    line = next(iter(lines.values()))
+    return f"{line.samples} of {line.base.length if line.base else '?'} on rank {line.rank}"
+
+
+def _replacing(lines: Lines, shares: Shares) -> Counted:
+    if _alike(lines) and len(_alike(lines)) == 1:
+        return Counted((_all_alike(lines, shares),), shares.size, shares.lost, shares.doubled)
+    return Counted((_share_drawn(shares),), shares.size)
+
+
+def _share_drawn(shares: Shares) -> Finding:
+    lost = shares.lost
+    drawn = Amount(lost.looked - lost.hits, lost.looked, lost.total)
+    return note("replacement", f"samples are drawn with replacement: {drawn} are drawn in this pass")
+
+
+def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
+    counted = shares.size, shares.lost, shares.doubled
+    if shares.once:
+        none = Amount(0, shares.size, shares.size)
+        told = "each sample handed out exactly once"
+        return Counted((right(told),), shares.size, none, none)
+    classes = _alike(lines)
+    everything = [rank for rank, each in shares.handed.items() if sets.equal(each, shares.held[rank])]
+    if shares.one_part and len(everything) == world:
+        doubled = Amount(shares.size, shares.size, shares.size)
+        order = " in the same order" if len(classes) == 1 else ""
+        text = f"each rank is handed all {shares.size} samples{order}, and no sampler divides them: {_SAMPLER}"
+        if not _peers(lines, classes):
+            return Counted((fault("not sharded", text),), shares.size, Amount(0, shares.size, shares.size), doubled)
+    if len(classes) == 1:
+        return Counted((_all_alike(lines, shares),), *counted)
+    if 1 < len(classes) < world and len({len(each) for each in classes}) == 1:
+        return Counted(tuple(_of_classes(lines, shares, classes)), *counted)
+    return Counted(tuple(_uneven(lines, shares, world)), *counted)
+
+
+def _alike(lines: Lines) -> list[list[int]]:
+    """Ranks by what they are handed, in order: those that are handed the same samples in the same order together."""
+    found: dict[object, list[int]] = defaultdict(list)
+    for rank, line in sorted(lines.items()):
+        found[line.order, line.samples].append(rank)
+    return list(found.values())
+
+
+def _peers(lines: Lines, classes: list[list[int]]) -> bool:
+    """Whether a device mesh says that these ranks are handed the same samples on purpose."""
+    return all(len(each) > 1 and any(set(each) <= set(group) for group in _groups(lines, each)) for each in classes)
+
+
+def _groups(lines: Lines, some: list[int]) -> list[tuple[int, ...]]:
+    return [group for rank in some for group in lines[rank].process.groups]
+
+
+def _all_alike(lines: Lines, shares: Shares) -> Finding:
+    count = shares.handed[min(lines)].count
+    why = causes.places(lines) or _SAMPLER
+    others = f", and {shares.lost} go to no rank" if shares.lost.hits else ""
+    if not all(line.whole for line in lines.values()):
+        others = ""
+    return fault("all alike", f"all ranks are handed the same {count} samples in the same order{others}: {why}")
+
+
+def _of_classes(lines: Lines, shares: Shares, classes: list[list[int]]) -> Iterator[Finding]:
+    """Several ranks are handed the same: on purpose, as with tensor parallelism, or because nodes have one shard."""
+    shown = "; ".join(ranks(each) for each in classes[:4])
+    told = f"these ranks are handed the same samples in the same order: {shown}"
+    one_of_each = {each[0]: lines[each[0]] for each in classes}
+    rest = Shares.of(one_of_each)
+    complete = rest is not None and (rest.once or not rest.lost.hits)
+    if _peers(lines, classes):
+        yield note("peers", f"{told}, as their process groups say")
+    elif not complete or _is_local(lines):
+        others = f", and {shares.lost} go to no rank" if shares.lost.hits else ""
+        why = causes.places(lines) or "pass rank=dist.get_rank() and its world size to the sampler"
+        yield fault("alike", f"{told}{others}: {why}")
+        return
+    else:
+        yield note("peers", f"{told}; where they hold parts of one model, that is right")
+    if rest is not None and not rest.once:
+        yield from _uneven(one_of_each, rest, len(classes))
+
+
+def _is_local(lines: Lines) -> bool:
+    """Whether each sampler has the local rank in place of the rank."""
+    found = {rank: line.sampler.get("rank") for rank, line in lines.items()}
+    local = {rank: line.process.local for rank, line in lines.items()}
+    return found == local and None not in found.values() and found != {rank: rank for rank in lines}
+
+
+def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
+    lost, doubled = shares.lost, shares.doubled
+    whole = all(line.whole for line in lines.values())
+    if not whole:
+        if doubled.share > _SOME and causes.is_plain(lines):
+            yield fault("overlap", f"{doubled} go to more than one rank: {causes.of_overlap(lines)}")
+        yield from _left(lines, shares)
+        return
+    extra = shares.all_handed.count - shares.size
+    steps = sum(-(-line.samples // max(1, line.batches)) for line in lines.values())  # what drop_last may leave out
+    if not shares.one_part and shares.parts_overlap.share > _SOME:
+        yield _own_splits(lines, shares)
+    elif lost.share > _SOME and doubled.share > _SOME:
+        yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {doubled} to more than one", shares)
+    elif extra < 0 and -extra > steps + world:
+        yield _may_be_meant(lines, "lost", f"{-extra} of {shares.size} samples go to no rank", shares)
+    elif extra > steps + world or doubled.share > _SOME and extra > steps:
+        yield _may_be_meant(lines, "doubled", f"{extra} samples are handed out more than once", shares)
+    elif extra > 0:
+        yield from _padded(shares, extra)
+    elif extra < 0:
+        yield from _dropped(shares, -extra)
+    else:
+        yield _may_be_meant(lines, "moved", f"{lost} go to no rank, and as many to more than one", shares)
+
+
+def _may_be_meant(lines: Lines, about: str, told: str, shares: Shares) -> Finding:
+    if not causes.is_plain(lines):
+        return note(about, f"{told}, which may be the purpose of {causes.names(lines)}")
+    if about == "lost":
+        return fault("sharded twice", f"{told}: {_twice(lines, shares)}")
+    return fault(about, f"{told}: {causes.of_overlap(lines)}")
+
+
+def _twice(lines: Lines, shares: Shares) -> str:
+    inside = next((line.sampler["in"] for line in lines.values() if "in" in line.sampler), None)
+    if inside:
+        return f"sharded twice, by {causes.names(lines)} and by {inside}; leave out one of them"
+    if not shares.one_part and causes.divides(lines):
+        return "sharded twice, as each rank holds a part of its own, which its sampler divides again; leave out one"
+    return causes.places(lines) or f"{causes.names(lines)} hands out only a part"
+
+
+def _own_splits(lines: Lines, shares: Shares) -> Finding:
+    return fault(
+        "own splits",
+        "the parts of the dataset that the ranks hold overlap in part, as if each rank had drawn a split of its own: "
+        f"{shares.lost} go to no rank, and {shares.doubled} to more than one; give random_split the same "
+        "generator=torch.Generator().manual_seed(...) on all ranks",
+    )
+
+
+def _padded(shares: Shares, extra: int) -> Iterator[Finding]:
+    named = sets.few(shares.all_handed, shares.all_held)
+    which = f" ({'sample' if len(named) == 1 else 'samples'} {numbers(named)})" if named else ""
+    if named or shares.lost.exact:
+        yield right("each sample handed out at least once")
+    again = "1 sample is" if extra == 1 else f"{extra} samples are"
+    yield note("padding", f"{again} handed out twice{which}, so that all ranks have equally many")
+
+
+def _dropped(shares: Shares, missing: int) -> Iterator[Finding]:
+    named = sets.few(shares.all_held, shares.all_handed)
+    which = f" ({'sample' if len(named) == 1 else 'samples'} {numbers(named)})" if named else ""
+    yield note(
+        "dropped", f"{missing} of {shares.size} samples{which} are left out of a pass: a sampler or a loader drops the last"
+    )
+
+
+def _left(lines: Lines, shares: Shares) -> Iterator[Finding]:
+    left = [line for line in lines.values() if not line.whole]
+    if left:
+        count = shares.all_handed.count
+        how = "is still open" if any(line.end == "open" for line in left) else "ends early"
+        yield note("left", f"the pass {how}: {count} samples are handed out of {shares.size}")
+
+
+def _verb(lines: Lines, one: str, several: str) -> str:
+    return f"{ranks([*lines])} {one if len(lines) == 1 else several}"
+
+
