@@ -7,7 +7,7 @@ from torchtally.observed.finding import Sign
 from torchtally.observed.judge import Observation, Observed, Outcome, Pass
 from torchtally.proof import table
 
-_HEADER = ("phase", "pass", "pod", "rank", "samples", "handed out", "lost", "doubled")
+HEADER = ("phase", "pass", "pod", "rank", "samples", "handed out", "lost", "doubled")
 _LEFT = ("phase", "pod")
 _MANY = 64  # ranks; beyond, rows of all ranks together are shown alone
 
@@ -22,7 +22,8 @@ def as_text(observation: Observation, *, encoding: str, colour: bool) -> str:
         text += [*_table(loader, observation, good, bad), ""]
     text += [f"note: {each}" for each in [*observation.notes, *observation.remarks]]
     text += [f"{bad} {each}" for each in [*observation.missing, *observation.faults]]
-    text.append(_conclusion(observation, good, bad))
+    mark = {Outcome.OBSERVED: good if is_judged(observation) else ""}.get(observation.outcome, bad)
+    text.append(f"{mark} {conclusion(observation)}".lstrip())
     return "\n".join(text)
 
 
@@ -62,23 +63,25 @@ def _pass(each: Pass) -> dict[str, Any]:
     }
 
 
-def _table(loader: Observed, observation: Observation, good: str, bad: str) -> Iterator[str]:
+def title(loader: Observed, observation: Observation) -> str:
+    """Which loader, of which attempt."""
     length = "" if loader.length is None else f", {loader.length} samples"
     attempt = f", attempt {loader.attempt}" if observation.attempts > 1 else ""
-    yield f"{loader.loader}{length}{attempt}"
-    rows: list[tuple[str, ...]] = [_HEADER]
-    ends = [""]
-    for first, last in _alike(loader.passes):
+    return f"{loader.loader}{length}{attempt}"
+
+
+def rows(loader: Observed) -> Iterator[tuple[tuple[str, ...], Pass | None]]:
+    """The rows below HEADER, of passes that are alike once; with those of all ranks together the pass."""
+    for first, last in alike(loader.passes):
         name = str(first.number + 1) if first is last else f"{first.number + 1}-{last.number + 1}"
         if len(first.lines) <= _MANY:
             for rank, line in sorted(first.lines.items()):
                 samples = line.holds.count if line.holds else line.loader.length
                 shown = "" if samples is None else str(samples)
-                rows.append((loader.phase, name, line.process.pod, str(rank), shown, str(line.samples), "", ""))
-                ends.append("")
+                yield (loader.phase, name, line.process.pod, str(rank), shown, str(line.samples), "", ""), None
         counted = first.counted
         total = sum(line.samples for line in first.lines.values())
-        rows.append(
+        yield (
             (
                 loader.phase,
                 name,
@@ -88,19 +91,24 @@ def _table(loader: Observed, observation: Observation, good: str, bad: str) -> I
                 str(total),
                 counted.lost.cell if counted.lost else "",
                 counted.doubled.cell if counted.doubled else "",
-            )
+            ),
+            first,
         )
-        ends.append(_end(first, good, bad))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row, end in zip(rows, ends, strict=True):
+
+
+def _table(loader: Observed, observation: Observation, good: str, bad: str) -> Iterator[str]:
+    yield title(loader, observation)
+    shown = [(HEADER, ""), *((row, result(of, good, bad) if of else "") for row, of in rows(loader))]
+    widths = [max(map(len, column)) for column in zip(*(row for row, _ in shown), strict=True)]
+    for row, end in shown:
         cells = (
             cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for name, cell, width in zip(_HEADER, row, widths, strict=True)
+            for name, cell, width in zip(HEADER, row, widths, strict=True)
         )
         yield f"{'  '.join(cells)}  {end}".rstrip()
 
 
-def _alike(passes: list[Pass]) -> list[tuple[Pass, Pass]]:
+def alike(passes: list[Pass]) -> list[tuple[Pass, Pass]]:
     """First and last of successive passes that look the same in the table."""
     found: list[tuple[Pass, Pass]] = []
     for each in passes:
@@ -117,7 +125,8 @@ def _look(each: Pass) -> object:
     return lines, counted.samples, counted.lost, counted.doubled, [finding.about for finding in counted.findings]
 
 
-def _end(each: Pass, good: str, bad: str) -> str:
+def result(each: Pass, good: str, bad: str) -> str:
+    """What is to be said first of a pass."""
     findings = each.counted.findings
     for sign in (Sign.FAULT, Sign.RIGHT, Sign.NOTE):
         if own := [finding for finding in findings if finding.sign is sign]:
@@ -128,20 +137,22 @@ def _end(each: Pass, good: str, bad: str) -> str:
     return ""
 
 
-def _conclusion(observation: Observation, good: str, bad: str) -> str:
+def conclusion(observation: Observation) -> str:
+    """Return the final sentence, which names the outcome."""
     passes = sum(len(loader.passes) for loader in observation.loaders)
     seen = f"{observation.world} rank{'s' * (observation.world > 1)}, {passes} pass{'es' * (passes != 1)}"
     if observation.attempts > 1:
         seen += f", {observation.attempts} attempts"
     if observation.outcome is Outcome.FAULTY:
         count = len(observation.faults)
-        return f"{bad} observed: {seen}, {count} fault{'s' * (count > 1)} in how samples are handed out"
+        return f"observed: {seen}, {count} fault{'s' * (count > 1)} in how samples are handed out"
     if observation.outcome is Outcome.INCOMPLETE:
-        return f"{bad} incomplete: {seen}, and lines are missing"
+        return f"incomplete: {seen}, and lines are missing"
     if not passes:
         return f"nothing was observed: {seen}"
-    judged = any(finding.sign is Sign.RIGHT for loader in observation.loaders for finding, _ in loader.all_findings)
-    mark = f"{good} " if judged else ""
-    return f"{mark}observed: {seen}, no fault in how samples are handed out (an observation, not a proof)"
+    return f"observed: {seen}, no fault in how samples are handed out (an observation, not a proof)"
 
 
+def is_judged(observation: Observation) -> bool:
+    """Whether anything was found to be right."""
+    return any(finding.sign is Sign.RIGHT for loader in observation.loaders for finding, _ in loader.all_findings)

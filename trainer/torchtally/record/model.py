@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from torchtally.observed.judge import Observation
 from torchtally.proof.contract import Contract
 from torchtally.proof.shards import Shard
 
@@ -260,6 +261,7 @@ class Snapshot:
     pods: tuple[Pod, ...]  # by their first rank, and then by name
     restarts: tuple[Restart, ...]  # by time
     unread: int  # lines with a prefix of torchtally's that could not be read
+    observation: Observation | None = None  # of programs that keep no account
 
     @property
     def run(self) -> Run | None:

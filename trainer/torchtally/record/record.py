@@ -4,6 +4,8 @@ import json
 from collections import Counter
 
 from torchtally import events
+from torchtally.observed.judge import Observation, judge
+from torchtally.observed.lines import Lines
 from torchtally.proof import line as tally_line
 from torchtally.proof import run_summary
 from torchtally.proof.line import TallyLine
@@ -27,12 +29,17 @@ class Record:
         self._runs: dict[str, RunLines] = {}
         self._names: dict[str, str] = {}  # of logs: the names by which their pods report
         self._unread: Counter[str] = Counter()
+        self._observed = Lines()  # of each loader and rank, the observer writes a bounded number
+        self._observation: Observation | None = None
+        self._judged = True  # whether the observation has all lines
 
     def add(self, pod: str, line: str) -> None:
         """Add a line of the log of `pod`: that of a program that wrote it, not of a container runtime."""
         if "TORCHTALLY" not in line:
             return
-        if events.PREFIX in line:
+        if self._observed.add(line, f"pod {pod}"):
+            self._judged = False
+        elif events.PREFIX in line:
             self._event(pod, line)
         elif (at := line.find(_START)) >= 0:
             self._tally(pod, line, at + len(tally_line.PREFIX))
@@ -44,6 +51,10 @@ class Record:
     @property
     def snapshot(self) -> Snapshot:
         """All that is known now."""
+        if not self._judged:
+            self._observation, self._judged = judge(self._observed), True
+            for pod, rank in {(each.process.pod, each.rank) for each in self._observed.handed.values()}:
+                self._lives(pod).tallied(rank)
         pods = [lives.pod for lives in self._pods.values()]
         pods.sort(key=lambda pod: (pod.ranks[:1] or (float("inf"),), pod.name))
         restarts = sorted(
@@ -52,7 +63,11 @@ class Record:
         )
         runs = sorted(self._runs.values(), key=lambda run: run.begin)
         return Snapshot(
-            runs=tuple(map(self._run, runs)), pods=tuple(pods), restarts=tuple(restarts), unread=self._unread.total()
+            runs=tuple(map(self._run, runs)),
+            pods=tuple(pods),
+            restarts=tuple(restarts),
+            unread=self._unread.total(),
+            observation=self._observation,
         )
 
     def _run(self, lines: RunLines) -> Run:
