@@ -317,10 +317,12 @@ def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:
 
 def forks(env: Mapping[str, str]) -> bool:
     """Whether ranks may be forks of a process that has imported torch. Raises Refused."""
-    value = env.get("TORCHTALLY_FORK") or "auto"
-    if value not in ("auto", "never"):
-        raise Refused(f"TORCHTALLY_FORK={value!r} must be auto or never")
-    return value == "auto"
+    return _auto(env, "TORCHTALLY_FORK")
+
+
+def observes(env: Mapping[str, str]) -> bool:
+    """Whether the loaders of a program that keeps no account are observed. Raises Refused."""
+    return _auto(env, "TORCHTALLY_OBSERVE")
 
 
 def retries(env: Mapping[str, str] = os.environ) -> int | None:
@@ -345,6 +347,13 @@ def _given(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
 
 def _list(variables: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def _auto(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name) or "auto"
+    if value not in ("auto", "never"):
+        raise Refused(f"{name}={value!r} must be auto or never")
+    return value == "auto"
 
 
 def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | None:

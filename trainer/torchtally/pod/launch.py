@@ -8,6 +8,7 @@ import tempfile
 import uuid
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
 from torchtally import compat, events
-from torchtally.environment import Job, Places, forks, hang_seconds, pod_name
+from torchtally.environment import Job, Places, forks, hang_seconds, observes, pod_name
 from torchtally.environment import retries as allowed_retries
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
@@ -30,6 +31,7 @@ from torchtally.pod import (
     attempts,
     device,
     failure,
+    observing,
     prefork,
     rendezvous,
     script,
@@ -70,15 +72,18 @@ def launch(
         Exhausted: The job has no retries left.
     """
     job = Job.from_env(env)
+    observed = observes(env) and not module  # the modules of this package keep accounts
+    os.environ["TORCHTALLY_OBSERVE"] = "auto" if observed else "never"
 
     def attempt(again: Callable[[], object]) -> int | Callable[[], int]:
         return _attempt(command, env, job, is_complete, module, output, again)
 
-    if job.elastic or allowed_retries(env) is None or not attempts.possible():
-        return attempt(lambda: None)
-    _forkable(command, env, module)  # whose imports each attempt then finds
-    found: int | Callable[[], int] = attempts.run(attempt)
-    return found
+    with observing.told() if observed and not job.in_cluster else nullcontext():
+        if job.elastic or allowed_retries(env) is None or not attempts.possible():
+            return attempt(lambda: None)
+        _forkable(command, env, module)  # whose imports each attempt then finds
+        found: int | Callable[[], int] = attempts.run(attempt)
+        return found
 
 
 def _attempt(

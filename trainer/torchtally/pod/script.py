@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchtally_observer import start
+
 # Read when torch, numpy, and what they link against are loaded. A program that sets one of them does so before that.
 _READ_BY_IMPORTS = re.compile(
     rb"\b(ATEN|GOMP|GOTO|KMP|MKL|MPMATH|NPY|NUMPY|OMP|OPENBLAS|PYTORCH|SYMPY|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TQDM|"
@@ -62,6 +64,7 @@ class Script:
         if self._is_unlike_a_fork():
             os.execve(self.python, list(self.command), os.environ)
         self._set_up_python()
+        start.start()  # as the .pth file does at a start from nothing
         try:
             if self.module:
                 runpy._run_module_as_main(self.module)  # type: ignore[attr-defined]  # as Python does
