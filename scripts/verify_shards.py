@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Prove from a job's logs, or its proof.json, that every rank consumed exactly the samples that its contract names."""
+"""Prove from a job's logs, or its proof.json, that every rank consumed exactly the samples that its contract names.
+
+Of a program that keeps no account, tell from its logs what was handed out to each rank, and what is wrong with it."""
 
 import argparse
 import io
@@ -9,8 +11,10 @@ from pathlib import Path
 
 try:
     import verify  # noqa: F401  # first, as it finds torchtally in this checkout
+    from torchtally.observed.judge import Observation
+    from torchtally.verifier import observing
     from torchtally.verifier.log import Log
-    from torchtally.verifier.outcome import worst
+    from torchtally.verifier.outcome import Outcome, worst
     from torchtally.verifier.verdict import UnknownRun, Verdict, judge
     from verify import archived, console, report
     from verify.errors import BadInput
@@ -23,7 +27,8 @@ except ModuleNotFoundError as error:
 
 EPILOG = f"""\
 exit status: 0 proved: of each run in the logs the last line, or else every phase and epoch of every rank, is there, and
-all lines agree; 1 disproved: lines contradict the contract or each other; 2 bad input (options, files, no such job, no
+all lines agree; or observed: no fault was seen; 1 disproved, or faulty: lines contradict the contract or
+each other, or a program was handed out samples wrongly; 2 bad input (options, files, no such job, no
 access to the cluster); 3 incomplete: nothing contradicts, but lines are missing; with --job, in place of 3: 4 pending:
 the job has not ended; 5 failed: the job has failed. Of several runs, the first of 1, 5, 4, 3 that one of them has.
 
@@ -42,15 +47,17 @@ def main(argv: list[str] | None = None) -> int:
 def check(argv: list[str] | None) -> int:
     """Print the verdict, and return the exit status that tells it. Raises BadInput and UnknownRun."""
     options = _options(argv)
-    verdicts = _verdicts(options)
+    verdicts, observation, outcome = _verdicts(options)
     if options.json:
-        console.show(report.as_json(verdicts))
+        console.show(report.as_json(verdicts, observation, outcome))
     else:
-        console.show(report.as_text(verdicts, encoding=sys.stdout.encoding, colour=sys.stdout.isatty()))
-    return worst(verdict.outcome for verdict in verdicts).status
+        encoding, colour = sys.stdout.encoding, sys.stdout.isatty()
+        console.show(report.as_text(verdicts, observation, encoding=encoding, colour=colour))
+    return outcome.status
 
 
-def _verdicts(options: argparse.Namespace) -> list[Verdict]:
+def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation | None, Outcome]:
+    """The verdicts on runs, the observation of what keeps no account, and what they come to."""
     documents = [path for path in map(Path, options.paths) if archived.is_one(path)]
     if documents and len(options.paths) > 1:
         raise BadInput(f"{documents[0]} is a proof, which is judged by itself: give no other path")
@@ -58,12 +65,17 @@ def _verdicts(options: argparse.Namespace) -> list[Verdict]:
     for path in options.sizes:
         _read_sizes(log, path)
     if documents:
-        return [archived.verdict(documents[0], options.model, options.run, options.expect_per_pod, log.told)]
+        proof = archived.verdict(documents[0], options.model, options.run, options.expect_per_pod, log.told)
+        return [proof], None, proof.outcome
     if options.model:
         raise BadInput("--model goes with a proof: the logs have the model's hash at most")
     for path in options.paths:
         _read(log, path)
-    return judge(log, options.run, options.expect_per_pod)
+    observation = None if options.run else observing.observation(log, options.expect_per_pod)
+    verdicts = [] if observation and not log.runs else judge(log, options.run, options.expect_per_pod)
+    outcomes = [verdict.outcome for verdict in verdicts]
+    outcomes += [observing.outcome(observation, log.job)] if observation else []
+    return verdicts, observation, worst(outcomes)
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:

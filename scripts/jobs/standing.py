@@ -11,6 +11,8 @@ UNREACHABLE = 7
 
 class Standing(StrEnum):
     PROVED = "proved"
+    OBSERVED = "observed"  # it keeps no account
+    FAULTY = "faulty"  # observed, with a fault
     DISPROVED = "disproved"
     INCOMPLETE = "incomplete"  # it has ended, or is a log, and lines are missing
     PENDING = "pending"  # queued, suspended, or starting

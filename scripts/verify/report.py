@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from torchtally.observed import report as observed
+from torchtally.observed.judge import Observation
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.verifier import phrasing
@@ -21,14 +23,20 @@ null), which are from the last line and null without it,
 "problems" and "notes" (sentences), "tallies" (the lines judged, with the fields of the tally line and, on
 "rank": "all", "ok", which is true if its phase and epoch has no problem). Of a log that holds several runs it prints
 "outcome", the worst of theirs, "holds", which is true if all of them are proved, and "runs", a list of such
-objects."""
+objects. Of a program that keeps no account it prints "outcome" ("observed", "faulty", ...), "holds", which is false,
+and "observation": "faults", "notes", "missing" (sentences), and "loaders" with their "passes"."""
 
 
-def as_json(verdicts: list[Verdict]) -> str:
+def as_json(verdicts: list[Verdict], observation: Observation | None, outcome: Outcome) -> str:
     reports = [_report(verdict) for verdict in verdicts]
-    outcome = worst(verdict.outcome for verdict in verdicts)
-    runs = {"outcome": outcome, "holds": outcome is Outcome.PROVED, "runs": reports}
-    return json.dumps(reports[0] if len(reports) == 1 else runs, indent=2)
+    found: dict[str, Any] = {"outcome": outcome, "holds": outcome is Outcome.PROVED}
+    if len(reports) == 1 and not observation:
+        found = reports[0]
+    elif reports:
+        found["runs"] = reports
+    if observation:
+        found["observation"] = observed.as_json(observation)
+    return json.dumps(found, indent=2)
 
 
 def _report(verdict: Verdict) -> dict[str, Any]:
@@ -53,8 +61,14 @@ def _report(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def as_text(verdicts: list[Verdict], *, encoding: str, colour: bool) -> str:
-    good, bad = _marks(encoding, colour)
+def as_text(verdicts: list[Verdict], observation: Observation | None, *, encoding: str, colour: bool) -> str:
+    texts = [_of_runs(verdicts, *_marks(encoding, colour))] if verdicts else []
+    if observation:
+        texts.append(observed.as_text(observation, encoding=encoding, colour=colour))
+    return "\n\n".join(texts)
+
+
+def _of_runs(verdicts: list[Verdict], good: str, bad: str) -> str:
     texts = [_text(verdict, good, bad) for verdict in verdicts]
     if len(verdicts) == 1:
         return texts[0]

@@ -1,7 +1,7 @@
 """Which samples a pass has handed out, by the indices of the dataset below all Subsets.
 
-The number and the sums of i + 1, its square, and its cube add up over ranks, and have a closed form for the indices 0 to
-N - 1: "each once" can be checked without knowing the order. One bit for each sample of a sketch tells the rest.
+The number and the sums of i + 1, its square, and its cube add up over ranks, and have a closed form for the indices 0
+to N - 1: "each once" can be checked without knowing the order. One bit for each sample of a sketch tells the rest.
 """
 
 import base64

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 PREFIX = "TORCHTALLY-OBSERVED "
 VERSION = 1
@@ -55,5 +54,3 @@ def _is_terminal():
         return os.isatty(2)
     except OSError:
         return False
-
-

@@ -32,9 +32,9 @@ def place():
         file = frame.f_code.co_filename
         own = file.startswith((_HERE, _torch()))
         if not own and not file.startswith((_PYTHON, "<frozen")) and not any(name in file for name in _PACKAGES):
-            return "%s:%d" % (os.path.basename(file), frame.f_lineno)
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
         if outside is None and not own:
-            outside = "%s:%d" % (os.path.basename(file), frame.f_lineno)
+            outside = f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return outside
 
@@ -46,7 +46,7 @@ def _torch():
 def length(dataset):
     """The number of samples, None where the dataset does not tell."""
     try:
-        return int(len(dataset))
+        return len(dataset)
     except Exception:
         return None
 
@@ -106,7 +106,11 @@ _KEPT = 16
 def chain(dataset):
     """The Base of a dataset, through Subsets."""
     chosen = vars(dataset).get("indices") if _is_subset(dataset) else None
-    probe = (id(chosen), len(chosen), *map(int, (chosen[0], chosen[len(chosen) // 2], chosen[-1]))) if _some(chosen) else None
+    probe = (
+        (id(chosen), len(chosen), *map(int, (chosen[0], chosen[len(chosen) // 2], chosen[-1])))
+        if _some(chosen)
+        else None
+    )
     known = _bases.get(id(dataset))
     if known and known[0]() is dataset and known[1] == probe:
         return known[2]
@@ -150,4 +154,4 @@ def attributes(dataset):
             found.append((name, len(value), value))
         elif isinstance(value, (str, int, float, bool, os.PathLike)):
             found.append((name, str(value)))
-    return "%08x" % zlib.crc32(repr(found).encode(errors="replace"))
+    return f"{zlib.crc32(repr(found).encode(errors='replace')):08x}"

@@ -139,7 +139,7 @@ def _told(error):
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
-    where = "" if at is None else " in %s:%d" % (os.path.basename(at.tb_frame.f_code.co_filename), at.tb_lineno)
+    where = "" if at is None else f" in {os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}"
     return type(error).__name__ + where
 
 

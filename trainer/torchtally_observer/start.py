@@ -1,4 +1,4 @@
-"""Starts an observation once PyTorch is imported. Until then it costs an entry in sys.meta_path, and imports nothing."""
+"""Starts an observation once PyTorch is imported. Until then, it is an entry in sys.meta_path, and imports nothing."""
 
 import os
 import sys

@@ -48,7 +48,7 @@ class Stream:
             if each is None:
                 continue
             self._read += 1
-            if len(heap) == KEPT and each >= -heap[0] or each in kept:
+            if (len(heap) == KEPT and each >= -heap[0]) or each in kept:
                 continue
             if len(heap) == KEPT:
                 kept.discard(-heapq.heapreplace(heap, -each))

@@ -41,4 +41,6 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             "Accelerate's gather_for_metrics does",
         )
     elif extra < 0:
-        yield note("dropped", f"{-extra} of {shares.size} samples are not evaluated: a sampler or a loader leaves them out")
+        yield note(
+            "dropped", f"{-extra} of {shares.size} samples are not evaluated: a sampler or a loader leaves them out"
+        )

@@ -65,10 +65,11 @@ class Observation:
     loaders: list[Observed]
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # evidence that is missing
+    unexpected: list[str] = field(default_factory=list)  # what contradicts the user's own expectation
 
     @property
     def faults(self) -> list[str]:
-        return [text for loader in self.loaders for text in _texts(loader, Sign.FAULT)]
+        return [*(text for loader in self.loaders for text in _texts(loader, Sign.FAULT)), *self.unexpected]
 
     @property
     def remarks(self) -> list[str]:
@@ -80,11 +81,6 @@ class Observation:
         if self.faults:
             return Outcome.FAULTY
         return Outcome.INCOMPLETE if self.missing else Outcome.OBSERVED
-
-    @property
-    def status(self) -> int:
-        """The exit status of the verifier."""
-        return {Outcome.OBSERVED: 0, Outcome.INCOMPLETE: 3, Outcome.FAULTY: 1}[self.outcome]
 
 
 def _texts(loader: Observed, sign: Sign) -> Iterator[str]:
@@ -136,8 +132,8 @@ def _separate(attempt: Attempt) -> Iterator[str]:
     processes = {line.process.key for line in attempt.lines if line.process.world == 1 and line.steps}
     if len(processes) > 1:
         yield (
-            f"{len(processes)} processes train, each as rank 0 of 1: they share no process group, and nothing divides the "
-            "samples between them"
+            f"{len(processes)} processes train, each as rank 0 of 1: they share no process group, and nothing divides "
+            "the samples between them"
         )
 
 

@@ -4,7 +4,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 VERSION = 1
 _ENDS = ("whole", "left", "open")

@@ -4,10 +4,9 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from torchtally_observer.line import PREFIX
-
 from torchtally.observed import line
 from torchtally.observed.line import Handed, Rest
+from torchtally_observer.line import PREFIX
 
 _START = re.compile(re.escape(PREFIX) + r"(?=\{)")
 _DECODER = json.JSONDecoder()

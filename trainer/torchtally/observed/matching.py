@@ -101,7 +101,9 @@ def _joined(groups: list[Passes], alike: object) -> list[Passes]:
         for other in found:
             same = alike(other.loader) == alike(each.loader)  # type: ignore[operator]
             if same and not set(other.ranks) & set(each.ranks) and len(other.numbers) == len(each.numbers):
-                for (_, into), (_, own) in zip(sorted(other.numbers.items()), sorted(each.numbers.items()), strict=True):
+                for (_, into), (_, own) in zip(
+                    sorted(other.numbers.items()), sorted(each.numbers.items()), strict=True
+                ):
                     into.update(own)
                 break
         else:

@@ -73,7 +73,7 @@ def title(loader: Observed, observation: Observation) -> str:
 def rows(loader: Observed) -> Iterator[tuple[tuple[str, ...], Pass | None]]:
     """The rows below HEADER, of passes that are alike once; with those of all ranks together the pass."""
     for first, last in alike(loader.passes):
-        name = str(first.number + 1) if first is last else f"{first.number + 1}-{last.number + 1}"
+        name = span(first, last)
         if len(first.lines) <= _MANY:
             for rank, line in sorted(first.lines.items()):
                 samples = line.holds.count if line.holds else line.loader.length
@@ -117,6 +117,11 @@ def alike(passes: list[Pass]) -> list[tuple[Pass, Pass]]:
         else:
             found.append((each, each))
     return found
+
+
+def span(first: Pass, last: Pass) -> str:
+    """The numbers of these passes, from 1."""
+    return str(first.number + 1) if first is last else f"{first.number + 1}-{last.number + 1}"
 
 
 def _look(each: Pass) -> object:

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isqrt, sqrt
 
-from torchtally_observer.sketch import BITS
-
 from torchtally.observed.line import Samples, Sums
+from torchtally_observer.sketch import BITS
 
 
 @dataclass(frozen=True)

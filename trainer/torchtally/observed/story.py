@@ -28,12 +28,12 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
         yield note("one order", f"the order is the same in each of {len(numbered)} passes{never}")
     if alike and whole and world > 1 and same in (Data.SAME, Data.ASSUMED) and (shares := Shares.of(numbered[0])):
         missing = shares.size - shares.all_handed.count
-        if shares.one_part and 0 < missing and not shares.doubled.hits and shares.lost.hits:
+        if shares.one_part and missing > 0 and not shares.doubled.hits and shares.lost.hits:
             named = sets.few(shares.all_held, shares.all_handed)
             which = f" ({', '.join(map(str, named))})" if named else ""
             yield fault(
                 "never",
-                f"the same {missing} of {shares.size} samples{which} are handed out in no pass: shuffle them anew in each "
+                f"the same {missing} of {shares.size} samples{which} are handed out in no pass: shuffle anew in each "
                 "epoch, or hand out the last ones",
             )
 
@@ -98,10 +98,10 @@ def _leak(passes: Passes, rank: int, trained: list[Handed]) -> tuple[float, Find
         return None
     leaked, both = (mine & others).bit_count() / looked, (mine & held).bit_count() / looked
     if leaked > _SOME and both <= _SOME:
-        error = "" if own.base.length == sets.looked(own.base.length or 0) else " about"
+        about = "" if own.base.length == sets.looked(own.base.length or 0) else "about "
         return leaked, fault(
             "leak",
-            f"{error.strip() + ' ' if error else ''}{100 * leaked:.0f} % of the samples that {ranks([rank])} evaluates are "
+            f"{about}{100 * leaked:.0f} % of the samples that {ranks([rank])} evaluates are "
             "trained on by other ranks: each rank has a split of its own; give random_split the same "
             "generator=torch.Generator().manual_seed(...) on all ranks",
         )

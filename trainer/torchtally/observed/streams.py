@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-from torchtally_observer.streams import KEPT
-
 from torchtally.observed.causes import Lines
 from torchtally.observed.finding import Finding, fault, note, ranks, right
 from torchtally.observed.line import Handed
 from torchtally.observed.training import Counted
+from torchtally_observer.streams import KEPT
 
 _RANGE = 1 << 32  # of a checksum
 _SOME = 0.05  # of the rows: less can be rows that are equal by chance
@@ -61,8 +60,8 @@ def _repeats(lines: Mapping[int, Handed], what: str) -> Iterator[Finding]:
         if workers > 1 and _is_varied(line) and abs(often - workers) < 0.25 * workers:
             yield fault(
                 "workers",
-                f"each {what[:-1]} comes {often:.0f} times to rank {rank}, which has {workers} workers: the dataset does "
-                "not divide them by worker; use torch.utils.data.get_worker_info() in __iter__",
+                f"each {what[:-1]} comes {often:.0f} times to rank {rank}, which has {workers} workers: the dataset "
+                "does not divide them by worker; use torch.utils.data.get_worker_info() in __iter__",
             )
             return
 

@@ -148,8 +148,8 @@ def _of_own_data(lines: Lines, data: Data) -> Finding:
         )
     return note(
         "unknown data",
-        "whether the ranks have the same data cannot be told (random augmentation, or data of their own), so nothing is "
-        "judged",
+        "whether the ranks have the same data cannot be told (random augmentation, or data of their own), so "
+        "nothing is judged",
     )
 
 
@@ -267,7 +267,7 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
         yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {doubled} to more than one", shares)
     elif extra < 0 and -extra > steps + world:
         yield _may_be_meant(lines, "lost", f"{-extra} of {shares.size} samples go to no rank", shares)
-    elif extra > steps + world or doubled.share > _SOME and extra > steps:
+    elif extra > steps + world or (doubled.share > _SOME and extra > steps):
         yield _may_be_meant(lines, "doubled", f"{extra} samples are handed out more than once", shares)
     elif extra > 0:
         yield from _padded(shares, extra)
@@ -316,7 +316,8 @@ def _dropped(shares: Shares, missing: int) -> Iterator[Finding]:
     named = sets.few(shares.all_held, shares.all_handed)
     which = f" ({'sample' if len(named) == 1 else 'samples'} {numbers(named)})" if named else ""
     yield note(
-        "dropped", f"{missing} of {shares.size} samples{which} are left out of a pass: a sampler or a loader drops the last"
+        "dropped",
+        f"{missing} of {shares.size} samples{which} are left out of a pass: a sampler or a loader drops the last",
     )
 
 
@@ -330,5 +331,3 @@ def _left(lines: Lines, shares: Shares) -> Iterator[Finding]:
 
 def _verb(lines: Lines, one: str, several: str) -> str:
     return f"{ranks([*lines])} {one if len(lines) == 1 else several}"
-
-

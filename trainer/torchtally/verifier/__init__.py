@@ -11,4 +11,5 @@ line_check     the lines, against their own fields, each other and the plan
 digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)
 summary_check  the last line of the run, against its own fields and the other lines
 phrasing       the wording of sentences
+observing      the observation in a log: see torchtally.observed
 """

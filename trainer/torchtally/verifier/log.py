@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, TextIO
 
 from torchtally import events
+from torchtally.observed.lines import Lines as Observed
 from torchtally.proof import line as tally_line
 from torchtally.proof import run_summary
 from torchtally.proof.digest import unpack
@@ -73,6 +74,7 @@ class Log:
     complaints: list[Complaint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    observed: Observed = field(default_factory=Observed)  # of programs that keep no account
     told: list[ShardSizes] = field(default_factory=list)  # with --sizes
     job: Unsuccessful | None = None  # whose logs these are
 
@@ -93,6 +95,8 @@ class Log:
 
     def add(self, text: str, where: str) -> None:
         """Add a line of a log, which is at this place."""
+        if self.observed.add(text, where):
+            return
         for begun in _BEGUN.finditer(text):
             self.started.setdefault(begun[2], (where, round(float(begun[1]) * 1000)))
         for found in _found_in(text):

@@ -9,9 +9,11 @@ class Outcome(StrEnum):
     """From the best to the worst."""
 
     PROVED = "proved"
+    OBSERVED = "observed"  # a program that keeps no account: no fault was seen in what it was handed out
     INCOMPLETE = "incomplete"  # nothing contradicts, but lines are missing
     PENDING = "pending"  # so far: the job in the cluster has not ended
     FAILED = "failed"  # for good: the job in the cluster has failed
+    FAULTY = "faulty"  # observed: samples are lost, doubled, or tested and trained on
     DISPROVED = "disproved"  # lines contradict the contract or each other
 
     @property
@@ -21,6 +23,8 @@ class Outcome(StrEnum):
 
 _STATUS = {  # 2 is bad input
     Outcome.PROVED: 0,
+    Outcome.OBSERVED: 0,
+    Outcome.FAULTY: 1,
     Outcome.DISPROVED: 1,
     Outcome.INCOMPLETE: 3,
     Outcome.PENDING: 4,

@@ -14,7 +14,7 @@ def _start():
 
         start.start()
     except Exception as error:
-        sys.stderr.write("torchtally: nothing is observed: %s\n" % type(error).__name__)
+        sys.stderr.write(f"torchtally: nothing is observed: {type(error).__name__}\n")
     finally:
         sys.path.remove(parent)
 

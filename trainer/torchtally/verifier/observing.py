@@ -1,0 +1,48 @@
+"""The observation in a log, beside its runs: what was handed out to programs that keep no account."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from torchtally.observed import judge
+from torchtally.observed.judge import Observation
+from torchtally.verifier.log import Log
+from torchtally.verifier.outcome import Outcome, Unsuccessful
+
+_OUTCOMES = {
+    judge.Outcome.OBSERVED: Outcome.OBSERVED,
+    judge.Outcome.INCOMPLETE: Outcome.INCOMPLETE,
+    judge.Outcome.FAULTY: Outcome.FAULTY,
+}
+
+
+def observation(log: Log, expect_per_pod: int | None = None) -> Observation | None:
+    """The observation of all observed lines in a log; None if there is none."""
+    found = judge.judge(log.observed)
+    if found is None:
+        return None
+    found.missing += [complaint.text for complaint in log.complaints if complaint.no_log]
+    if not log.runs:
+        found.notes[:0] = log.notes
+    if log.job and not found.missing:  # ranks may have more to say, or have died before they could
+        found.missing.append(log.job.sentence)
+    if expect_per_pod is not None:
+        found.unexpected += _unexpected(found, expect_per_pod)
+    return found
+
+
+def outcome(found: Observation, job: Unsuccessful | None) -> Outcome:
+    """What an observation of this job comes to."""
+    own = _OUTCOMES[found.outcome]
+    return job.outcome if job and own is Outcome.INCOMPLETE else own
+
+
+def _unexpected(found: Observation, count: int) -> Iterator[str]:
+    for loader in found.loaders:
+        for each in loader.passes if loader.trains else ():
+            pods: dict[str, int] = defaultdict(int)
+            for line in each.lines.values():
+                pods[line.process.pod] += line.samples
+            for pod, samples in pods.items():
+                if samples != count:
+                    where = f"{loader.loader}, pass {each.number + 1}"
+                    yield f"{where}: pod {pod} was handed out {samples} samples, but --expect-per-pod is {count}"
