@@ -2,18 +2,23 @@
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torchtally import atomic_file
-from torchtally.page import summary, tables
+from torchtally.observed.judge import Observation
+from torchtally.page import observed, summary, tables, timeline
 from torchtally.page.chart import Chart
 from torchtally.page.content import Content
+from torchtally.page.lives import Lived, lived
 from torchtally.page.markup import Html, data, details, element
 from torchtally.record.model import Snapshot
+from torchtally.verifier import observing
+from torchtally.verifier.outcome import Outcome
 from torchtally.verifier.verdict import Verdict
 
 _ZOOM = "Drag to move. The buttons zoom, as does the wheel while Ctrl is held."
@@ -37,6 +42,38 @@ def write(
 def render(snapshot: Snapshot, verdict: Verdict, options: Mapping[str, Any], *, alone: bool = False) -> str:
     """The page as HTML."""
     content = Content.of(snapshot, verdict, options, alone=alone)
+    maps = observed.maps(snapshot.observation) if snapshot.observation else []
+    sections = chain(_sections(content), _observed(snapshot.observation, maps))
+    return _page(f"{content.mark} {content.task}", sections, [*content.charts, *maps])
+
+
+def write_observed(snapshot: Snapshot, outcome: Outcome, path: Path) -> None:
+    """Write the page of a program that keeps no account, and what its observation comes to. Raises OSError."""
+    atomic_file.replace(path, render_observed(snapshot, outcome).encode())
+
+
+def render_observed(snapshot: Snapshot, outcome: Outcome) -> str:
+    """The page as HTML."""
+    observation = snapshot.observation
+    assert observation
+    maps, lives = observed.maps(observation), lived(snapshot, None)
+    times = timeline.chart(lives) if any(life.parts for life in lives) else None
+
+    def sections() -> Iterator[Html]:
+        yield from observed.header(observation, outcome)
+        yield element("h2", "Shard map by ranks")
+        yield from observed.shards(observation, maps)
+        if lives:
+            yield element("h2", "Timeline")
+            yield _lives(times, lives)
+        yield from tables.versions(snapshot)
+        yield from observed.method()
+
+    title = f"{observed.mark(observation, outcome)} {observed.TITLE}".lstrip()
+    return _page(title, sections(), [*maps, *([times] if times else [])])
+
+
+def _page(title: str, sections: Iterable[Html], charts: Sequence[Chart]) -> str:
     style, library, script = (_packaged(name) for name in ("page.css", "vega.js", "page.js"))
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; style-src {_hash(style)}; "
@@ -48,13 +85,13 @@ def render(snapshot: Snapshot, verdict: Verdict, options: Mapping[str, Any], *, 
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{content.mark} {content.task} – torchtally"),
+        element("title", f"{title} – torchtally"),
         element("style", Html(style)),
     )
     body = element(
         "body",
-        element("main", *_sections(content)),
-        data("charts", [chart.values for chart in content.charts]),
+        element("main", *sections),
+        data("charts", [chart.values for chart in charts]),
         element("script", Html(library)),
         element("script", Html(script)),
     )
@@ -71,6 +108,15 @@ def _sections(content: Content) -> Iterator[Html]:
     yield from tables.checkpoints(content)
     yield from tables.setting(content)
     yield from tables.verification(content)
+
+
+def _observed(observation: Observation | None, maps: Sequence[Chart]) -> Iterator[Html]:
+    if observation:
+        yield element("h2", "Observed")
+        yield element("p", "The program also has loaders that no account keeps.")
+        yield observed.box(observation, observing.outcome(observation, None))
+        yield from observed.shards(observation, maps)
+        yield from observed.method()
 
 
 def _map(content: Content) -> Iterator[Html]:
@@ -109,12 +155,15 @@ def _timeline(content: Content) -> Iterator[Html]:
             "Rank 0 wrote this page at the end of the run, and knows its own events since its last start. A page that "
             "is made from the logs of all pods shows each of them, with their ends and the causes.",
         )
-    if content.timeline:
-        yield _figure(content.timeline, f"Each row is a pod. {_ZOOM}", tables.pods(content))
-    elif content.lives:
-        yield tables.pods(content)
+    if content.lives:
+        yield _lives(content.timeline, content.lives)
     elif not content.alone:
         yield element("p", "These logs have no event, so nothing is known of the lives of the pods.")
+
+
+def _lives(chart: Chart | None, lives: Sequence[Lived]) -> Html:
+    pods = tables.pods(lives)
+    return _figure(chart, f"Each row is a pod. {_ZOOM}", pods) if chart else pods
 
 
 def _figure(chart: Chart, caption: str, table: Html) -> Html:

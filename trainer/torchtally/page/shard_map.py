@@ -1,5 +1,6 @@
 """The shard map: what each rank consumed in each epoch, and where in the order samples were lost or doubled."""
 
+import math
 from collections.abc import Iterator, Set
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -13,8 +14,8 @@ from torchtally.verifier.verdict import Verdict
 _UNSEEN = "no line in these logs"
 _COLOURS = {EXACT: "@exact", DROPPED: "@dropped", WRONG: "@wrong", UNCHECKED: "@unchecked", _UNSEEN: "@unseen"}
 _KINDS = {"lost": "@lost", "doubled": "@doubled"}
-_ALL = -1  # the row of all ranks together
-_FEW = 40  # ranks, whose rows have room between them
+ALL = -1  # the row of all ranks together
+FEW = 40  # ranks, whose rows have room between them
 _MOST = 12_000  # cells
 
 
@@ -39,41 +40,72 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
     cells = _cells(lines, doubts, ranks)
     bad = (line for line in lines if state_of(line, doubts) == WRONG)
     marks = [_mark(place) for place in places(bad)]
-    half = 0.42 if ranks <= _FEW else 0.5
-    layers = [_cell_layer(cells, ranks, epochs, half)]
-    if ranks <= _FEW and any(cell.state == WRONG for cell in cells):
-        layers.append(_cross_layer(ranks))
+    half = _half(ranks)
+    layers = [
+        cell_layer(
+            ranks,
+            "epoch, and how far into its order",
+            [1, epochs + 1],
+            coloured("state", _COLOURS, {cell.state for cell in cells}),
+            [
+                {"field": "begin", "title": "from epoch", "format": ",~r"},
+                {"field": "end", "title": "before epoch", "format": ",~r"},
+                {"field": "state", "title": "samples"},
+                {"field": "lost"},
+                {"field": "doubled"},
+            ],
+            said="datum.who + ' from epoch ' + datum.begin + ' on: ' + datum.state",
+        )
+    ]
+    if ranks <= FEW and any(cell.state == WRONG for cell in cells):
+        layers.append(cross_layer(ranks))
     layers += _mark_layers(ranks, half, {row["kind"] for row in marks})
     if phase == "train" and began_again:
         layers.append(restarts("where"))
     return Chart(
         name=f"map-{[*lines[0].plan].index(phase)}",
         label=f"Shard map of the phase {phase}: {ranks} ranks over {epochs} epochs.",
-        height=min(max(22 * (ranks + 1), 90), 520),
+        height=height(ranks),
         spec={"layer": layers, "resolve": {"scale": {"color": "independent", "shape": "independent"}}},
         rows={"cells": [asdict(cell) for cell in cells], "marks": marks, "restarts": began_again},
         zooms=True,
     )
 
 
-def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spec:
+def height(ranks: int) -> int:
+    """Of a map with these rows."""
+    return min(max(22 * (ranks + 1), 90), 520)
+
+
+def _half(ranks: int) -> float:
+    return 0.42 if ranks <= FEW else 0.5
+
+
+def cell_layer(ranks: int, title: str, domain: list[float], colour: Spec, tip: list[Spec], said: str) -> Spec:
+    """The cells of a map: a row for each rank, and along x what `title` names. `said`: an expression for a cell."""
+    half = _half(ranks)
     return {
         "data": {"name": "cells"},
         "transform": [
             {"calculate": f"datum.rank - {half}", "as": "top"},
             {"calculate": f"datum.rank + {half}", "as": "bottom"},
             {"calculate": "datum.rank < 0 ? 'all ranks together' : 'rank ' + datum.rank", "as": "who"},
-            {"calculate": "datum.who + ' from epoch ' + datum.begin + ' on: ' + datum.state", "as": "said"},
+            {"calculate": said, "as": "said"},
         ],
         "params": zoom("x") if ranks <= 16 else zoom("x", "y"),
-        "mark": {"type": "rect", "clip": True, "stroke": "@background", "strokeWidth": 1 if ranks <= _FEW else 0},
+        "mark": {"type": "rect", "clip": True, "stroke": "@background", "strokeWidth": 1 if ranks <= FEW else 0},
         "encoding": {
             "x": {
                 "field": "begin",
                 "type": "quantitative",
-                "title": "epoch, and how far into its order",
-                "scale": {"domain": [1, epochs + 1], "nice": False, "zero": False},
-                "axis": {"grid": False, "format": ",~r", "tickCount": min(epochs + 1, 12), "labelBound": True},
+                "title": title,
+                "scale": {"domain": domain, "nice": False, "zero": False},
+                "axis": {
+                    "grid": False,
+                    "format": ",~r",
+                    "tickCount": min(math.ceil(domain[1] - domain[0]) + 1, 12),
+                    "labelBound": True,
+                },
             },
             "x2": {"field": "end"},
             "y": {
@@ -84,32 +116,28 @@ def _cell_layer(cells: list[_Cell], ranks: int, epochs: int, half: float) -> Spe
                 "axis": _rank_axis(ranks),
             },
             "y2": {"field": "bottom"},
-            "color": coloured("state", _COLOURS, {cell.state for cell in cells}),
+            "color": colour,
             "description": {"field": "said"},
             "tooltip": [
                 {"field": "who"},
-                {"field": "begin", "title": "from epoch", "format": ",~r"},
-                {"field": "end", "title": "before epoch", "format": ",~r"},
-                {"field": "state", "title": "samples"},
-                {"field": "lost"},
-                {"field": "doubled"},
+                *tip,
             ],
         },
     }
 
 
 def _rank_axis(ranks: int) -> Spec:
-    shown: Spec = {"values": [*range(_ALL, ranks)]} if ranks <= 16 else {"tickMinStep": 1}
-    text = f"datum.value == {_ALL} ? 'all' : format(datum.value, '~d')"
+    shown: Spec = {"values": [*range(ALL, ranks)]} if ranks <= 16 else {"tickMinStep": 1}
+    text = f"datum.value == {ALL} ? 'all' : format(datum.value, '~d')"
     return {"grid": False, "ticks": False, "domain": False, "labelOverlap": False, "labelExpr": text, **shown}
 
 
-def _cross_layer(ranks: int) -> Spec:
+def cross_layer(ranks: int, state: str = WRONG) -> Spec:
     """A cross in each cell that is wrong, as not everybody sees its color."""
     return {
         "data": {"name": "cells"},
         "transform": [
-            {"filter": f"datum.state == '{WRONG}'"},
+            {"filter": f"datum.state == '{state}'"},
             {"calculate": "(datum.begin + datum.end) / 2", "as": "middle"},
         ],
         "mark": {"type": "text", "text": "✗", "color": "@lost", "fontSize": 12, "clip": True, "aria": False},
@@ -191,13 +219,13 @@ def _by_row(lines: list[TallyLine]) -> Iterator[tuple[int, Iterator[TallyLine]]]
 
 
 def _row(line: TallyLine) -> int:
-    return _ALL if line.rank == "all" else line.rank
+    return ALL if line.rank == "all" else line.rank
 
 
 def _of_rank(row: int, lines: list[TallyLine], doubts: Set[Block], *, many: bool) -> list[_Cell]:
     cells: list[_Cell] = []
     for line in lines:
-        start = 0 if row == _ALL else line.start
+        start = 0 if row == ALL else line.start
         begin, end = line.epoch + start / line.n, line.epoch + (1 if line.end is None else line.end / line.n)
         cell = _Cell(row, _rounded(begin), _rounded(end), state_of(line, doubts), line.lost, line.doubled)
         if many and cells and (cells[-1].end, cells[-1].state) == (cell.begin, cell.state):

@@ -1,15 +1,16 @@
 """The head of the page: the verdict, and the run in a few numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchtally.page.content import Content
 from torchtally.page.markup import Html, details, element
 from torchtally.page.moments import date, duration
+from torchtally.verifier.outcome import Outcome
 from torchtally.verifier.phrasing import conclusion
 
 _SHOWN = 6  # problems; the others on request
 _MOST = 500  # problems
-_Fact = tuple[str, object, str]  # name, value, and what it is of
+Fact = tuple[str, object, str]  # name, value, and what it is of
 
 
 def header(content: Content) -> Iterator[Html]:
@@ -21,31 +22,40 @@ def header(content: Content) -> Iterator[Html]:
         when = f" · {date(began)} · {duration(over - began)}"
     yield element("p", f"Run {content.verdict.run or 'unknown'}{when}", class_="of")
     yield _verdict(content)
-    facts = [
+    yield from facts(_facts(content))
+
+
+def facts(given: Iterable[Fact]) -> Iterator[Html]:
+    """The numbers."""
+    shown = [
         element("div", element("dt", name), element("dd", value, element("small", of) if of else None))
-        for name, value, of in _facts(content)
+        for name, value, of in given
     ]
-    if facts:
-        yield element("dl", *facts, class_="facts")
+    if shown:
+        yield element("dl", *shown, class_="facts")
 
 
 def _verdict(content: Content) -> Html:
     verdict = content.verdict
-    sentence = conclusion(verdict)
-    problems = [str(problem) for problem in verdict.problems]
+    notes = list(verdict.notes)
+    if content.alone:
+        notes.append("rank 0 judged this from the lines that it knows. The logs of all pods may show more.")
+    return box(content.mark, verdict.outcome, conclusion(verdict), [str(each) for each in verdict.problems], notes)
+
+
+def box(mark: str, outcome: Outcome, sentence: str, problems: list[str], notes: list[str]) -> Html:
+    """What a judgement comes to, and why."""
     shown, others = problems[:_SHOWN], problems[_SHOWN:_MOST]
     if (more := len(problems) - _MOST) > 0:
         others.append(f"and {more} more, which the verifier prints")
-    notes = [f"Note: {note}" for note in verdict.notes]
-    if content.alone:
-        notes.append("Note: rank 0 judged this from the lines that it knows. The logs of all pods may show more.")
+    notes = [f"Note: {note}" for note in notes]
     return element(
         "section",
-        element("strong", f"{content.mark} {verdict.outcome.capitalize()}"),
+        element("strong", f"{mark} {outcome.capitalize()}".lstrip()),
         element("span", sentence[:1].upper() + sentence[1:]),
-        _listed([*shown, *notes]),
+        _listed([*shown, *notes[:_MOST]]),
         details(f"{len(problems) - _SHOWN} more problems", _listed(others)) if others else None,
-        class_=f"verdict {verdict.outcome}",
+        class_=f"verdict {outcome}",
         aria_label="Verdict",
     )
 
@@ -54,7 +64,7 @@ def _listed(sentences: Sequence[str]) -> Html | None:
     return element("ul", *(element("li", each) for each in sentences)) if sentences else None
 
 
-def _facts(content: Content) -> Iterator[_Fact]:
+def _facts(content: Content) -> Iterator[Fact]:
     lines, last = content.verdict.lines, content.verdict.last
     if lines:
         newest = lines[-1]

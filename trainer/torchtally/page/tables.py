@@ -1,18 +1,18 @@
 """The tables of the page: what the charts show, for readers without eyes for them, and what needs no chart."""
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from itertools import islice
 from pathlib import PurePath
 
 from torchtally.page.content import Content
-from torchtally.page.lives import SUCCEEDED
+from torchtally.page.lives import SUCCEEDED, Lived
 from torchtally.page.markup import Html, details, element, table
 from torchtally.page.moments import clock, duration
 from torchtally.page.wrong import WRONG, doubted, places, state_of
 from torchtally.proof import table as proof_table
 from torchtally.proof.line import TallyLine
-from torchtally.record.model import Attempt
+from torchtally.record.model import Attempt, Snapshot
 from torchtally.record.sentences import of_straggler
 from torchtally.verifier.problem import Block
 from torchtally.verifier.verdict import fulfilled
@@ -92,7 +92,7 @@ def _loss(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def pods(content: Content) -> Html:
+def pods(lives: Sequence[Lived]) -> Html:
     """Each start of each pod."""
     header = ["pod", "from", "to", "lasted", "how it ended", "exit code", "cause"]
     rows = [
@@ -105,7 +105,7 @@ def pods(content: Content) -> Html:
             life.code,
             life.cause,
         ]
-        for life in sorted(content.lives, key=lambda life: life.how == SUCCEEDED)[:_MOST]
+        for life in sorted(lives, key=lambda life: life.how == SUCCEEDED)[:_MOST]
     ]
     return table("Lives of the pods, times in UTC", header, rows, ("lasted", "exit code"))
 
@@ -170,11 +170,7 @@ def checkpoints(content: Content) -> Iterator[Html]:
 
 def setting(content: Content) -> Iterator[Html]:
     """Versions and options."""
-    rows: list[tuple[str, object]] = []
-    for name in ("torchtally", "torch", "python"):
-        found = {pod.versions[name] for pod in content.snapshot.pods if name in pod.versions}
-        if found:
-            rows.append((name, ", ".join(sorted(found))))
+    rows = [*_versions(content.snapshot)]
     if content.run:
         rows.append(("seed", content.run.seed))
         for phase in content.run.phases:
@@ -187,6 +183,20 @@ def setting(content: Content) -> Iterator[Html]:
     if rows:
         yield element("h2", "Versions and options")
         yield table("Versions and options", ["name", "value"], [(name, element("code", each)) for name, each in rows])
+
+
+def versions(snapshot: Snapshot) -> Iterator[Html]:
+    """Versions alone."""
+    if rows := [*_versions(snapshot)]:
+        yield element("h2", "Versions")
+        yield table("Versions", ["name", "value"], [(name, element("code", each)) for name, each in rows])
+
+
+def _versions(snapshot: Snapshot) -> Iterator[tuple[str, object]]:
+    for name in ("torchtally", "torch", "python"):
+        found = {pod.versions[name] for pod in snapshot.pods if name in pod.versions}
+        if found:
+            yield name, ", ".join(sorted(found))
 
 
 def verification(content: Content) -> Iterator[Html]:
