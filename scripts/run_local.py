@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 try:
     from local import containers, manifest, processes, unsupported
@@ -95,7 +95,7 @@ async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None)
         verdict = Verdict(Outcome.SUSPENDED, f"PyTorchJob {job.name} is suspended.")
         say(f"{verdict.message} It runs when spec.runPolicy.suspend is false.")
         if options.json:
-            _print_json(job, verdict, None)
+            _print_json(job, verdict, None, None)
         return 1
     engine: processes.Processes | containers.Containers
     if options.docker is None:
@@ -105,18 +105,26 @@ async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None)
     if items := unsupported.found_in(job, support, engine.gpus):
         say(f"unsupported here and ignored: {', '.join(items)}")
     async with engine:
-        controller = Controller(job, engine, Output([pod.name for pod in job.pods], log=log))
+        output = Output([pod.name for pod in job.pods], log=log)
+        controller = Controller(job, engine, output)
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, controller.interrupt, number)
         verdict = await controller.run()
+    observation = None
+    if output.observed:
+        from local import observed  # which most jobs need not wait for
+
+        observation = observed.tell(output.observed)
     if options.json:
-        _print_json(job, verdict, controller)
+        _print_json(job, verdict, controller, observation)
     if verdict.outcome is Outcome.INTERRUPTED and controller.interrupted_by:
         return 128 + controller.interrupted_by
     return 0 if verdict.outcome is Outcome.SUCCEEDED else 1
 
 
-def _print_json(job: LocalJob, verdict: Verdict, controller: Controller | None) -> None:
+def _print_json(
+    job: LocalJob, verdict: Verdict, controller: Controller | None, observation: dict[str, Any] | None
+) -> None:
     status = controller.status if controller else {}
     pods = [
         {"name": name, "phase": pod.phase, "exitCode": pod.exit_code, "restarts": pod.restarts}
@@ -128,6 +136,7 @@ def _print_json(job: LocalJob, verdict: Verdict, controller: Controller | None) 
         "outcome": verdict.outcome,
         "message": verdict.message,
         "pods": pods,
+        "observation": observation,
     }
     try:
         print(json.dumps(report), flush=True)

@@ -11,4 +11,12 @@ processes    a pod as a process of this machine (shim: the parent of all process
 containers   a pod as a Docker container
 controller   the operator's part: restarts, limits, deletion, suspension, the job's outcome, cleaning up
 output       the pods' lines, each with the name of its pod
+observed     what was observed of the pods' programs, from their lines
 """
+
+import importlib.util
+import sys
+from pathlib import Path
+
+if not importlib.util.find_spec("torchtally"):  # not installed: take it from this checkout
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "trainer"))

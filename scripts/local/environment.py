@@ -78,9 +78,9 @@ def pod_environment(job: LocalJob, pod: Pod, network: Network | None = None) -> 
 
 
 def host_environment(pod: Pod, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a process takes from its machine: little, and its host name as in a pod."""
+    """What a process takes from its machine: little, its host name as in a pod, and what the image would set."""
     inherited = {name: value for name, value in environment.items() if _INHERITED.fullmatch(name)}
-    return inherited | {"HOSTNAME": pod.name}
+    return {"TORCHTALLY_OBSERVE": "auto"} | inherited | {"HOSTNAME": pod.name}
 
 
 def command(pod: Pod, variables: Mapping[str, str]) -> tuple[list[str] | None, list[str]]:

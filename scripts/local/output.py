@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan first, for the Master
 _FOR_PROGRAMS = (b"TORCHTALLY ", b"TORCHTALLY-EVENT ")  # tally lines and events
+_OBSERVED = b"TORCHTALLY-OBSERVED "  # likewise, perhaps behind a progress bar
 
 
 class Output:
@@ -27,6 +28,7 @@ class Output:
         self._stream, self._log = stream or sys.stdout.buffer, log
         self._unwritten: set[BinaryIO] = set()  # reported streams
         self.last: dict[str, str] = {}  # the last line for people, by pod
+        self.observed: list[str] = []  # the lines of observers
         if colour is None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._prefixes = {
@@ -53,12 +55,14 @@ class Output:
     def _write(self, name: str, lines: Sequence[bytearray]) -> None:
         # A progress bar draws over its line with \r: what a terminal would show in the end is what counts.
         seen = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-        if said := next((line for line in reversed(seen) if line.strip() and not line.startswith(_FOR_PROGRAMS)), None):
+        shown = [text for text in map(_for_people, seen) if text is not None]
+        if said := next((text for text in reversed(shown) if text.strip()), None):
             self.last[name] = said.decode(errors="replace").strip()
+        self.observed += [line.decode(errors="replace") for line in seen if _OBSERVED in line]
         # One write, so that pods of two runs into one pipe do not mix within a line either.
         if self._log:
             self._append(self._log, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in seen))
-            seen = [line for line in seen if not line.startswith(_FOR_PROGRAMS)]
+            seen = shown
         self._append(self._stream, b"".join(self._prefixes[name] + line + b"\n" for line in seen))
 
     def _append(self, stream: BinaryIO, text: bytes) -> None:
@@ -73,6 +77,12 @@ class Output:
                 self._unwritten.add(stream)
                 where = "--log" if stream is self._log else "standard output"
                 say(f"{where} cannot be written ({error.strerror}): the job continues, but its lines are missing there")
+
+
+def _for_people(line: bytearray) -> bytearray | None:
+    """What people read of a line; None if it is for programs."""
+    before, observed, _ = line.partition(_OBSERVED)
+    return None if line.startswith(_FOR_PROGRAMS) or (observed and not before.strip()) else before
 
 
 def end() -> None:

@@ -119,6 +119,7 @@ def test_outcome_as_json(tmp_path: Path) -> None:
             {"name": "demo-master-0", "phase": "Succeeded", "exitCode": 0, "restarts": 0},
             {"name": "demo-worker-0", "phase": "Succeeded", "exitCode": 0, "restarts": 1},
         ],
+        "observation": None,
     }
 
 
@@ -132,6 +133,7 @@ def test_a_suspended_job_is_not_run(tmp_path: Path) -> None:
         "outcome": "Suspended",
         "message": "PyTorchJob demo is suspended.",
         "pods": [],
+        "observation": None,
     }
 
 
