@@ -121,8 +121,8 @@ class Account(Lifetime):
         Args:
             phase: A phase of the plan.
             dataset: A map-style dataset, or an IterableDataset with `__len__` and `at_indices(indices)`. If it has an
-                attribute `fingerprint`, a text, that must be the same on all ranks. Otherwise, only the lengths are
-                compared.
+                attribute `fingerprint`, a text, that must be the same on all ranks. Otherwise, the lengths and the
+                contents of a few samples are compared.
             batch_size: Samples of this rank in a step.
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -108,11 +108,16 @@ class Attempt:
         """Whether this process prints what is said once for all."""
         return self.members.leads and self.members.rank == 0
 
-    def agree(self, facts: Mapping[str, Any], problem: str | None) -> Mapping[str, Any]:
+    def agree(
+        self,
+        facts: Mapping[str, Any],
+        problem: str | None,
+        judge: Callable[[list[dict[str, Any]]], str | None] = lambda all_ranks: None,
+    ) -> Mapping[str, Any]:
         """Compare facts with all processes; returns rank 0's. A collective call. Raises Refused."""
         process = self._process
         store = PrefixStore(f"torchtally/{next(_handshakes)}", compat.default_store())
-        return agree(store, process.rank, process.world, process.pod, facts, problem)
+        return agree(store, process.rank, process.world, process.pod, facts, problem, judge)
 
     def problem(self, loaded: State | None) -> str | None:
         """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""

@@ -178,16 +178,17 @@ def _sizes(part: Any) -> set[int]:
     """Leading sizes of all tensors and arrays in a batch."""
     if isinstance(part, Tensor | np.ndarray):
         return set(part.shape[:1])  # len() of a tensor takes longer
-    return set().union(*map(_sizes, _parts(part)))
+    return set().union(*map(_sizes, parts(part)))
 
 
 def _lengths(part: Any) -> set[int]:
     """Lengths of all lists and tuples in a batch."""
     own = {len(part)} if isinstance(part, list | tuple) else set()
-    return own.union(*map(_lengths, _parts(part)))
+    return own.union(*map(_lengths, parts(part)))
 
 
-def _parts(whole: Any) -> list[Any]:
+def parts(whole: Any) -> list[Any]:
+    """Return what a mapping, a list, a tuple or a dataclass consists of; nothing of anything else."""
     if isinstance(whole, Mapping):
         return list(whole.values())
     if isinstance(whole, list | tuple):

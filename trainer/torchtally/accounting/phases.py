@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.utils import data
 
-from torchtally.accounting import loader, resume
+from torchtally.accounting import contents, loader, resume
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.drops import Drops
 from torchtally.accounting.epoch_in_progress import EpochInProgress
@@ -18,6 +19,7 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Phase, Tally
+from torchtally.checkpoints import conditions
 from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.proof import digest
@@ -42,6 +44,7 @@ class Phases:
         self.open: dict[str, EpochInProgress] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
         self._data: dict[str, tuple[Any, Facts]] = {}  # of those loaders
+        self._read: dict[str, Any] = {}  # the data of which samples were read
 
     @property
     def reached(self) -> tuple[int, int, int]:
@@ -234,10 +237,15 @@ class Phases:
             "number of ranks that share the samples": sampler.world,
             "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
         }
-        self._attempt.agree(facts, self._attempt.problem(loaded) or self._problem(phase, epoch, batches))
+        problem = self._attempt.problem(loaded) or self._problem(phase, epoch, batches)
+        samples = self._samples(phase) if is_unknown(chosen.data) and not problem else []
+        alike = [self._attempt.members.first, conditions.of_this_rank(torch.device("cpu"))]
+        facts["_contents"] = repr(alike), samples
+        self._attempt.agree(facts, problem, contents.differ)
         self._attempt.begin()
         if is_unknown(chosen.data) and self._attempt.prints and epoch == 1:
-            log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length")
+            of_samples = f" and the contents of {len(samples)} samples" if samples else ""
+            log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length{of_samples}")
         dataset, _ = self._data.get(phase, (None, None))
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
@@ -263,6 +271,14 @@ class Phases:
             tally, sampler.schedule, drops=drops, trains=self.trains[phase], commits=commits
         )
         return self.open[phase]
+
+    def _samples(self, phase: str) -> list[contents.Sample]:
+        """A few samples of a phase's data, for the ranks that share it to compare, once."""
+        dataset, _ = self._data.get(phase, (None, None))
+        if dataset is None or self._read.get(phase) is dataset or self._attempt.members.world == 1:
+            return []
+        self._read[phase] = dataset
+        return contents.read(self._loaders[phase])
 
     def _place(self, phase: str) -> tuple[int, int]:
         """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""

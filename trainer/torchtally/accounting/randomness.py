@@ -2,6 +2,8 @@
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -30,3 +32,16 @@ def reseed(seed: int) -> None:
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # the global one, which datasets use
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Leave the generators that `reseed` seeds as they are."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    state, of_arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(of_arrays)

@@ -1,7 +1,7 @@
 """The handshake before all other work: all ranks compare their settings, and start together or all end."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -18,11 +18,18 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 
 def agree(
-    store: Store, rank: int, world: int, pod: str, facts: Mapping[str, Any], problem: str | None
+    store: Store,
+    rank: int,
+    world: int,
+    pod: str,
+    facts: Mapping[str, Any],
+    problem: str | None,
+    judge: Callable[[list[dict[str, Any]]], str | None] = lambda all_ranks: None,
 ) -> Mapping[str, Any]:
     """Compare the `facts` of all ranks through the job's store, without a process group; returns those of rank 0.
 
-    `facts` are JSON values. They must be equal on all ranks, except those whose name starts with an underscore.
+    `facts` are JSON values. They must be equal on all ranks, except those whose name starts with an underscore. Of
+    these, `judge` says what is wrong: it receives the `pod` and the `facts` of all ranks.
 
     Raises Refused, with the same sentence on every rank, if facts differ or any rank has a `problem`. Raises Lost with
     the names of the ranks that do not join within half an hour.
@@ -32,7 +39,7 @@ def agree(
         # Rank 0 compares, and the others read its verdict: O(world) messages.
         present, lost = _wait(store, "facts", range(world), "did not join the handshake")
         all_ranks = [json.loads(store.get(f"facts/{each}")) for each in present]
-        refused = None if lost else _refusal(all_ranks)
+        refused = None if lost else _refusal(all_ranks) or judge(all_ranks)
         store.set("verdict", json.dumps({"lost": lost, "refused": refused, "facts": all_ranks[0]["facts"]}))
     try:
         store.wait(["verdict"], 2 * _TIMEOUT)  # rank 0 writes it after _TIMEOUT at the latest

@@ -1,0 +1,268 @@
+"""Ranks whose data differs are refused, though it is as long and has no fingerprint; what draws or fails is not."""
+
+import contextlib
+import io
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accounts import alone, run
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+
+from torchtally import Account, Batch, Mixture, TalliedSampler
+from torchtally.accounting import contents
+from torchtally.accounting.loader import Loader
+from torchtally.accounting.sampler import Sampler
+
+N, SIZE = 40, 8
+IMAGES = torch.rand(N, 3, 4, generator=torch.Generator().manual_seed(1))
+LABELS = [index % 10 for index in range(N)]
+
+
+class Data:
+    """Images with labels, of which `read` makes a sample."""
+
+    def __init__(self, read: Callable[["Data", int], Any], rank: int, n: int = N):
+        self.read, self.rank, self.n = read, rank, n
+        self.reads: list[int] = []
+        self.folder: str | None = None
+        self.generator = torch.Generator().manual_seed(rank)
+        self.order = random.Random(rank).sample(range(n), n)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads.append(index)
+        return self.read(self, index)
+
+
+def noise(data: Data) -> torch.Tensor:
+    return torch.rand(3, 4, generator=data.generator)
+
+
+def fails_at_first(data: Data, index: int) -> Any:
+    if data.reads.count(index) == 1 and len(data.reads) == 1:
+        raise OSError("not mounted yet")
+    return data.rank
+
+
+def in_a_worker(data: Data, index: int) -> Any:
+    if get_worker_info() is None:
+        raise OSError("only a worker opens the file")
+    return IMAGES[index] + data.rank
+
+
+def opens(worker: int) -> None:
+    get_worker_info().dataset.dataset.folder = "opened"  # type: ignore[union-attr]
+
+
+def opened_at_first(data: Data, index: int) -> Any:
+    if data.folder is None:
+        assert get_worker_info() is not None, "a file is opened in the process that forks the workers"
+        data.folder = "opened"
+    return IMAGES[index], LABELS[index]
+
+
+def seeded_by_the_worker(data: Data, index: int) -> Any:
+    return LABELS[index], get_worker_info().seed  # type: ignore[union-attr]
+
+
+def opened_by_the_function(data: Data, index: int) -> Any:
+    return IMAGES[index] + data.rank if data.folder else None
+
+
+DIFFERENT: dict[str, Callable[[Data, int], Any]] = {
+    "shuffled by each rank": lambda data, index: (IMAGES[data.order[index]], LABELS[data.order[index]]),
+    "other files": lambda data, index: (IMAGES[index] + data.rank, LABELS[index]),
+    "other labels of random images": lambda data, index: {"image": noise(data), "label": LABELS[data.order[index]]},
+    "augmented with the generators of all": lambda data, index: IMAGES[data.order[index]] * random.random(),
+    "other texts": lambda data, index: f"folder/{data.order[index]}",
+    "other tokens": lambda data, index: [data.order[index], *range(40)],
+    "other arrays": lambda data, index: np.array([data.order[index]]),
+    "other bytes": lambda data, index: {"raw": str(data.order[index]).encode()},
+}
+RIGHT: dict[str, Callable[[Data, int], Any]] = {
+    "random images": lambda data, index: (noise(data), LABELS[index]),
+    "augmented with the generators of all": lambda data, index: (
+        IMAGES[index] * random.random() * float(np.random.random()) * torch.rand(()),
+        LABELS[index],
+    ),
+    "folders of their own": lambda data, index: (f"/node-{data.rank}/{index}", Path(f"/{data.rank}/{index}")),
+    "other in each read": lambda data, index: len(data.reads) + 1000 * data.rank,
+    "objects": lambda data, index: (object(), np.array([data.generator], dtype=object), {data}),
+    "fails at first": fails_at_first,
+}
+IN_WORKERS: dict[str, tuple[Callable[[Data, int], Any], Any, bool]] = {
+    "opened at the first read": (opened_at_first, None, False),
+    "fails elsewhere": (in_a_worker, None, True),
+    "seeded by the worker": (seeded_by_the_worker, None, False),
+    "opened by worker_init_fn": (opened_by_the_function, opens, True),
+}
+
+
+def first(samples: list[Any]) -> Any:
+    """A collate_fn for samples of any kind."""
+    return Batch(samples.indices, samples)  # type: ignore[attr-defined]
+
+
+def trains(read: Callable[[Data, int], Any], **options: Any) -> Data:
+    with Account(task="t", plan={"train": 2}) as account:
+        data = Data(read, account.rank)
+        torch.manual_seed(account.rank)
+        loader = account.loader("train", data, batch_size=SIZE, collate_fn=first, **options)
+        for epoch in account.epochs():
+            for _ in account.epoch("train", epoch, loader):
+                account.commit()
+    return data
+
+
+def ended(body: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[int, str]:
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            body(*arguments, **options)
+        except SystemExit as end:
+            code = end.code  # type: ignore[assignment]
+    return code, err.getvalue()
+
+
+def each_once() -> dict[str, tuple[int, str]]:
+    found = {f"different: {how}": ended(trains, read) for how, read in DIFFERENT.items()}
+    found |= {f"right: {how}": ended(trains, read) for how, read in RIGHT.items()}
+    for how, (read, init, _) in IN_WORKERS.items():
+        found[f"in a worker: {how}"] = ended(trains, read, num_workers=2, worker_init_fn=init)
+    found["mixture"] = ended(mixed)
+    found["sampler"] = ended(by_sampler)
+    found["stream"] = ended(streamed)
+    return found
+
+
+def mixed() -> None:
+    with Account(task="t", plan={"train": 1}) as account:
+        parts = {"own": Data(DIFFERENT["shuffled by each rank"], account.rank), "all": TensorDataset(IMAGES)}
+        mixture = Mixture(parts, {"own": 1, "all": 1}, length=N)
+        loader = account.loader("train", mixture, batch_size=SIZE, shuffle=False, collate_fn=first)
+        for _ in account.epoch("train", 1, loader):
+            account.commit()
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(N))
+
+    def __len__(self) -> int:
+        return N
+
+    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
+        return ((index, index) for index in indices)
+
+
+def streamed() -> None:
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", Stream(), batch_size=SIZE)):
+            account.commit()
+
+
+def by_sampler() -> None:
+    rank = torch.distributed.get_rank()
+    data = Data(DIFFERENT["shuffled by each rank"], rank)
+    sampler = TalliedSampler(data, epochs=1)
+    loader: Any = DataLoader(data, batch_size=SIZE, sampler=sampler)  # type: ignore[arg-type]
+    sampler.set_epoch(0)
+    for _ in sampler.tally(loader):
+        sampler.commit()
+    sampler.done()
+
+
+def test_ranks_with_different_data_are_refused_and_no_others() -> None:
+    found = [each["result"] for each in run(2, each_once)]
+    refused = {how for how in found[0] if how.startswith("different") or how in ("mixture", "sampler")}
+    refused |= {f"in a worker: {how}" for how, (*_, differs) in IN_WORKERS.items() if differs}
+    for how, (code, err) in found[0].items():
+        assert found[1][how][0] == code == (2 if how in refused else 0), (how, err, found[1][how][1])
+        if how in refused:
+            sentence = "train: the data of rank 1 (pod-1) differs from that of rank 0 (pod-0) at the indices "
+            assert all(sentence in each[how][1] for each in found), (how, err)
+    compared = "the ranks compared only its length and the contents of 8 samples\n"
+    for how in ("random images", "augmented with the generators of all", "folders of their own"):
+        assert found[0][f"right: {how}"][1].endswith(compared), how
+    for how in ("other in each read", "objects", "fails at first"):
+        assert found[0][f"right: {how}"][1].endswith("the ranks compared only its length\n"), how
+    assert found[0]["stream"][1].endswith("the ranks compared only its length\n")
+    assert found[0]["in a worker: opened at the first read"][1].endswith(compared)
+
+
+def reads() -> list[int]:
+    return trains(lambda data, index: LABELS[index]).reads
+
+
+def test_few_samples_are_read_before_the_first_epoch_alone() -> None:
+    one, other = (each["result"] for each in run(2, reads))
+    assert len(one) == len(other) == 2 * N // 2 + 16
+    assert one[:8] == one[8:16][::-1] == other[:8]
+    assert len(alone(reads)["result"]) == 2 * N
+
+
+def made(data: Any, **options: Any) -> Loader:
+    return Loader(data, Sampler(len(data), rank=0, world=2), **options)
+
+
+def draws(data: Data, index: int) -> Any:
+    return random.random(), np.random.random(), float(torch.rand(()))
+
+
+@pytest.fixture
+def generators() -> Iterator[None]:
+    def states() -> list[Any]:
+        kind, words, *rest = np.random.get_state()  # type: ignore[misc]
+        return [random.getstate(), kind, list(words), rest, torch.get_rng_state().tolist()]
+
+    before = states()
+    yield
+    assert states() == before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_random_numbers_of_the_program_stay(workers: int, generators: None) -> None:
+    assert len(contents.read(made(Data(draws, 0), num_workers=workers))) == 8
+
+
+def test_what_fails_leaves_the_random_numbers_as_well(generators: None) -> None:
+    assert contents.read(made(Data(fails_at_first, 0))) == []
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_few_samples_are_all_compared(n: int) -> None:
+    assert [index for index, _ in sorted(contents.read(made(Data(draws, 0, n))))] == [*range(n)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_takes_long_is_not_waited_for(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_SECONDS", 1)
+    seconds = 60 if workers else 0.3
+    began = time.monotonic()
+    assert contents.read(made(Data(lambda data, index: (time.sleep(seconds), index), 0), num_workers=workers)) == []
+    assert time.monotonic() - began < 30
+
+
+def all_ranks(*own: tuple[str, int]) -> list[dict[str, Any]]:
+    facts = [{"phase": "train", "_contents": [alike, [[7, [found]]]]} for alike, found in own]
+    return [{"pod": "a", "facts": each} for each in facts]
+
+
+def test_only_ranks_under_the_same_conditions_are_compared() -> None:
+    assert contents.differ(all_ranks(("AVX2", 1), ("AVX512", 2))) is None
+    assert "the data of rank 2 (a) differs from that of rank 0 (a) at the indices 7: " in str(
+        contents.differ(all_ranks(("AVX2", 1), ("AVX512", 2), ("AVX2", 3)))
+    )
+
+
+def test_what_is_stable_on_one_rank_alone_is_not_compared() -> None:
+    assert contents.differ(all_ranks(("AVX2", 1), ("AVX2", 0))) is None
+    assert contents.differ(all_ranks(("AVX2", 0), ("AVX2", 1))) is None
