@@ -50,6 +50,7 @@ SCHEMA = [
     ("network.nccl.debug=INFO", "at '/network/nccl': additional properties 'debug' not allowed"),
     ("network.interface=eth0 eth1", "at '/network/interface'"),
     ("preflight=always", "at '/preflight'"),
+    ("observe=always", "at '/observe'"),
     ("metrics.port=80", "at '/metrics/port'"),
     ("suspend=no-thanks", "at '/suspend': got string, want boolean"),
     ("managedBy=me", "at '/managedBy'"),

@@ -51,6 +51,8 @@
 {{- $isolated := and .Values.networkPolicy.enabled (not .Values.hostNetwork) (not (dig "interface" "" (.Values.network | default dict))) }}
 {{- if and $isolated (has "parameter-server" (prepend (.Values.args | default list) .Values.task)) }}{{ $_ := set $own "TORCHTALLY_TRUSTED_NETWORK" "true" }}{{ end }}
 {{- with .Values.preflight }}{{ $_ := set $own "TORCHTALLY_PREFLIGHT" . }}{{ end }}
+{{- /* The image's own is `auto`. */}}
+{{- if ne (.Values.observe | default "auto") "auto" }}{{ $_ := set $own "TORCHTALLY_OBSERVE" .Values.observe }}{{ end }}
 {{- $env := list }}
 {{- range $name, $value := $own }}
 {{- if not (hasKey $given $name) }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
