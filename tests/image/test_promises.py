@@ -69,6 +69,30 @@ def test_torchvision_and_its_operators_fit_torch(start: Start) -> None:
     assert pod.stdout.splitlines()[-1] == "[1]"
 
 
+LOADS = "from torch.utils.data import DataLoader; print(len(list(DataLoader(range(8), batch_size=2))))"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("python", "-c", LOADS), ("sh", "-c", f'python -c "{LOADS}"'), ("torchtally", "run", "--", "python", "-c", LOADS)],
+    ids=["python", "shell", "entry-point"],
+)
+def test_a_program_is_observed_however_it_is_started(command: tuple[str, ...], start: Start) -> None:
+    program, *arguments = command
+    pod = start(*arguments, entrypoint=program)
+    assert pod.wait() == 0, pod.stderr
+    assert pod.stdout == "4\n"
+    (line,) = (line for line in pod.stderr.splitlines() if line.startswith("TORCHTALLY-OBSERVED "))
+    assert '"batches":4,' in line and '"samples":8,' in line
+    assert ("observed: 1 rank, 1 pass" in pod.stderr) == (program == "torchtally")  # which judges what it has started
+
+
+def test_a_program_is_not_observed_with_never(start: Start) -> None:
+    pod = start("-c", LOADS, entrypoint="python", env={"TORCHTALLY_OBSERVE": "never"})
+    assert pod.wait() == 0, pod.stderr
+    assert (pod.stdout, pod.stderr) == ("4\n", "")
+
+
 def test_only_the_cuda_image_speaks_to_nvidias_runtime(image: dict[str, Any]) -> None:
     environment = dict(line.split("=", 1) for line in image["Env"])
     nvidia = {key: value for key, value in environment.items() if key.startswith("NVIDIA_")}
