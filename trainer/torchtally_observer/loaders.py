@@ -10,6 +10,7 @@ _OF_SAMPLERS = ("seed", "epoch", "rank", "num_replicas", "shuffle", "drop_last",
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__))
 _PACKAGES = ("site-packages", "dist-packages")
+_ACCELERATE = os.path.join("accelerate", "data_loader.py")
 _ITEMS = 1000  # of a list among a dataset's attributes
 
 
@@ -17,7 +18,7 @@ def described(loader):
     """The fields that tell a loader from others, on all ranks alike where they run one program."""
     return {
         "place": place(),
-        "type": type(loader).__name__,
+        "type": _type(loader),
         "dataset": type(loader.dataset).__name__,
         "length": length(loader.dataset),
         "batch": loader.batch_size,
@@ -37,6 +38,16 @@ def place():
             outside = f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return outside
+
+
+def _type(loader):
+    """The type of a loader, or of Accelerate's loader around it, which may draw for all ranks."""
+    frame = sys._getframe(2) if "accelerate.data_loader" in sys.modules else None
+    while frame is not None:
+        if frame.f_code.co_name == "__iter__" and frame.f_code.co_filename.endswith(_ACCELERATE):
+            return type(frame.f_locals.get("self")).__name__
+        frame = frame.f_back
+    return type(loader).__name__
 
 
 def _torch():
@@ -66,7 +77,7 @@ def is_stream(dataset):
 
 def sampler(loader):
     """The innermost sampler: its type, and what it says of itself."""
-    found, outer = vars(loader).get("batch_sampler"), []
+    found, outer, skipped = vars(loader).get("batch_sampler"), [], None
     if found is None:
         found = vars(loader).get("sampler")
     for _ in range(8):  # Accelerate's BatchSamplerShard wraps a batch sampler, which wraps a sampler
@@ -75,6 +86,7 @@ def sampler(loader):
         if inner is None or inner is found:
             break
         outer.append(type(found).__name__)
+        skipped = skipped or inside.get("skip_batches")
         found = inner
     values = {"type": type(found).__name__}
     for name in _OF_SAMPLERS:
@@ -84,7 +96,14 @@ def sampler(loader):
     own = [name for name in outer if name != "BatchSampler"]
     if own:
         values["in"] = own[0]
+    if isinstance(skipped, int):
+        values["skipped"] = skipped
     return values
+
+
+def skipped(described):
+    """The batches that a sampler leaves out at its begin, as Accelerate's does after a resume."""
+    return described.get("skipped", 0)
 
 
 def _attributes(found):

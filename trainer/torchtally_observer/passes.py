@@ -19,7 +19,10 @@ class Pass:
         self.loader = loaders.described(loader)
         self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
         self.number = 0
-        self.batches = self.samples = self.steps = 0
+        self.batches = self.samples = 0
+        self.steps = self.beside = 0  # of optimizers, after its batches, and after those of a loader beside it
+        self.ended = False
+        self.resumed = 0  # batches that another iterator had handed out before
         self.unordered = False  # batches come in another order than their indices were asked for
         self.watched = False
         self.collected = None  # what ends the pass with its iterator
@@ -41,7 +44,7 @@ class Pass:
     def received(self, index, batch):
         """The loop has received a batch, whose samples have this index or these indices."""
         self.batches += 1
-        process.current().newest = self
+        process.current().hands_out(self)
         if not self.watched:
             self.samples += 0 if index is None else len(as_list(index))
         elif self._indices is not None:
@@ -67,7 +70,9 @@ class Pass:
             "batches": self.batches,
             "of": self._length,
             "samples": self.samples,
+            "resumed": self.resumed or loaders.skipped(self._sampler) or None,
             "steps": self.steps if counts_steps else None,
+            "beside": self.beside or None,
             "gradients": contents.gradients_enabled(),
         }
         values.update((self._indices or self._stream).values())

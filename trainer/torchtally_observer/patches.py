@@ -10,7 +10,7 @@ from collections import deque
 
 from torchtally_observer import process
 
-_FRAMES = 6  # between a resumed iterator's `__init__` and what it draws
+_FRAMES = 12  # between a resumed iterator's `__init__` and what it draws
 _PASS = "_torchtally_pass"  # of an iterator, beside its own attributes
 
 
@@ -110,7 +110,10 @@ class Handing:
         if self._pid != os.getpid():
             return
         index = self._index(iterator)
-        if self._replayed is False or not self._replays(iterator):
+        if self._replayed is None:
+            self._pass.resumed = iterator._num_yielded - 1  # an iterator that goes on where a state was saved
+            self._replayed = self._pass.resumed > 0
+        if not self._replayed or not self._replays(iterator):
             self._pass.received(index, batch)
 
     def end(self, how):
@@ -130,10 +133,6 @@ class Handing:
 
     def _replays(self, iterator):
         """Whether a resumed iterator is still in its own `__init__`, where it drops what was handed out before."""
-        if self._replayed is None:
-            self._replayed = iterator._num_yielded > 1
-            if not self._replayed:
-                return False
         frame = sys._getframe(2)
         for _ in range(_FRAMES):
             if frame is None:

@@ -23,6 +23,7 @@ class Process:
         self.pid = os.getpid()
         self.began = int(time.time() * 1000)
         self.newest = None  # the pass that handed out the newest batch: an optimizer that steps has used it
+        self._since_step = set()  # passes that have handed out a batch since an optimizer stepped
         self._off = False
         self._open = {}
         self._passes = {}  # by loader: how many have begun
@@ -54,15 +55,25 @@ class Process:
 
     def end(self, ended, how):
         """A pass is over. The second call does nothing."""
+        ended.ended = True
         if self._open.pop(id(ended), None) is not None:
             if ended.collected is not None:
                 ended.collected.detach()  # it would keep the pass as long as the iterator
             self.guarded(self._say, ended, how)
 
+    def hands_out(self, handing):
+        """A pass has handed out a batch."""
+        self.newest = handing
+        self._since_step.add(handing)
+
     def stepped(self):
         """An optimizer has stepped."""
         if self.newest is not None:
             self.newest.steps += 1
+            for each in self._since_step:
+                if each is not self.newest and not each.ended:  # two loaders that are read in turn, as of a GAN
+                    each.beside += 1
+            self._since_step.clear()
         elif not self._off:
             self._steps += 1
             self._arm()

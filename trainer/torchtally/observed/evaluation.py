@@ -33,7 +33,7 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
     elif shares.lost.share > _SOME and shares.doubled.share > _SOME and causes.is_plain(lines):
         told = f"{shares.lost} are evaluated by no rank, and {shares.doubled} by more than one"
         yield fault("overlap", f"{told}: {causes.of_overlap(lines)}")
-    elif extra > 0:
+    elif extra > 0 and (shares.one_part or not shares.parts_overlap.hits):
         counts = "counts" if extra == 1 else "count"
         yield note(
             "padding",

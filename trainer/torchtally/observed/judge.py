@@ -161,7 +161,7 @@ def _trains(passes: Passes, attempt: Attempt) -> bool:
     """Whether an optimizer stepped on most of its passes; where nobody saw a step, whether gradients were on."""
     lines = passes.lines
     if any(line.steps for line in attempt.lines):
-        return 2 * sum(bool(line.steps) for line in lines) >= len(lines)
+        return 2 * sum(line.trains for line in lines) >= len(lines)
     if any(line.steps is None for line in lines):  # this PyTorch does not tell of steps
         return 2 * sum(line.gradients for line in lines) > len(lines)
     return False

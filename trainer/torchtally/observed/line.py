@@ -79,6 +79,8 @@ class Handed:
     samples: int
     steps: int | None  # of optimizers, after its batches
     gradients: bool
+    resumed: int = 0  # batches that were handed out before, by an iterator whose state was loaded
+    beside: int = 0  # steps after batches of this and another loader, in turn
     base: Base | None = None  # of a stream, there is none
     handed: Samples | None = None  # None: its indices are no numbers, or it is a stream
     order: str | None = None
@@ -96,7 +98,12 @@ class Handed:
 
     @property
     def whole(self) -> bool:
-        return self.end == "whole"
+        return self.end == "whole" and not self.resumed
+
+    @property
+    def trains(self) -> bool:
+        """Whether optimizers stepped on its batches."""
+        return bool(self.steps) or self.beside > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +165,8 @@ def _handed(values: Mapping[str, Any], process: Process, loader: Loader) -> Hand
         samples=count,
         steps=_optional(values, "steps"),
         gradients=bool(values.get("gradients")),
+        resumed=_optional(values, "resumed") or 0,
+        beside=_optional(values, "beside") or 0,
         base=base,
         handed=_samples(values, count) if indexed else None,
         order=_text(values, "order") if indexed else None,

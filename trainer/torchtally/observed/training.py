@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchtally.observed import causes, sets
 from torchtally.observed.causes import Lines
@@ -178,7 +178,8 @@ def _share_drawn(shares: Shares) -> Finding:
 
 
 def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
-    counted = shares.size, shares.lost, shares.doubled
+    whole = all(line.whole for line in lines.values())
+    counted = shares.size, shares.lost if whole else None, shares.doubled
     if shares.once:
         none = Amount(0, shares.size, shares.size)
         told = "each sample handed out exactly once"
@@ -194,7 +195,7 @@ def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
     if len(classes) == 1:
         return Counted((_all_alike(lines, shares),), *counted)
     if 1 < len(classes) < world and len({len(each) for each in classes}) == 1:
-        return Counted(tuple(_of_classes(lines, shares, classes)), *counted)
+        return _of_classes(lines, shares, classes)
     return Counted(tuple(_uneven(lines, shares, world)), *counted)
 
 
@@ -224,24 +225,20 @@ def _all_alike(lines: Lines, shares: Shares) -> Finding:
     return fault("all alike", f"all ranks are handed the same {count} samples in the same order{others}: {why}")
 
 
-def _of_classes(lines: Lines, shares: Shares, classes: list[list[int]]) -> Iterator[Finding]:
+def _of_classes(lines: Lines, shares: Shares, classes: list[list[int]]) -> Counted:
     """Several ranks are handed the same: on purpose, as with tensor parallelism, or because nodes have one shard."""
-    shown = "; ".join(ranks(each) for each in classes[:4])
-    told = f"these ranks are handed the same samples in the same order: {shown}"
+    told = f"the same samples go in the same order to {'; '.join(ranks(each) for each in classes[:4])}"
     one_of_each = {each[0]: lines[each[0]] for each in classes}
     rest = Shares.of(one_of_each)
-    complete = rest is not None and (rest.once or not rest.lost.hits)
-    if _peers(lines, classes):
-        yield note("peers", f"{told}, as their process groups say")
-    elif not complete or _is_local(lines):
+    assert rest
+    if not _peers(lines, classes) and ((rest.lost.hits and not rest.once) or _is_local(lines)):
         others = f", and {shares.lost} go to no rank" if shares.lost.hits else ""
         why = causes.places(lines) or "pass rank=dist.get_rank() and its world size to the sampler"
-        yield fault("alike", f"{told}{others}: {why}")
-        return
-    else:
-        yield note("peers", f"{told}; where they hold parts of one model, that is right")
-    if rest is not None and not rest.once:
-        yield from _uneven(one_of_each, rest, len(classes))
+        found = fault("alike", f"{told}{others}: {why}")
+        return Counted((found,), shares.size, shares.lost, shares.doubled)
+    meant = "as their process groups say" if _peers(lines, classes) else "right if they hold parts of one model"
+    counted = _divided(one_of_each, rest, len(classes))
+    return replace(counted, findings=(*counted.findings, note("peers", f"{told}, {meant}")))
 
 
 def _is_local(lines: Lines) -> bool:
@@ -325,8 +322,11 @@ def _left(lines: Lines, shares: Shares) -> Iterator[Finding]:
     left = [line for line in lines.values() if not line.whole]
     if left:
         count = shares.all_handed.count
-        how = "is still open" if any(line.end == "open" for line in left) else "ends early"
-        yield note("left", f"the pass {how}: {count} samples are handed out of {shares.size}")
+        if any(line.resumed for line in left):
+            how = "goes on from a state"
+        else:
+            how = "is still open" if any(line.end == "open" for line in left) else "ends early"
+        yield note(f"left {how}", f"the pass {how}: {count} samples are handed out of {shares.size}")
 
 
 def _verb(lines: Lines, one: str, several: str) -> str:
