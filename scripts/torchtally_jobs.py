@@ -23,10 +23,10 @@ except ModuleNotFoundError as error:
 EPILOG = """\
 In place of a JOB, the path of logs in a file or a folder: it has a / or a dot, as ./logs has.
 
-exit status of status, watch, and verify: 0 proved; 1 disproved; 2 a mistake (options, no such job, a missing right);
-3 incomplete: nothing contradicts, but lines are missing; 4 pending: queued, suspended, or starting; 5 failed;
-6 running; 7 the cluster does not answer. verify reports a running job by 4, as verify_shards does. The other commands
-end with 0 after success.
+exit status of status, watch, and verify: 0 proved, or observed without a fault; 1 disproved, or observed with one; 2 a
+mistake (options, no such job, a missing right); 3 incomplete: nothing contradicts, but lines are missing; 4 pending:
+queued, suspended, or starting; 5 failed; 6 running; 7 the cluster does not answer. verify reports a running job by 4,
+as verify_shards does. The other commands end with 0 after success.
 """
 JOB = "a PyTorchJob or a TrainJob, or the path of logs"
 

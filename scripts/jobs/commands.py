@@ -5,12 +5,14 @@ import heapq
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import verify_shards
 
 from torchtally.page import document
+from torchtally.verifier import observing
 from torchtally.verifier.verdict import judge
 from verify.errors import BadInput
 from verify.job_kinds import ClusterJob, NoJob, Unreachable
@@ -143,23 +145,28 @@ def fetch(options: Options) -> int:
 
 
 def report(options: Options) -> int:
-    """The page of the newest run."""
+    """The page of the newest run, or of what was observed."""
     if files.is_path(options.job):
         log = views.read_files(Path(options.job))
     else:
         cluster = _cluster(options)
         _, _, log = views.read_job(cluster, cluster.job(options.job))
-    snapshot = log.record.snapshot
-    if snapshot.run is None:
-        raise BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
-    verdict = judge(log, snapshot.run.id)[0]
-    path = Path(options.page)
+    observation = observing.observation(log)
+    snapshot, path = replace(log.record.snapshot, observation=observation), Path(options.page)
     try:
-        document.write(snapshot, verdict, path)
+        if snapshot.run:
+            verdict = judge(log, snapshot.run.id)[0]
+            outcome = verdict.outcome
+            document.write(snapshot, verdict, path)
+        elif observation:
+            outcome = observing.outcome(observation, log.job)
+            document.write_observed(snapshot, outcome, path)
+        else:
+            raise BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror}") from error
-    told = f"{verdict.outcome}: see {path.absolute().as_uri()}"
-    show.output(show.dumped({"page": str(path), "outcome": verdict.outcome}) if options.json else told)
+    told = f"{outcome}: see {path.absolute().as_uri()}"
+    show.output(show.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
     return 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchtally.observed.judge import Observation
 from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Restart, Run, Snapshot, State, Straggler
 
 from .standing import Standing
@@ -107,10 +108,10 @@ def of(
         "job": name,
         "at": at,
         "standing": standing,
-        "state": state or (str(run.state) if run else "starting"),
+        "state": state or _state(snapshot),
         "kind": kind,
         "namespace": namespace,
-        "proof": proof or stated(run),
+        "proof": proof or stated(run, snapshot.observation),
         "pods": rows,
         "slowest": straggler.slow if straggler else _slowest(rows, run),
         "straggler": straggler,
@@ -118,7 +119,7 @@ def of(
         "notes": (*warnings, *(f"preflight: {pod.life.slow}" for pod in snapshot.pods if pod.life.slow)),
     }
     if run is None:
-        return Overview(**common)
+        return Overview(**common, world=snapshot.observation.world if snapshot.observation else None)
     newest = run.attempts[-1] if run.attempts else None
     results = run.epochs[-1] if run.epochs else None
     written = [each for each in run.checkpoints if each.cause is None]
@@ -146,6 +147,22 @@ def of(
     )
 
 
+def over(snapshot: Snapshot) -> bool:
+    """Whether no more lines will come, as far as the lines tell."""
+    ended = all(pod.life.ended is not None or pod.life.started is None for pod in snapshot.pods)
+    if snapshot.run is None:
+        return ended and snapshot.observation is not None and any(pod.life.started for pod in snapshot.pods)
+    return ended and snapshot.run.state is State.COMPLETE
+
+
+def _state(snapshot: Snapshot) -> str:
+    if snapshot.run:
+        return str(snapshot.run.state)
+    if over(snapshot):
+        return str(State.STOPPED if any(pod.life.code for pod in snapshot.pods) else State.COMPLETE)
+    return str(State.RUNNING) if snapshot.observation else "starting"
+
+
 def progress_of(run: Run) -> Progress | None:
     """The newest report of the newest attempt."""
     newest = max((each.number for each in run.attempts), default=None)
@@ -153,8 +170,11 @@ def progress_of(run: Run) -> Progress | None:
     return max(reports, key=lambda each: (each.time, each.loss is not None), default=None)
 
 
-def stated(run: Run | None) -> str:
+def stated(run: Run | None, observation: Observation | None = None) -> str:
     """How much the lines state. Only the verifier says that anything is proved."""
+    if run is None and observation:
+        passes = sum(len(loader.passes) for loader in observation.loaders)
+        return next(iter(observation.faults), f"no fault so far: {passes} pass{'es' * (passes != 1)} observed")
     counting = [each for each in run.proofs if not each.superseded] if run else []
     wrong = [each for each in counting if each.holds is False]
     if wrong:

@@ -22,6 +22,8 @@ from .standing import Standing
 
 _COLOURS = {
     Standing.PROVED: "green",
+    Standing.OBSERVED: "green",
+    Standing.FAULTY: "bold red",
     Standing.DISPROVED: "bold red",
     Standing.FAILED: "red",
     Standing.INCOMPLETE: "yellow",
@@ -142,7 +144,7 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
 
 def _mark(standing: Standing, encoding: str) -> str:
     good, bad = table.marks(encoding)
-    if standing in (Standing.PENDING, Standing.RUNNING):
+    if standing in (Standing.OBSERVED, Standing.PENDING, Standing.RUNNING):  # an observation is no proof
         return ""
     return f"{good if standing is Standing.PROVED else bad} "
 

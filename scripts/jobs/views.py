@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torchtally.verifier import phrasing
+from torchtally.observed import report as observed
+from torchtally.verifier import observing, phrasing
+from torchtally.verifier.log import Log
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
 from verify import cluster as verified
@@ -42,11 +44,17 @@ def read_job(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str], Record
 
 
 def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
-    """By the log of the first pod alone, whose last line proves the run. Raises ClusterError."""
+    """By the log of the first pod alone, whose last line proves the run; what is observed is in all of them.
+
+    Raises ClusterError.
+    """
     log = RecordingLog()
     own = {name: pod for name, pod in pods.items() if _is_of(pod, job)}
-    first = job.pods(cluster.core)[:1] if job.has_leader else job.pods(cluster.core)
-    verified.read(cluster.core, job, log, [name for name in first if name in own])
+    names = [name for name in job.pods(cluster.core) if name in own]
+    first = names[:1] if job.has_leader else names
+    verified.read(cluster.core, job, log, first)
+    if log.observed and not log.runs:
+        verified.read(cluster.core, job, log, names[len(first) :])
     tell(log, job, own)
     return judged(log, job, own)
 
@@ -54,14 +62,13 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
 def of_files(path: Path) -> Overview:
     """Of logs. Raises NoLogs."""
     log = read_files(path)
-    verdicts = judge(log)
-    outcome = worst(each.outcome for each in verdicts)
+    outcome, sentence = _judgement(log)
     return overview.of(
         path.name or str(path),
         log.record.snapshot,
         at=time.time(),
         standing=standing.of(outcome, None),
-        proof=_sentence(verdicts),
+        proof=sentence,
     )
 
 
@@ -108,14 +115,13 @@ def _asked(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str]]:
 
 def judged(log: RecordingLog, job: ClusterJob, pods: Pods, warnings: Iterable[str] = ()) -> Overview:
     """Of a job whose logs are read."""
-    verdicts = judge(log)
-    outcome = worst(each.outcome for each in verdicts)
+    outcome, sentence = _judgement(log)
     return overview.of(
         job.name,
         log.record.snapshot,
         at=time.time(),
         standing=standing.of(outcome, job),
-        proof=_sentence(verdicts),
+        proof=sentence,
         **_known(job, pods),
         warnings=warnings,
     )
@@ -127,6 +133,23 @@ def _known(job: ClusterJob | None, pods: Pods) -> dict[str, Any]:
     state = job.state.lower() if job.ended else job.progress
     waiting = {name: why for name, pod in pods.items() if (why := waits(pod))}
     return {"state": state, "kind": job.kind, "namespace": job.namespace, "waits": waiting}
+
+
+def _judgement(log: Log) -> tuple[Outcome, str]:
+    """What all of a log comes to, and the sentence of the worst."""
+    observation = observing.observation(log)
+    if observation is None:
+        verdicts = judge(log)
+        return worst(each.outcome for each in verdicts), _sentence(verdicts)
+    own = observing.outcome(observation, log.job)
+    sentence = next(iter(observation.faults), observed.conclusion(observation))
+    if log.job and own is log.job.outcome:
+        sentence = f"{own}: {log.job.sentence}"
+    if not log.runs:
+        return own, sentence
+    verdicts = judge(log)
+    proved = worst(each.outcome for each in verdicts)
+    return (proved, _sentence(verdicts)) if worst([proved, own]) is proved else (own, sentence)
 
 
 def _sentence(verdicts: list[Verdict]) -> str:

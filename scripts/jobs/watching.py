@@ -7,11 +7,10 @@ from pathlib import Path
 
 from rich.live import Live
 
-from torchtally.record.model import State
 from verify import cluster as verified
 from verify.job_kinds import ClusterError, NoJob, Unreachable
 
-from . import show, views
+from . import overview, show, views
 from .cluster import Cluster
 from .files import Growing, found, parted
 from .follow import MOST, Follower
@@ -122,16 +121,10 @@ def logs(path: Path, screen: Screen, running: Callable[[], bool] | None = None) 
                 for text in growing.lines():
                     pod, _, line = parted(file, text)
                     log.add_line(pod, line)
-            if over or (running is None and _over(log)):
+            if over or (running is None and overview.over(log.record.snapshot)):
                 break
             screen.show(views.so_far(log, path.name, None, {}, []))
             time.sleep(_REDRAW)
     last = views.of_files(path)  # as the verifier reads them: a last line without its end counts, and wrapped ones do
     screen.end(last)
     return last.standing
-
-
-def _over(log: RecordingLog) -> bool:
-    snapshot = log.record.snapshot
-    complete = snapshot.run is not None and snapshot.run.state is State.COMPLETE
-    return complete and all(pod.life.ended is not None or pod.life.started is None for pod in snapshot.pods)
