@@ -9,7 +9,8 @@ import zlib
 from collections.abc import Mapping
 
 _LEAVES = 4
-_WHOLE = 1 << 14  # bytes of a row that are read; of a longer one four parts
+_WHOLE = 1 << 12  # bytes of a row that are read; of a longer one four parts
+_PLAIN = (str, bytes, int, float)
 _OF_NUMPY = "biufcSUM"  # kinds of arrays whose memory holds their values
 
 
@@ -64,13 +65,18 @@ def leaves(batch, found=None):
 
 def of_row(found, at, rows):
     """The checksums of one row of a batch's leaves; empty where no leaf has so many rows."""
-    sums = (_of_leaf(each, at) for each in found if rows_of(each) == rows)
-    return [each for each in sums if each is not None][:_LEAVES]
+    return [read(at) for read in readers(found, rows)][:_LEAVES]
+
+
+def readers(found, rows):
+    """For each leaf with so many rows that can be read, what returns the checksum of a row."""
+    known = (_reader(each) for each in found if rows_of(each) == rows)
+    return [each for each in known if each is not None]
 
 
 def of_sample(sample):
     """The checksums of a sample that is in no batch."""
-    sums = (_of_leaf(each, None) for each in leaves(sample))
+    sums = (_of_leaf(each) for each in leaves(sample))
     return [each for each in sums if each is not None][:_LEAVES]
 
 
@@ -82,48 +88,60 @@ def rows_of(leaf):
     return int(shape[0]) if isinstance(shape, tuple) and shape else None
 
 
-def _of_leaf(leaf, at):
-    """The checksum of a row of a leaf, or of all of it; None for what cannot be read."""
-    kind = type(leaf)
+def _reader(leaf):
+    """What returns the checksum of a row of this leaf; None for what cannot be read."""
     if isinstance(leaf, (list, tuple)):
-        return _of_plain(leaf if at is None else leaf[at])
-    if kind.__module__ == "torch" and kind.__name__ == "Tensor":
-        return _of_tensor(leaf, at)
-    if kind.__module__ == "numpy":
-        if kind.__name__ == "ndarray" and leaf.dtype.kind in _OF_NUMPY:
-            return zlib.crc32((leaf if at is None else leaf[at]).tobytes())
-        return None if at is not None else _of_plain(leaf.item() if hasattr(leaf, "item") else leaf)
-    return _of_plain(leaf) if at is None else None
+        if all(isinstance(each, _PLAIN) for each in leaf):
+            return lambda at: _of_plain(leaf[at])
+        return None
+    if _is_array(leaf):
+        return lambda at: zlib.crc32(leaf[at].tobytes())
+    memory = _memory(leaf)
+    if memory is None or (leaf.stride(0) != leaf.numel() // leaf.shape[0] and leaf.shape[0] > 1):
+        return None  # or a row does not lie in one piece
+    row = len(memory) // leaf.shape[0]
+    if row <= _WHOLE:
+        return lambda at: zlib.crc32(memory[at * row : at * row + row])
+    return lambda at: _of_parts(memory[at * row : at * row + row])
+
+
+def _of_leaf(leaf):
+    """The checksum of all of a leaf; None for what cannot be read."""
+    if isinstance(leaf, _PLAIN):
+        return _of_plain(leaf)
+    if isinstance(leaf, (list, tuple)):
+        return _of_plain(leaf) if all(isinstance(each, _PLAIN) for each in leaf) else None
+    if _is_array(leaf):
+        return zlib.crc32(leaf.tobytes())
+    memory = _memory(leaf)
+    if memory is None or not leaf.is_contiguous():
+        return None
+    return zlib.crc32(memory) if len(memory) <= _WHOLE else _of_parts(memory)
+
+
+def _is_array(leaf):
+    kind = type(leaf)
+    return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and leaf.dtype.kind in _OF_NUMPY
 
 
 def _of_plain(value):
-    if isinstance(value, (list, tuple)):
-        value = [each for each in value if isinstance(each, (str, bytes, int, float))]
-    elif not isinstance(value, (str, bytes, int, float)):
-        return None
     return zlib.crc32(repr(value).encode(errors="replace"))
 
 
-def _of_tensor(tensor, at):
-    if tensor.device.type != "cpu" or str(tensor.layout) != "torch.strided" or tensor.is_quantized:
+def _memory(tensor):
+    """The memory of a dense tensor on the CPU from its first element on, else None."""
+    kind = type(tensor)
+    if kind.__module__ != "torch" or kind.__name__ != "Tensor" or tensor.device.type != "cpu":
         return None
-    count, size = tensor.numel(), tensor.element_size()
-    if not count:
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized or not tensor.numel():
         return None
-    first = tensor.data_ptr()
-    if at is None:
-        return _of_memory(first, count * size) if tensor.is_contiguous() else None
-    row = count // tensor.shape[0]
-    if tensor.stride(0) != row and tensor.shape[0] > 1:  # the row does not lie in one piece
-        return None
-    return _of_memory(first + at * row * size, row * size)
+    return memoryview((ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr()))
 
 
-def _of_memory(first, count):
-    if count <= _WHOLE:
-        return zlib.crc32((ctypes.c_char * count).from_address(first))
-    total, part = count, _WHOLE // 4
+def _of_parts(memory):
+    """The checksum of four parts of a long row."""
+    total, part = 0, _WHOLE // 4
     for number in range(4):
-        begin = first + (count - part) * number // 3
-        total = zlib.crc32((ctypes.c_char * part).from_address(begin), total & 0xFFFFFFFF)
+        begin = (len(memory) - part) * number // 3
+        total = zlib.crc32(memory[begin : begin + part], total)
     return total

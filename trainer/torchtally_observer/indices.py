@@ -1,16 +1,18 @@
 """Which samples a pass has handed out, by the indices of the dataset below all Subsets.
 
-The number and the sums of i + 1, its square, and its cube add up over ranks, and have a closed form for the indices 0
-to N - 1: "each once" can be checked without knowing the order. One bit for each sample of a sketch tells the rest.
+The number of indices and the sums of their powers 1 to 3 add up over ranks, and have a closed form for the indices 0 to
+N - 1: "each once" can be checked without knowing the order. One bit for each sample of a sketch tells the rest.
 """
 
 import base64
 import hashlib
 from array import array
+from operator import mul
 
 from torchtally_observer import contents, sketch
 
 _BLOCK = 4096  # indices at a time
+_INT = {int}
 _HEAD = 256  # indices at the beginning whose order has a hash of its own
 _MOST_HELD = 1 << 23  # of a larger Subset, indices are those of the Subset itself
 
@@ -25,20 +27,18 @@ def as_list(index):
 
 
 class Sums:
-    """Number, and sums of i + 1, its square, and its cube."""
+    """Number of indices, and the sums of their powers 1 to 3."""
 
     def __init__(self):
         self.values = [0, 0, 0, 0]
 
     def add(self, indices):
         """Add indices."""
-        first = [each + 1 for each in indices]
-        second = [each * each for each in first]
-        total = self.values
-        total[0] += len(first)
-        total[1] += sum(first)
-        total[2] += sum(second)
-        total[3] += sum(map(int.__mul__, first, second))
+        squares, total = list(map(mul, indices, indices)), self.values
+        total[0] += len(indices)
+        total[1] += sum(indices)
+        total[2] += sum(squares)
+        total[3] += sum(map(mul, indices, squares))
 
     @property
     def texts(self):
@@ -95,7 +95,7 @@ class Indices:
         buffer, self._buffer = self._buffer, []
         held, length = self._base.held, self._base.length
         try:
-            found = list(map(int, buffer))
+            found = buffer if set(map(type, buffer)) == _INT else list(map(int, buffer))
             if held is not None:
                 found = [held[each] for each in found]
             elif min(found, default=0) < 0:

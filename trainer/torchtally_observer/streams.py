@@ -42,7 +42,8 @@ class Stream:
             if rows is None:
                 rows, sums = 1, [_joined(contents.of_sample(batch))]
             else:
-                sums = [_joined(contents.of_row(found, at, rows)) for at in range(rows)]
+                readers = contents.readers(found, rows)
+                sums = [_joined([read(at) for read in readers]) for at in range(rows)]
         heap, kept = self._heap, self._kept
         for each in sums:
             if each is None:
@@ -88,4 +89,4 @@ def _keys(batch):
 
 def _joined(sums):
     """One checksum of those of a row, spread over 32 bits; None for a row that cannot be read."""
-    return zlib.crc32(repr(sums).encode()) if sums else None
+    return zlib.crc32(array("Q", sums).tobytes()) if sums else None

@@ -40,7 +40,7 @@ Sums = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A multiset of samples of a base: their number, the sums of i + 1, its square and cube, and a sketch."""
+    """A multiset of samples of a base: their number, the sums of the powers 1 to 3 of their indices, and a sketch."""
 
     count: int
     sums: Sums
@@ -95,6 +95,11 @@ class Handed:
     @property
     def rank(self) -> int:
         return self.process.rank
+
+    @property
+    def phase(self) -> str:
+        """By this line alone: other ranks, and other passes, may tell more."""
+        return "train" if (self.gradients if self.steps is None else self.steps) else "evaluate"
 
     @property
     def whole(self) -> bool:

@@ -58,8 +58,8 @@ def looked(length: int) -> int:
 
 def whole(length: int) -> Samples:
     """All samples of a base, each once."""
-    first = length * (length + 1) // 2
-    second = length * (length + 1) * (2 * length + 1) // 6
+    first = length * (length - 1) // 2
+    second = length * (length - 1) * (2 * length - 1) // 6
     bits = looked(length)
     width = (bits + 7) // 8 * 8
     return Samples(count=length, sums=(first, second, first * first), bits=((1 << bits) - 1) << (width - bits))
@@ -93,8 +93,7 @@ def few(more: Samples, fewer: Samples) -> list[int] | None:
     """The one or two samples that the first has and the second lacks; None where the sums do not tell."""
     count = more.count - fewer.count
     first, second, third = (a - b for a, b in zip(more.sums, fewer.sums, strict=True))
-    found = _roots(count, (first, second, third))
-    return None if found is None else [each - 1 for each in found]
+    return _roots(count, (first, second, third))
 
 
 def _roots(count: int, sums: Sums) -> list[int] | None:
