@@ -5,6 +5,8 @@ import re
 from torchtally.accounting.tally import Run
 from torchtally.monitoring.pod_metrics import PodMetrics
 from torchtally.monitoring.run_metrics import RunMetrics
+from torchtally.observed.line import Handed, Loader, Process
+from torchtally.pod.metrics import Observed
 
 RUN = Run(run="a", attempt=0, pod="p", task="toy", plan={"train": 1}, rank=0, world=1, seed=0, data="sha256:1")
 
@@ -15,7 +17,27 @@ class Saves:
     interval = saved_at = 0.0
 
 
-FAMILIES = {"pod": [*PodMetrics(RUN, 1.0).collect()], "run": [*RunMetrics(RUN, Saves()).collect()]}
+LOADER = Loader(place="train.py:41", type="DataLoader", dataset="Points", length=60, batch=5, workers=0)
+LINE = Handed(
+    process=Process(pod="p", rank=0, world=1, local=0, groups=(), began=0, pid=1),
+    at=0.0,
+    loader=LOADER,
+    sampler={},
+    number=0,
+    end="whole",
+    batches=12,
+    of=12,
+    samples=60,
+    steps=12,
+    gradients=True,
+)
+OBSERVED = Observed()
+OBSERVED.add(LINE)
+FAMILIES = {
+    "pod": [*PodMetrics(RUN, 1.0).collect()],
+    "run": [*RunMetrics(RUN, Saves()).collect()],
+    "observed": [*OBSERVED.collect()],
+}
 SERVED = {sample.name for families in FAMILIES.values() for family in families for sample in family.samples}
 
 

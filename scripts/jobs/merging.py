@@ -1,6 +1,7 @@
 """The lines of all pods in the order of their times; lines for programs are folded."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from torchtally import events
 from torchtally.proof.line import PREFIX
+from torchtally_observer import line as observed
 from verify import console
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
@@ -25,7 +27,7 @@ class Entry:
 
     @property
     def for_programs(self) -> bool:
-        return self.text.startswith((f"{PREFIX}{{", events.PREFIX))
+        return self.text.startswith((f"{PREFIX}{{", events.PREFIX, observed.PREFIX))
 
 
 class Printer:
@@ -34,7 +36,7 @@ class Printer:
     def __init__(self, console: Console, *, fold: bool, as_json: bool) -> None:
         self._console, self._fold, self._json = console, fold, as_json
         self._styles: dict[str, str] = {}
-        self._tallies = self._events = 0
+        self._folded = Counter[str]()
 
     def print(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -42,10 +44,8 @@ class Printer:
                 console.show(json.dumps(asdict(entry)))
                 continue
             if self._fold and entry.for_programs:
-                if entry.text.startswith(events.PREFIX):
-                    self._events += 1
-                else:
-                    self._tallies += 1
+                kinds = {events.PREFIX: "event", observed.PREFIX: "observed line"}
+                self._folded[kinds.get(entry.text.partition("{")[0], "tally line")] += 1
                 continue
             self.flush()
             style = self._styles.setdefault(entry.pod, _COLOURS[len(self._styles) % len(_COLOURS)])
@@ -55,14 +55,10 @@ class Printer:
 
     def flush(self) -> None:
         """Print the line of those that are folded."""
-        parts = [_counted(self._tallies, "tally line"), _counted(self._events, "event")]
-        if told := ", ".join(filter(None, parts)):
-            self._console.print(Text(f"  … {told}", "dim"))
-        self._tallies = self._events = 0
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count > 1)}" if count else ""
+        parts = [f"{count} {noun}{'s' * (count > 1)}" for noun, count in sorted(self._folded.items(), reverse=True)]
+        if parts:
+            self._console.print(Text(f"  … {', '.join(parts)}", "dim"))
+        self._folded.clear()
 
 
 def timed(lines: Iterable[tuple[str, str | None, str]]) -> Iterator[Entry]:

@@ -95,7 +95,14 @@ def test_each_event_is_documented() -> None:
     assert events.read(example)
 
 
-@pytest.mark.parametrize(("source", "heading"), [("pod", "## Metrics of each pod"), ("run", "## Metrics of the run")])
+@pytest.mark.parametrize(
+    ("source", "heading"),
+    [
+        ("pod", "## Metrics of each pod"),
+        ("run", "## Metrics of the run"),
+        ("observed", "## Metrics of an observed program"),
+    ],
+)
 def test_each_metric_is_documented(source: str, heading: str) -> None:
     documented = re.findall(r"^\| `torchtally_[a-z].*", page("reference/metrics.md", heading), re.MULTILINE)
     assert documented == [*map(row_of, FAMILIES[source])]

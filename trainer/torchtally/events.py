@@ -225,6 +225,19 @@ class Stuck(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Observed(Event):
+    """A pass of a DataLoader has ended in a rank of a program without an account. The pod's entry point reports it."""
+
+    of_rank: Annotated[int, "global rank"]
+    loader: Annotated[str, "where the program iterates, and the type of the dataset"]
+    phase: Annotated[str, "train if an optimizer has stepped after a batch of it, else evaluate"]
+    number: Annotated[int, "number of the pass, from 1, among those of this loader in its process"]
+    samples: Annotated[int, "samples that were handed out"]
+    batches: Annotated[int, "batches that were handed out"]
+    whole: Annotated[bool, "whether it reached its end; else the program left it"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ended(Event):
     """The entry point of a pod ends. A pod that refuses its arguments, or that is killed, does not report it."""
 
@@ -251,6 +264,7 @@ KINDS: dict[str, type[Event]] = {
     "write_failed": WriteFailed,
     "complete": Complete,
     "stuck": Stuck,
+    "observed": Observed,
     "ended": Ended,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}

@@ -3,13 +3,12 @@
 from contextlib import ExitStack
 from typing import Self
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
-from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 from torchtally.monitoring.pod_metrics import Epoch, PodMetrics, Timer
 from torchtally.monitoring.run_metrics import RunMetrics, Saving
-from torchtally.pod import address
+from torchtally.pod import metrics
 
 
 class Exporter:
@@ -32,23 +31,13 @@ class Exporter:
             return
         self._pod = PodMetrics(run, self._share)
         self._registry.register(self._pod)
-        for each in address.of_metrics():
-            try:
-                server, thread = start_http_server(self._port, each, self._registry)
-            except OSError as error:
-                log.warning(
-                    f"metrics are not served: TORCHTALLY_METRICS_PORT={self._port} cannot be opened at {each}: {error}"
-                )
-                continue
-            self._served.callback(thread.join)
-            self._served.callback(server.server_close)
-            self._served.callback(server.shutdown)
+        self._served = metrics.serve(self._registry, self._port)
 
     def of_run(self, run: Run, saving: Saving | None) -> Callback:
         """Serve the metrics of the run as well, on rank 0, and return what is told of it."""
-        metrics = RunMetrics(run, saving)
-        self._registry.register(metrics)
-        return metrics
+        found = RunMetrics(run, saving)
+        self._registry.register(found)
+        return found
 
     def begin(self, epoch: Epoch, timer: Timer) -> None:
         """An epoch of training begins, or goes on."""

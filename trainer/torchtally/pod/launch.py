@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
 from torchtally import compat, events
-from torchtally.environment import Job, Places, forks, hang_seconds, observes, pod_name
+from torchtally.environment import Job, Places, forks, hang_seconds, metrics_port, observes, pod_name
 from torchtally.environment import retries as allowed_retries
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
@@ -78,7 +78,7 @@ def launch(
     def attempt(again: Callable[[], object]) -> int | Callable[[], int]:
         return _attempt(command, env, job, is_complete, module, output, again)
 
-    with observing.told() if observed and not job.in_cluster else nullcontext():
+    with observing.told(prints=not job.in_cluster) if observed else nullcontext():
         if job.elastic or allowed_retries(env) is None or not attempts.possible():
             return attempt(lambda: None)
         _forkable(command, env, module)  # whose imports each attempt then finds
@@ -130,6 +130,10 @@ def _attempt(
     _report_start(job, processes, why, threads)
     hang = Hang(pod_name(env), folder, output or places.output, seconds, pods.share if pods else None)
     hang.start()
+    watch = None
+    if os.environ["TORCHTALLY_OBSERVE"] == "auto":
+        watch = observing.Watch(pod_name(env), metrics_port(env), prints=not job.in_cluster)
+        watch.start()
     if pods:
         pods.before_kill = hang.look
         rendezvous_handler_registry.register(rendezvous.BACKEND, pods.create)
@@ -144,6 +148,8 @@ def _attempt(
     except Exhausted as sentence:
         ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
     keeper.dismiss()
+    if watch:
+        watch.end()
     hung = hang.sentence
     shutil.rmtree(folder, ignore_errors=True)
     return _report_end(ended, hung)
