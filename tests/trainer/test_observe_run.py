@@ -99,8 +99,8 @@ def test_children_of_a_script_are_observed(script: Path, method: str, tmp_path: 
     check(ended)
 
 
-def test_attempts_in_one_pod_end_with_one_text(script: Path) -> None:
-    ended = started(script, "sys.exit(7)", TORCHTALLY_RETRIES="1")
+def test_attempts_in_one_pod_end_with_one_text(script: Path, tmp_path: Path) -> None:
+    ended = started(script, "sys.exit(7)", TORCHTALLY_RETRIES="1", TORCHTALLY_OUTPUT=str(tmp_path))
     assert ended.returncode == RETRIED, ended.stderr
     check(ended)
 
