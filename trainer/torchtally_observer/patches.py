@@ -71,7 +71,7 @@ def _begun(iterator, loader):
     before = iterator.__dict__.pop(_PASS, None)
     if before is not None:
         before.end("left")
-    if _in_worker() or "torchtally.accounting" in sys.modules:  # an account proves its own
+    if _in_worker():
         return
     observed = process.current().begin(loader)
     if observed is not None:

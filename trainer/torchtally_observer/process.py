@@ -3,7 +3,6 @@
 import atexit
 import multiprocessing.util
 import os
-import sys
 import time
 import weakref
 
@@ -88,6 +87,11 @@ class Process:
             self.turn_off(error)
             return None
 
+    def leave(self):
+        """Observe nothing more, and say nothing: an account proves what it hands out."""
+        self._off = True
+        self._open.clear()
+
     def turn_off(self, error):
         """Observe nothing more, and say so once, by the error's type and place alone."""
         if not self._off:
@@ -135,7 +139,7 @@ class Process:
         for loader, passes, batches, samples in self._sums.values():
             line.write(self._fields(loader=loader, passes=passes, batches=batches, samples=samples))
         self._sums = {}
-        if self._steps and not self._passes and "torchtally.accounting" not in sys.modules:
+        if self._steps and not self._passes:
             line.write(self._fields(steps=self._steps, unseen="no DataLoader"))
             self._steps = 0
 

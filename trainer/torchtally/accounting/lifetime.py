@@ -24,6 +24,7 @@ from torchtally.environment import Process, preflight_mode
 from torchtally.errors import Ending, Refused
 from torchtally.monitoring.requested import Requested, exporter
 from torchtally.pod import failure
+from torchtally_observer import process
 
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
@@ -44,6 +45,7 @@ class Lifetime:
         anew: bool = False,
         order: Locality | None = None,
     ):
+        process.current().leave()
         self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
         self._order = order
         self._driven: list[Epochs] = []
