@@ -126,7 +126,9 @@ def test_each_exit_code_is_documented() -> None:
 def test_each_variable_of_torchtally_is_documented() -> None:
     sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     of_its_own = set(re.findall(r'os\.environ\["(TORCHTALLY_\w+)"\] = ', sources))  # for its ranks
-    read = set(re.findall(r'"(TORCHTALLY_[A-Z_]+)"', sources)) - of_its_own
+    observer = "".join(path.read_text() for path in PACKAGE.with_name("torchtally_observer").rglob("*.py"))
+    variable = r'"(TORCHTALLY_[A-Z_]+)"'
+    read = set(re.findall(variable, sources)) - of_its_own | set(re.findall(variable, observer))
     documented = code(" ".join(first_cells(page("reference/environment.md", "## Variables of torchtally"))))
     assert sorted(documented) == sorted(read)
 
