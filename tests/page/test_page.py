@@ -8,10 +8,13 @@ import bruteforce
 import large
 import pages
 import pytest
+import seen
 from playwright.sync_api import Browser
 
 from torchtally import events
 from torchtally.page import document
+from torchtally.record.record import Record
+from torchtally.verifier import observing
 from torchtally.verifier.outcome import Outcome
 
 pytestmark = pytest.mark.browser
@@ -92,6 +95,72 @@ def test_a_disproved_run_shows_which_samples(browser: Browser, tmp_path: Path) -
         assert page.evaluate(ticks) != before
         page.get_by_role("button", name="Show all").first.click()
         assert page.evaluate(ticks) == before
+
+
+def observed(tmp_path: Path, lines: list[str]) -> Path:
+    """The page of these lines of a program that keeps no account."""
+    record = Record()
+    for line in lines:
+        record.add(*line.removeprefix("[").split("] ", 1))
+    snapshot, path = record.snapshot, tmp_path / "report.html"
+    assert snapshot.observation
+    document.write_observed(snapshot, observing.outcome(snapshot.observation, None), path)
+    return path
+
+
+def test_an_observed_program(browser: Browser, tmp_path: Path) -> None:
+    with pages.opened(browser, observed(tmp_path, seen.lines())) as page:
+        assert page.title() == "✓ Observed training – torchtally"
+        assert "an observation, not a proof" in page.inner_text(".verdict")
+        assert [row[2:] for row in pages.rows(page, "Shard map of train.py:18 (Digits): 2 ranks over 2 passes.")] == [
+            ["demo-master-0", "0", "40", "20", "", "", ""],
+            ["demo-worker-0", "1", "40", "20", "", "", ""],
+            ["all", "2", "40", "40", "0", "0", "✓ each sample handed out exactly once"],
+        ]
+        assert page.locator("#observed-0 .role-axis-label").all_inner_texts()[0].split() == ["1", "2"]
+        said = "rank 1, pass 2: as expected"
+        cell = page.locator(f"#observed-0 [aria-label='{said}']")
+        cell.hover()
+        tip = page.inner_text("#vg-tooltip-element").split()
+        assert " ".join(tip) == (
+            "who rank 1 pass 2 samples as expected handed out 20 lost by all ranks 0 of 40 samples "
+            "doubled by all ranks 0 of 40 samples"
+        )
+
+
+def test_a_fault_and_a_rank_without_a_line(browser: Browser, tmp_path: Path) -> None:
+    lines = [*seen.lines(seen.ALL), *seen.lines(([1, 2], []), passes=1, steps=0, loader=OTHER)[:1]]
+    with pages.opened(browser, observed(tmp_path, lines)) as page:
+        assert page.title().startswith("✗ ")
+        assert "each rank is handed all 40 samples" in page.inner_text(".verdict li")
+        for who in ("all ranks together", "rank 0", "rank 1"):
+            assert page.locator(f"#observed-0 [aria-label='{who}, pass 1: fault']").count() == 1
+        assert page.locator("#observed-1 [aria-label='rank 1, pass 1: no line in these logs']").count() == 1
+        assert page.locator("#observed-1 [aria-label$=': fault']").count() == 0
+
+
+OTHER = {"place": "train.py:31", "type": "DataLoader", "dataset": EVIL, "length": 40, "batch": 5, "workers": 0}
+
+
+def test_text_of_an_observed_line_stays_text(browser: Browser, tmp_path: Path) -> None:
+    lines = seen.lines(passes=1, loader=OTHER, pod=EVIL)
+    with pages.opened(browser, observed(tmp_path, lines)) as page:
+        assert EVIL in page.inner_text("figcaption")
+        page.locator("#observed-0 [aria-label^='rank 0']").hover()
+        assert page.locator("img, main b").count() == 0
+
+
+def test_many_ranks_and_passes_fit_in_2_mb(browser: Browser, tmp_path: Path) -> None:
+    observation = Record()
+    for rank in range(300):
+        for number in range(50):
+            line = seen.line(0, [rank % 40], number, world=300, **{"rank": rank, "pod": f"pod-{rank}"})
+            observation.add("pod", line)
+    path = tmp_path / "report.html"
+    document.write_observed(observation.snapshot, Outcome.OBSERVED, path)
+    assert path.stat().st_size < 2_000_000
+    with pages.opened(browser, path) as page:
+        assert page.locator("#observed-0 canvas, #observed-0 svg").count() == 1
 
 
 @pytest.mark.parametrize("missing", ["last line", "rank"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import bruteforce
 import pytest
+import seen
 import stated
 import told
 import torchtally_jobs
@@ -85,6 +86,18 @@ def test_a_job_that_is_proved(cluster: Server, capsys: pytest.CaptureFixture[str
 def test_only_the_first_pod_is_read_for_a_list(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
     asked(capsys, "list")
     assert [path for path in cluster.asked if "/log" in path] == [f"{pod('demo-master-0')}/log?container=pytorch"]
+
+
+@pytest.mark.parametrize(("shards", "word"), [(seen.RIGHT, "observed"), (seen.ALL, "✗ faulty")])
+def test_all_pods_of_an_observed_job_are_read_for_a_list(
+    cluster: Server, capsys: pytest.CaptureFixture[str], shards: tuple[list[int], list[int]], word: str
+) -> None:
+    for name in ("demo-worker-1", "demo-worker-2"):
+        cluster.log(name, "")
+    for rank, name in enumerate(seen.PODS):
+        cluster.log(name, f"{seen.line(rank, shards[rank])}\n")
+    assert asked(capsys, "list")[1].endswith(word)
+    assert len([path for path in cluster.asked if "/log" in path]) == 4
 
 
 @pytest.mark.parametrize(

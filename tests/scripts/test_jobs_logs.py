@@ -10,6 +10,7 @@ from pathlib import Path
 
 import bruteforce
 import pytest
+import seen
 import told
 import torchtally_jobs
 
@@ -186,6 +187,65 @@ def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "3f9c2a7b10de" in (tmp_path / "demo.html").read_text()
     assert torchtally_jobs.main(["report", path, str(tmp_path / "nowhere/demo.html")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+FAULT = "train.py:18 (Digits): each rank is handed all 40 samples in the same order, and no sampler divides them: "
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "standing", "sentence"),
+    [
+        (seen.lines(), 0, "observed", "observed: 2 ranks, 2 passes, no fault in how samples are handed out"),
+        (seen.lines(seen.ALL), 1, "faulty", FAULT),
+        (seen.lines(seen.RIGHT[:1]), 3, "incomplete", "incomplete: 2 ranks, 2 passes, and lines are missing"),
+    ],
+    ids=["observed", "faulty", "incomplete"],
+)
+def test_a_program_that_keeps_no_account(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], status: int, standing: str, sentence: str
+) -> None:
+    path = written(tmp_path, [*told.start(0), *lines, *ENDS])
+    for command in ("status", "watch"):
+        assert torchtally_jobs.main([command, path]) == status
+        said = " ".join(capsys.readouterr().out.split())
+        assert sentence in said and "✓" not in said
+        assert "demo.log complete" in said and "demo-master-0 0 has ended" in said
+        assert torchtally_jobs.main([command, path, "--json"]) == status
+        found = json.loads(capsys.readouterr().out)
+        assert (found["standing"], found["world"]) == (standing, 2) and sentence in found["proof"]
+    assert torchtally_jobs.main(["report", path, str(tmp_path / "demo.html")]) == 0
+    assert capsys.readouterr().out.startswith(f"{standing}: ")
+    assert f"{standing.capitalize()}</strong>" in (tmp_path / "demo.html").read_text()
+
+
+ENDS = [told.line(9, pod, events.Ended(code=0, kind=None, cause=None)) for pod in told.PODS]
+
+
+def test_an_observed_program_so_far() -> None:
+    lines = [*told.start(0), *seen.lines()]
+    assert drawn(lines, 120, Standing.RUNNING, 27)[-1] == "no fault so far: 2 passes observed"
+    said = drawn([*told.start(0), *seen.lines(seen.ALL)], 300, Standing.RUNNING, 27)[-1]
+    assert said.startswith(FAULT)
+
+
+def test_a_proof_does_not_hide_a_fault_that_is_observed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An evaluation that no account keeps."""
+    proved = [*told.KILLED, *told.RESUMED, *told.PROVED]
+    for lines, status, sentence in (
+        (seen.lines(), 0, "observed: 2 ranks"),
+        (seen.lines(seen.ALL), 1, f"✗ {FAULT}"),
+    ):
+        path = written(tmp_path, [*proved, *lines])
+        assert torchtally_jobs.main(["status", path]) == status
+        assert sentence in " ".join(capsys.readouterr().out.split())
+        assert torchtally_jobs.main(["report", path, str(tmp_path / "demo.html")]) == 0
+        assert "<h2>Observed</h2>" in (tmp_path / "demo.html").read_text()
+
+
+def test_observed_lines_are_folded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [*seen.lines(), "[demo-master-0] trained"])
+    assert torchtally_jobs.main(["logs", path]) == 0
+    assert capsys.readouterr().out == "  … 4 observed lines\n[demo-master-0] trained\n"
 
 
 def test_a_log_that_says_so_is_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ _MARKS = {Outcome.OBSERVED: "✓", Outcome.FAULTY: "✗", Outcome.FAILED: "✗"}
 _MANY = 3000  # cells; beyond, successive passes that are alike are one
 _MOST = 12_000  # cells; beyond, there is a row for all ranks together alone
 _LOADERS = 64
+_FEW = 12  # passes, each of which has its number on the axis
 _ROWS = 400  # of a table
 
 
@@ -105,6 +106,7 @@ def _map(loader: Observed, name: str) -> Chart:
                 {"field": "doubled", "title": "doubled by all ranks"},
             ],
             said="datum.who + ', pass ' + datum.pass + ': ' + datum.state",
+            **({"values": [*range(1, passes + 1)]} if passes <= _FEW else {}),
         )
     ]
     if ranks <= shard_map.FEW and any(cell["state"] == _FAULT for cell in cells):

@@ -81,7 +81,9 @@ def _half(ranks: int) -> float:
     return 0.42 if ranks <= FEW else 0.5
 
 
-def cell_layer(ranks: int, title: str, domain: list[float], colour: Spec, tip: list[Spec], said: str) -> Spec:
+def cell_layer(
+    ranks: int, title: str, domain: list[float], colour: Spec, tip: list[Spec], said: str, **axis: list[int]
+) -> Spec:
     """The cells of a map: a row for each rank, and along x what `title` names. `said`: an expression for a cell."""
     half = _half(ranks)
     return {
@@ -105,6 +107,7 @@ def cell_layer(ranks: int, title: str, domain: list[float], colour: Spec, tip: l
                     "format": ",~r",
                     "tickCount": min(math.ceil(domain[1] - domain[0]) + 1, 12),
                     "labelBound": True,
+                    **axis,
                 },
             },
             "x2": {"field": "end"},
