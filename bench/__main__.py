@@ -78,6 +78,8 @@ def programs(number: int) -> Iterator[list[str]]:
         yield ["ranks", str(world)]
     yield ["saves", "2"]
     yield ["recovery", "once"]
+    for case in ("0", "2", "start"):
+        yield ["observed", case]
     for task in overhead.TASKS:
         yield ["overhead", task]
     yield ["verifier", "100000"]

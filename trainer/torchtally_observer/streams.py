@@ -31,19 +31,10 @@ class Stream:
 
     def add(self, batch):
         """Add the rows of a batch. Returns their number."""
-        keys = _keys(batch)
-        if keys is not None:
-            self._keyed = True
-            sums = [zlib.crc32(str(each).encode(errors="replace")) for each in keys]
-            rows = len(sums)
+        if isinstance(batch, (list, tuple)) and batch and all(isinstance(each, Mapping) for each in batch):
+            sums = [self._of_one(each) for each in batch]  # samples that nobody has put together
         else:
-            found = contents.leaves(batch)
-            rows = self._rows(found)
-            if rows is None:
-                rows, sums = 1, [_joined(contents.of_sample(batch))]
-            else:
-                readers = contents.readers(found, rows)
-                sums = [_joined([read(at) for read in readers]) for at in range(rows)]
+            sums = self._of_batch(batch)
         heap, kept = self._heap, self._kept
         for each in sums:
             if each is None:
@@ -56,7 +47,26 @@ class Stream:
             else:
                 heapq.heappush(heap, -each)
             kept.add(each)
-        return rows
+        return len(sums)
+
+    def _of_one(self, sample):
+        keys = _keys(sample)
+        if keys is None:
+            return _joined(contents.of_sample(sample))
+        self._keyed = True
+        return zlib.crc32(str(keys[0]).encode(errors="replace"))
+
+    def _of_batch(self, batch):
+        keys = _keys(batch)
+        if keys is not None:
+            self._keyed = True
+            return [zlib.crc32(str(each).encode(errors="replace")) for each in keys]
+        found = contents.leaves(batch)
+        rows = self._rows(found)
+        if rows is None:
+            return [_joined(contents.of_sample(batch))]
+        readers = contents.readers(found, rows)
+        return [_joined([read(at) for read in readers]) for at in range(rows)]
 
     def _rows(self, found):
         """The rows of a batch; None where it is one sample."""

@@ -1,0 +1,256 @@
+"""Lines of logs, whole and damaged, of several attempts and jobs: what the verifier makes of them."""
+
+import base64
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtally.observed import judge, sets
+from torchtally.observed.judge import Observation
+from torchtally.observed.line import Samples
+from torchtally_observer import sketch
+from torchtally_observer.indices import Bits, Sums
+from torchtally_observer.line import PREFIX
+
+ROOT = Path(programs.__file__).parents[2]
+N = 40
+
+
+def samples(indices: Iterable[int], n: int = N) -> dict[str, Any]:
+    found, distinct = [*indices], {*indices}
+    sums, chosen = Sums(), sketch.chosen(n)
+    sums.add(found)
+    bits = Bits(len(chosen))
+    for at, each in enumerate(chosen):
+        bits.values[at] = each in distinct
+    return {"samples": len(found), "sums": sums.texts, "bits": str(bits)}
+
+
+def line(rank: int, indices: Iterable[int], /, **values: Any) -> str:
+    """A line of a pass that trains, as a log has it."""
+    found = [*indices]
+    fields = {
+        "v": 1,
+        "pod": f"pod-{rank}",
+        "rank": rank,
+        "world": 2,
+        "restart": 0,
+        "began": 1000,
+        "pid": 7 + rank,
+        "at": 2.0,
+        "loader": {"place": "a.py:1", "type": "DataLoader", "dataset": "D", "length": N, "batch": 4, "workers": 0},
+        "sampler": {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "rank": rank, "epoch": 0},
+        "pass": 0,
+        "end": "whole",
+        "batches": 5,
+        "of": 5,
+        "steps": 5,
+        "gradients": True,
+        "base": {"type": "D", "length": N, "attributes": "0"},
+        "order": str(hash(tuple(found))),
+        "head": str(hash(tuple(found[:256]))),
+        "contents": {},
+        **samples(found),
+        **values,
+    }
+    return PREFIX + json.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+def judged(*texts: str) -> Observation:
+    lines = judge.Lines()
+    for number, text in enumerate(texts, 1):
+        lines.add(text, f"log:{number}")
+    found = judge.judge(lines)
+    assert found
+    return found
+
+
+EVEN, ODD = range(0, N, 2), range(1, N, 2)
+
+
+def test_two_ranks_that_share_the_samples_are_right() -> None:
+    found = judged(line(0, EVEN), line(1, ODD))
+    assert found.outcome == "observed" and not found.notes and not found.remarks
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (line(1, ODD)[:300], "log:2: an observed line is cut off, or mixed up with other output"),
+        (line(1, ODD).replace('"v": 1', '"v": 2'), "version 2, and this release reads version 1: use the verifier of"),
+        (line(1, ODD).replace('"rank": 1', '"rank": -1', 1), "rank -1, must be a whole number from 0"),
+        (line(1, ODD, end="later"), "the end 'later', must be one of whole, left, open"),
+        (line(1, ODD, sums=["1"]), "three whole numbers in sums"),
+        (line(1, ODD, bits="*"), "bits that are no base64"),
+        (line(1, ODD, loader=3), "no object loader"),
+        (line(1, ODD, rank=2), "rank 2 of 2"),
+        (PREFIX + "{}", "version None"),
+        ("unrelated", "rank 1 of 2 has no line"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named_and_nothing_is_right(text: str, said: str) -> None:
+    found = judged(line(0, EVEN), text)
+    assert found.outcome == "incomplete" and any(said in each for each in found.missing), found.missing
+
+
+def test_lines_of_collectors_progress_bars_and_twice_are_read() -> None:
+    found = judged(" 50%|##  | 5/10" + line(0, EVEN), "[pod-1] " + line(1, ODD) + " trailing", line(0, EVEN))
+    assert found.outcome == "observed" and len(found.loaders[0].passes) == 1
+
+
+def test_a_pass_that_was_open_is_said_again_at_its_end() -> None:
+    found = judged(line(0, range(0, 20, 2), end="open", batches=3), line(0, EVEN), line(1, ODD))
+    assert found.outcome == "observed" and not found.remarks
+
+
+def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
+    before = [line(0, EVEN), line(1, ODD)]
+    again = {"end": "left", "batches": 3, "began": 9000, "at": 10.0}
+    half = [
+        line(0, range(0, 24, 2), pid=70, head=str(hash(tuple(EVEN))), **again),
+        line(1, range(1, 24, 2), pid=80, head=str(hash(tuple(ODD))), **again),
+    ]
+    found = judged(*before, *half)
+    assert found.attempts == 2 and not found.faults
+    assert any(
+        "attempt 1 began with the order of epoch 1, of which attempt 0 had handed out 100 %" in each
+        for each in found.remarks
+    )
+
+
+def test_ranks_that_differ_in_their_passes_are_noted() -> None:
+    found = judged(line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1}))
+    assert any("rank 0 made 2 passes, and the others down to 1" in each for each in found.remarks)
+
+
+def test_samples_that_are_named_by_their_sums() -> None:
+    found = judged(line(0, [*EVEN, 7]), line(1, [*ODD, 9]))
+    assert any("2 samples are handed out twice (samples 7 and 9)" in each for each in found.remarks)
+    found = judged(line(0, EVEN), line(1, [each for each in ODD if each != 11]))
+    assert any("1 of 40 samples (sample 11) are left out" in each for each in found.remarks)
+
+
+CONTENTS = {"0": "aaaaaa000001", "1": "bbbbbb000002", "2": "cccccc000001"}
+OTHERS = {"0": "dddddd000001", "1": "eeeeee000002", "2": "ffffff000001"}
+WITHOUT = {"0": "dddddd000009", "1": "eeeeee000008", "2": "ffffff000007"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (CONTENTS, CONTENTS, "each rank is handed all 40 samples"),
+        (CONTENTS, OTHERS, "each rank is handed all 40 samples"),  # labels are equal: images are augmented
+        (CONTENTS, WITHOUT, "cannot be told"),
+    ],
+    ids=["the same", "augmented", "unknown"],
+)
+def test_the_same_indices_are_the_same_samples_where_contents_say_so(first: Any, second: Any, said: str) -> None:
+    alone = {"type": "RandomSampler"}
+    found = judged(line(0, range(N), sampler=alone, contents=first), line(1, range(N), sampler=alone, contents=second))
+    assert any(said in each for each in [*found.faults, *found.remarks])
+    assert bool(found.faults) == said.startswith("each")
+
+
+def test_contents_that_are_stable_and_differ_are_other_data() -> None:
+    alone = {"type": "RandomSampler"}
+    found = judged(
+        *(
+            line(rank, range(N), sampler=alone, contents=contents, **{"pass": number})
+            for number in range(2)
+            for rank, contents in enumerate([CONTENTS, OTHERS])
+        )
+    )
+    assert not found.faults and any("different data under the same indices" in each for each in found.remarks)
+
+
+@given(st.integers(1, 5000), st.randoms(use_true_random=False))
+def test_all_samples_in_any_division_are_each_once(n: int, chance: random.Random) -> None:
+    order = chance.sample(range(n), n)
+    parts = [order[rank::3] for rank in range(3)]
+    found = [_samples(part, n) for part in parts]
+    assert sets.equal(sets.together(found), sets.whole(n))
+
+
+@given(st.integers(8, 3000), st.data())
+def test_any_few_samples_that_are_exchanged_are_seen(n: int, data: st.DataObject) -> None:
+    lost = data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=3))
+    doubled = data.draw(st.lists(st.sampled_from(sorted({*range(n)} - lost)), min_size=len(lost), max_size=len(lost)))
+    handed = [each for each in range(n) if each not in lost] + doubled
+    assert not sets.equal(_samples(handed, n), sets.whole(n))
+    if len(lost) < 3:
+        fewer = _samples([each for each in range(n) if each not in lost], n)
+        assert sets.few(sets.whole(n), fewer) == sorted(lost)
+
+
+@given(st.integers(1, 10**7))
+def test_a_sketch_has_distinct_indices_in_order(n: int) -> None:
+    chosen = sketch.chosen(n)
+    assert len(chosen) == min(n, 1024) and all(a < b for a, b in itertools.pairwise(chosen))
+    assert chosen[0] >= 0 and chosen[-1] < n
+
+
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.5])
+def test_an_estimate_is_within_its_error(share: float) -> None:
+    n, misses = 60000, 0
+    for seed in range(40):
+        kept = random.Random(seed).sample(range(n), round(n * (1 - share)))
+        lost = sets.whole(n).bits & ~_samples(kept, n).bits
+        amount = sets.Amount(lost.bit_count(), 1024, n)
+        misses += abs(amount.share - share) > amount.error
+    assert misses <= 6  # two standard errors: 1 of 20 beyond
+
+
+def _samples(indices: list[int], n: int) -> Samples:
+    found = samples(indices, n)
+    first, second, third = map(int, found["sums"])
+    bits = int.from_bytes(base64.b64decode(found["bits"] + "=" * (-len(found["bits"]) % 4)), "big")
+    return Samples(count=len(indices), sums=(first, second, third), bits=bits)
+
+
+def verify(folder: Path, *texts: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    log = folder / "log"
+    log.write_text("\n".join(texts) + "\n")
+    command = [sys.executable, str(ROOT / "scripts/verify_shards.py"), *options, str(log)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "status", "said"),
+    [
+        ((line(0, EVEN), line(1, ODD)), (), 0, "✓ observed: 2 ranks, 1 pass, no fault"),
+        ((line(0, EVEN), line(1, EVEN)), (), 1, "✗ observed: 2 ranks, 1 pass, 1 fault"),
+        ((line(0, EVEN),), (), 3, "✗ incomplete: 2 ranks, 1 pass, and lines are missing"),
+        ((line(0, EVEN), line(1, ODD)), ("--expect-per-pod", "20"), 0, "✓ observed"),
+        (
+            (line(0, EVEN), line(1, ODD)),
+            ("--expect-per-pod", "19"),
+            1,
+            "was handed out 20 samples, but",
+        ),
+        (("nothing",), (), 3, "no tally line"),
+    ],
+)
+def test_the_verifier_exits_as_the_observation_says(
+    tmp_path: Path, texts: tuple[str, ...], options: tuple[str, ...], status: int, said: str
+) -> None:
+    ended = verify(tmp_path, *texts, options=options)
+    assert ended.returncode == status and said in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_the_verifier_says_the_same_in_json(tmp_path: Path) -> None:
+    ended = verify(tmp_path, line(0, EVEN), line(1, EVEN), options=("--json",))
+    report = json.loads(ended.stdout)
+    assert report["outcome"] == report["observation"]["outcome"] == "faulty" and report["holds"] is False
+    [loader] = report["observation"]["loaders"]
+    assert loader["passes"][0]["handed_out"] == {"0": 20, "1": 20} and loader["passes"][0]["lost"] == 20
+    assert len(report["observation"]["faults"]) == 1

@@ -1,0 +1,190 @@
+"""What may be meant: notes, and no fault."""
+
+from pathlib import Path
+
+import programs
+import pytest
+
+NOTES = {
+    "one order": (
+        "setup(); train(DataLoader(data(), 20, sampler=DistributedSampler(data())), epochs=3)",
+        ["the order is the same in each of 3 passes; the program never calls set_epoch(epoch)"],
+    ),
+    "padding of an evaluation": (
+        """
+setup()
+sampler, test = DistributedSampler(data()), data(1001)
+divided = DistributedSampler(test, shuffle=False)
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=DataLoader(test, 50, sampler=divided))
+""",
+        ["1 of 1001 samples counts twice in this evaluation unless the program drops them"],
+    ),
+    "padding of a training": (
+        """
+setup()
+sampler = DistributedSampler(data(1001))
+train(DataLoader(data(1001), 20, sampler=sampler), before=sampler.set_epoch)
+""",
+        ["1 sample is handed out twice (sample "],
+    ),
+    "an early end": (
+        """
+setup()
+sampler = DistributedSampler(data())
+class Ten:
+    def __init__(self, loader): self.loader = loader
+    def __iter__(self): return (batch for _, batch in zip(range(10), self.loader))
+train(Ten(DataLoader(data(), 20, sampler=sampler, num_workers=2)), before=sampler.set_epoch)
+""",
+        ["the pass ends early: 400 samples are handed out of 1000"],
+    ),
+    "the last are dropped, others in each epoch": (
+        """
+setup()
+sampler = DistributedSampler(data(1013), drop_last=True)
+train(DataLoader(data(1013), 20, sampler=sampler, drop_last=True), before=sampler.set_epoch)
+""",
+        ["13 of 1013 samples are left out of a pass"],
+    ),
+    "replacement": (
+        """
+rank, world = setup()
+generator = torch.Generator().manual_seed(rank)
+sampler = WeightedRandomSampler(torch.ones(N), 500, generator=generator)
+train(DataLoader(data(), 20, sampler=sampler))
+""",
+        ["samples are drawn with replacement"],
+    ),
+    "files of its own on each rank": (
+        "rank, world = setup(); train(DataLoader(data(300, seed=rank), 20, shuffle=True))",
+        ["different data under the same indices"],
+    ),
+    "files of other lengths on each rank": (
+        "rank, world = setup(); train(DataLoader(data(300 + 20 * rank, seed=rank), 20 if not rank else 22))",
+        ["different data under the same indices"],
+    ),
+    "rank 0 evaluates alone": (
+        """
+rank, world = setup()
+sampler = DistributedSampler(data())
+test = DataLoader(data(300), 50) if rank == 0 else None
+if test:
+    for batch in test: pass
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=test)
+""",
+        [],
+    ),
+    "folds of a cross-validation": (
+        """
+setup()
+order = torch.randperm(500, generator=torch.Generator().manual_seed(1)).tolist()
+for fold in range(2):
+    test = Subset(data(500), order[fold * 100:fold * 100 + 100])
+    training = Subset(data(500), order[:fold * 100] + order[fold * 100 + 100:])
+    if fold: dist.init_process_group("gloo")
+    train(DataLoader(training, 20, sampler=DistributedSampler(training)), epochs=1, test=DataLoader(test, 20))
+""",
+        ["those of other folds, or a leak"],
+    ),
+    "one batch again and again": (
+        """
+setup()
+sampler = DistributedSampler(data())
+batch = next(iter(DataLoader(data(), 20, sampler=sampler)))
+train([batch] * 30, epochs=1)
+""",
+        [],
+    ),
+    "two loaders in turn": (
+        """
+setup()
+one, other = DistributedSampler(data(400)), DistributedSampler(data(600))
+class Both:
+    loaders = DataLoader(data(400), 20, sampler=one), DataLoader(data(600), 20, sampler=other)
+    def __iter__(self): return (own for pair in zip(*self.loaders) for own in pair[:1])
+train(Both(), before=lambda epoch: (one.set_epoch(epoch), other.set_epoch(epoch)))
+""",
+        ["the pass ends early: 400 samples are handed out of 600"],
+    ),
+    "a sampler with a purpose": (
+        """
+rank, world = setup()
+class Favours(torch.utils.data.Sampler):
+    def __iter__(self): return iter([at % 300 for at in range(rank, 800, world)])
+    def __len__(self): return 400
+train(DataLoader(data(), 20, sampler=Favours()))
+""",
+        ["which may be the purpose of Favours"],
+    ),
+    "no loader at all": (
+        """
+setup()
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+optimizer.step()
+""",
+        ["no DataLoader of PyTorch handed out a batch"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("program", "said"), NOTES.values(), ids=NOTES)
+def test_what_may_be_meant_is_no_fault(tmp_path: Path, program: str, said: list[str]) -> None:
+    ended = programs.run(tmp_path, program)
+    assert ended.codes == [0, 0], ended.err
+    assert not ended.faults and not ended.observation.missing
+    notes = "\n".join(ended.notes)
+    assert all(text in notes for text in said), notes
+
+
+RIGHT = {
+    "DistributedSampler": """
+setup()
+sampler = DistributedSampler(data())
+train(DataLoader(data(), 20, sampler=sampler, num_workers=2), before=sampler.set_epoch)
+""",
+    "a part of its own on each rank": """
+rank, world = setup(); train(DataLoader(Subset(data(), range(rank, N, world)), 20, shuffle=True))
+""",
+    "a split that is seeded alike": """
+setup()
+training, _ = random_split(data(), [0.9, 0.1], generator=torch.Generator().manual_seed(1))
+sampler = DistributedSampler(training)
+train(DataLoader(training, 20, sampler=sampler), before=sampler.set_epoch)
+""",
+    "batches in any order": """
+setup()
+sampler = DistributedSampler(data())
+train(DataLoader(data(), 20, sampler=sampler, num_workers=2, in_order=False), before=sampler.set_epoch)
+""",
+    "persistent workers": """
+setup()
+sampler = DistributedSampler(data())
+loader = DataLoader(data(), 20, sampler=sampler, num_workers=1, persistent_workers=True)
+train(loader, before=sampler.set_epoch)
+""",
+    "Accelerate": """
+from accelerate import Accelerator
+train(Accelerator(cpu=True).prepare(DataLoader(data(), 10, shuffle=True)))
+""",
+}
+
+
+@pytest.mark.parametrize("program", RIGHT.values(), ids=RIGHT)
+def test_what_is_right_has_neither_a_fault_nor_a_note(tmp_path: Path, program: str) -> None:
+    ended = programs.run(tmp_path, program)
+    assert ended.codes == [0, 0], ended.err
+    assert ended.right == ["each sample handed out exactly once"] and not ended.faults and not ended.notes
+    assert all(line.trains and line.whole for line in ended.handed) and len(ended.handed) == 4
+
+
+def test_peers_that_a_mesh_names_share_their_samples_on_purpose(tmp_path: Path) -> None:
+    program = """
+from torch.distributed.device_mesh import init_device_mesh
+setup()
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+sampler = DistributedSampler(data(), num_replicas=2, rank=mesh["dp"].get_local_rank())
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch)
+"""
+    ended = programs.run(tmp_path, program, ranks=4)
+    assert ended.right == ["each sample handed out exactly once"] and not ended.faults
+    assert any("ranks 0 and 1; ranks 2 and 3, as their process groups say" in note for note in ended.notes)

@@ -1,0 +1,104 @@
+"""Datasets without indices, of libraries and plain ones: right, and not divided."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import programs
+import pytest
+
+PLAIN = """
+rank, world = setup()
+class Rows(IterableDataset):
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        workers, own = (worker.num_workers, worker.id) if worker else (1, 0)
+        return (row for at, row in enumerate(data()) if {divided})
+train(DataLoader(Rows(), 20, num_workers=2), epochs=1)
+"""
+WEBDATASET = """
+import webdataset, io
+rank, world = setup()
+shards = [f"{{os.environ['SHARDS']}}/{{number}}.tar" for number in range(8)]
+split = {split}
+dataset = webdataset.WebDataset(shards, shardshuffle=False, nodesplitter=split)
+decode = lambda row: {{"__key__": row["__key__"], "x": torch.frombuffer(bytearray(row["x"]), dtype=torch.uint8)}}
+dataset = dataset.map(decode)
+loader = webdataset.WebLoader(dataset.batched(10, collation_fn=None), batch_size=None, num_workers=1)
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+for batch in loader: optimizer.step()
+"""
+DATASETS = """
+import datasets
+from datasets.distributed import split_dataset_by_node
+rank, world = setup()
+def rows():
+    for number in range(400): yield {{"id": f"row-{{number}}", "x": float(number)}}
+dataset = datasets.IterableDataset.from_generator(rows)
+{split}
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+for batch in DataLoader(dataset, 20): optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("divided", "said"),
+    [
+        ("at % (world * workers) == rank * workers + own", None),
+        ("at % workers == own", "the ranks are handed the same rows"),
+        ("at % world == rank", "each row comes 2 times"),
+    ],
+    ids=["right", "not by rank", "not by worker"],
+)
+def test_a_plain_stream(tmp_path: Path, divided: str, said: str | None) -> None:
+    check(programs.run(tmp_path, PLAIN.format(divided=divided)), said)
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [("webdataset.split_by_node", None), ("lambda shards: shards", "the ranks are handed the same")],
+    ids=["right", "not by rank"],
+)
+def test_webdataset(tmp_path: Path, split: str, said: str | None) -> None:
+    pytest.importorskip("webdataset")
+    for number in range(8):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            for at in range(40):
+                member = tarfile.TarInfo(f"{number}-{at}.x")
+                member.size = 4
+                tar.addfile(member, io.BytesIO(bytes([number, at, 0, 1])))
+    ended = programs.run(tmp_path, WEBDATASET.format(split=split), SHARDS=str(tmp_path))
+    assert all(line.samples == (160 if said is None else 320) for line in ended.handed), ended.err
+    check(ended, said)
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [("dataset = split_dataset_by_node(dataset, rank, world)", None), ("", "the ranks are handed the same samples")],
+    ids=["right", "not by rank"],
+)
+def test_datasets(tmp_path: Path, split: str, said: str | None) -> None:
+    check(programs.run(tmp_path, DATASETS.format(split=split)), said)
+
+
+def check(ended: programs.Ended, said: str | None) -> None:
+    assert ended.codes == [0, 0], ended.err
+    if said is None:
+        assert not ended.faults and len(ended.right) == 1, ended.faults + ended.notes
+        assert "on two ranks, of those that were looked at" in ended.right[0]
+    else:
+        assert len(ended.faults) == 1 and said in ended.faults[0], ended.faults
+
+
+def test_rank_0_that_draws_for_all_is_right(tmp_path: Path) -> None:
+    program = """
+from accelerate import Accelerator, DataLoaderConfiguration
+class Rows(IterableDataset):
+    def __iter__(self): return iter(data(400))
+accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+train(accelerator.prepare(DataLoader(Rows(), 8)))
+"""
+    ended = programs.run(tmp_path, program)
+    assert ended.codes == [0, 0], ended.err
+    assert not ended.faults and not ended.observation.missing
+    assert any("rank 0 draws all batches" in note for note in ended.notes)
