@@ -241,6 +241,8 @@ def run(program: Program) -> None:
     import numpy
     import torch
 
+    from torchtally_observer import start
+
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # OpenMP has read the server's
         torch.set_num_threads(int(threads))
     numpy.random.seed()  # each process has its own
@@ -249,7 +251,7 @@ def run(program: Program) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.orig_argv = program.command
-    _observe(program)
+    start.start()  # as the .pth file does
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     match program.kind:
@@ -271,16 +273,6 @@ def run(program: Program) -> None:
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [*([] if "-P" in program.options else [place]), *filter(None, own)]
     exec(code, main.__dict__)
-
-
-def _observe(program: Program) -> None:
-    """What the .pth file does at a start from nothing."""
-    from torchtally_observer import start
-
-    own = [path for path in map(Path, (program.name, *program.arguments)) if path.suffix == ".py" and path.exists()]
-    if own and not any("torchtally" in path.read_text() for path in own):
-        sys.modules.pop("torchtally.accounting", None)  # which it does not import: the observer looks for that
-    start.start()
 
 
 def leave(run: Callable[[], None]) -> NoReturn:

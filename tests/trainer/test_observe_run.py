@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,9 +112,20 @@ def test_in_a_job_the_lines_are_for_its_logs(script: Path) -> None:
     assert TOLD not in ended.stderr
 
 
-@pytest.mark.cold
 def test_what_keeps_an_account_is_not_observed() -> None:
     ended = started(OWN)
+    assert ended.returncode == 0, ended.stderr
+    assert not observed(ended) and "observed: " not in ended.stderr
+
+
+def test_a_task_is_not_observed_in_the_image_either(fashion_mnist: Path, tmp_path: Path) -> None:
+    task = ["fashion-mnist", "--epochs", "1", "--hidden", "8", "--batch-size", "1000"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "torchtally.cli", "run", *task, "--data", str(fashion_mnist), "--output", str(tmp_path)],
+        env={**os.environ, "TORCHTALLY_OBSERVE": "auto", "PET_NPROC_PER_NODE": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert ended.returncode == 0, ended.stderr
     assert not observed(ended) and "observed: " not in ended.stderr
 

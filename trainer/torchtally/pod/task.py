@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from torchtally.pod.failure import exit_rank
+from torchtally_observer import process
 
 
 def prepared(module: str, arguments: Sequence[str]) -> Callable[[], int]:
@@ -13,6 +14,7 @@ def prepared(module: str, arguments: Sequence[str]) -> Callable[[], int]:
     main: Callable[[], int] = importlib.import_module(module).main
 
     def run() -> NoReturn:
+        process.current().leave()  # it keeps its own account, and the image's variable may have started an observation
         sys.argv = [module, *arguments]
         for stream in (sys.stdout, sys.stderr):
             # Whole lines, which do not mix with another rank's: unbuffered, print() writes the newline separately.

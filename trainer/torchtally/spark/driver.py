@@ -32,6 +32,7 @@ _MAX_RESULT_BYTES = 256 << 20  # the result passes through the driver's JVM, who
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.executorEnv.PYTHONUNBUFFERED": "1",  # output arrives while the ranks train
+    "spark.executorEnv.TORCHTALLY_OBSERVE": "never",  # tasks keep their own accounts
     "spark.dynamicAllocation.enabled": "false",  # a barrier stage needs all its executors at once
 }
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
