@@ -168,8 +168,9 @@ def _trains(passes: Passes, attempt: Attempt) -> bool:
 
 
 def _of_base(attempt: Attempt, passes: Passes) -> list[Handed]:
+    """All lines of the bases of a loader: other loaders may have read the same samples again."""
     bases = {line.base for line in passes.lines}
-    return [*passes.lines, *(line for line in attempt.lines if line.base in bases and line.base is not None)]
+    return [line for line in attempt.lines if line.base in bases]
 
 
 def _judged(lines: dict[int, Handed], same: Data, is_training: bool, world: int) -> Counted:

@@ -88,7 +88,7 @@ def _leak(passes: Passes, rank: int, trained: list[Handed]) -> tuple[float, Find
     if own is None or own.handed is None or own.base is None:
         return None
     alike = [line for line in trained if line.base == own.base and line.handed]
-    if data.of([*alike, *passes.lines]) not in (Data.SAME, Data.ASSUMED):
+    if data.of({id(line): line for line in [*alike, *passes.lines]}.values()) not in (Data.SAME, Data.ASSUMED):
         return None
     mine = own.handed.bits
     held = sets.together(_held(line) for line in alike if line.rank == rank).bits
