@@ -56,7 +56,7 @@ def line(rank: int, indices: Iterable[int], /, **values: Any) -> str:
         "of": 5,
         "steps": 5,
         "gradients": True,
-        "base": {"type": "D", "length": N, "attributes": "0"},
+        "base": {"type": "D", "length": N, "attributes": "0", "rows": N},
         "order": str(hash(tuple(found))),
         "head": str(hash(tuple(found[:256]))),
         "contents": {},
@@ -101,6 +101,15 @@ def test_two_ranks_that_share_the_samples_are_right() -> None:
 def test_a_line_that_cannot_be_read_is_named_and_nothing_is_right(text: str, said: str) -> None:
     found = judged(line(0, EVEN), text)
     assert found.outcome == "incomplete" and any(said in each for each in found.missing), found.missing
+
+
+def test_the_same_data_is_not_taken_for_granted() -> None:
+    bare = {"type": "D", "length": N, "attributes": "0", "rows": 0}
+    found = judged(line(0, EVEN, base=bare), line(1, ODD, base=bare))
+    [passes] = found.loaders[0].passes
+    assert passes.counted.findings[0].text.startswith("each index handed out exactly once (whether the ranks have")
+    other = {**bare, "attributes": "1"}
+    assert any("cannot be told" in each for each in judged(line(0, EVEN, base=bare), line(1, ODD, base=other)).remarks)
 
 
 def test_lines_of_collectors_progress_bars_and_twice_are_read() -> None:

@@ -122,7 +122,7 @@ setup()
 optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 optimizer.step()
 """,
-        ["no DataLoader of PyTorch handed out a batch"],
+        ["an optimizer stepped on ranks 0 and 1, and no DataLoader of PyTorch handed out a batch there"],
     ),
 }
 

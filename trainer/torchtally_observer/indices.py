@@ -119,6 +119,7 @@ class Indices:
         if self._buffer:
             self._fold()
         base = {"type": self._base.type, "length": self._base.length, "attributes": self._base.attributes}
+        base["rows"] = self._base.rows
         if self._keys:
             return {"base": base, "keys": True}
         values = {

@@ -6,12 +6,15 @@ import sys
 import weakref
 import zlib
 
+from torchtally_observer import contents, sketch
+
 _OF_SAMPLERS = ("seed", "epoch", "rank", "num_replicas", "shuffle", "drop_last", "replacement")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__))
 _PACKAGES = ("site-packages", "dist-packages")
 _ACCELERATE = os.path.join("accelerate", "data_loader.py")
-_ITEMS = 1000  # of a list among a dataset's attributes
+_COLUMNS = 8  # a list of at most so many is one of columns, as of a TensorDataset
+_PLAIN = (str, int, float, bool, os.PathLike)
 
 
 def described(loader):
@@ -114,7 +117,8 @@ class Base:
     """A dataset, and which of the samples of the dataset below all Subsets it holds."""
 
     def __init__(self, dataset, held):
-        self.type, self.length, self.attributes = type(dataset).__name__, length(dataset), attributes(dataset)
+        self.type, self.length = type(dataset).__name__, length(dataset)
+        self.attributes, self.rows = attributes(dataset)
         self.held = held  # base indices by index; None: all of them
 
 
@@ -164,13 +168,44 @@ def _is_subset(dataset):
     return type(dataset).__getitem__ is subset.__getitem__ and hasattr(own.get("indices"), "__len__") if own else False
 
 
-def attributes(dataset):
-    """A checksum of the plain attributes of a dataset: where it differs, ranks may have other data."""
-    found = []
+def attributes(dataset, deep=True):
+    """A checksum of a dataset's attributes, and how many of its rows are in it. Where it differs, data may differ.
+
+    Of lists, arrays, and tensors, a few entries count; of a path, the last part; of a dataset inside, the same.
+    """
+    found, rows = [], 0
     for name, value in sorted(_attributes(dataset).items(), key=lambda each: str(each[0])):
-        if isinstance(value, (list, tuple)):
-            value = [each for each in value[:_ITEMS] if isinstance(each, (str, int, float, bool))]
-            found.append((name, len(value), value))
-        elif isinstance(value, (str, int, float, bool, os.PathLike)):
-            found.append((name, str(value)))
-    return f"{zlib.crc32(repr(found).encode(errors='replace')):08x}"
+        if isinstance(value, _PLAIN):
+            found.append((name, _plain(value)))
+            continue
+        if deep and isinstance(value, sys.modules["torch.utils.data"].Dataset):
+            inside, more = attributes(value, deep=False)
+            found.append((name, inside))
+            rows += more
+            continue
+        columns = value if isinstance(value, (list, tuple)) and 0 < len(value) <= _COLUMNS else [value]
+        for column in columns:
+            entries = _entries(column)
+            rows += len(entries)
+            found.append((name, entries))
+    return f"{zlib.crc32(repr(found).encode(errors='replace')):08x}", rows
+
+
+def _entries(column):
+    """A few entries of a column of data, by value or by checksum; empty for what is none."""
+    try:
+        length = len(column)
+    except Exception:
+        return []
+    at = sketch.of_contents(sketch.chosen(length))
+    if isinstance(column, (list, tuple)):
+        entries = [column[each] for each in at]
+        entries = [list(each) if isinstance(each, tuple) else [each] for each in entries]
+        return [[_plain(part) for part in each] for each in entries if all(isinstance(part, _PLAIN) for part in each)]
+    if not contents.rows_of(column):
+        return []
+    return [read(each) for read in contents.readers([column], length) for each in at]
+
+
+def _plain(value):
+    return os.path.basename(str(value))

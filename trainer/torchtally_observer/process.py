@@ -74,8 +74,10 @@ class Process:
                     each.beside += 1
             self._since_step.clear()
         elif not self._off:
+            if not self._steps:
+                self.guarded(ranks.look)  # a rank that draws no batch is none that is missing
+                self._arm()
             self._steps += 1
-            self._arm()
 
     def guarded(self, act, *values):
         """Call `act`. If it raises, nothing more is observed here, and the program goes on."""

@@ -12,7 +12,7 @@ _DIGITS = 6  # of a leaf
 
 class Data(Enum):
     SAME = "the same"
-    ASSUMED = "nothing tells otherwise"  # no sample was seen on two ranks, and what datasets say of themselves is equal
+    ASSUMED = "nothing tells otherwise"  # no sample was seen on two ranks, and the datasets' attributes are equal
     DIFFERENT = "different"
     UNKNOWN = "not known"
 
@@ -34,7 +34,8 @@ def of(lines: Iterable[Handed]) -> Data:
     ]
     common = [(a, b) for a, b in common if a and len(a) == len(b)]
     if not common:
-        return Data.ASSUMED if alike else Data.UNKNOWN
+        read = all(line.base.rows for line in lines if line.base)
+        return (Data.SAME if read else Data.ASSUMED) if alike else Data.UNKNOWN
     leaves = range(min(len(a) for a, _ in common))
     if any(all(a[leaf] == b[leaf] for a, b in common) and len(common) > 0 for leaf in leaves) and all(
         a == b for a, b in common

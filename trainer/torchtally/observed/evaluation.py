@@ -40,7 +40,7 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             f"{extra} of {shares.size} samples {counts} twice in this evaluation unless the program drops them, as "
             "Accelerate's gather_for_metrics does",
         )
-    elif extra < 0:
+    elif extra < 0 and (shares.one_part or not shares.parts_overlap.hits):
         yield note(
             "dropped", f"{-extra} of {shares.size} samples are not evaluated: a sampler or a loader leaves them out"
         )

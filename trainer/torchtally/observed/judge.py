@@ -1,12 +1,12 @@
 """The verdict on everything that was observed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from torchtally.observed import data, evaluation, story, streams, training
 from torchtally.observed.data import Data
-from torchtally.observed.finding import Finding, Sign, note, numbers, ranks
+from torchtally.observed.finding import Finding, Sign, note, numbers, ranks, right
 from torchtally.observed.line import Handed, Rest
 from torchtally.observed.lines import Lines as Lines
 from torchtally.observed.matching import Attempt, Passes, attempts
@@ -101,8 +101,13 @@ def judge(lines: Lines) -> Observation | None:
     observation = Observation(world, max(1, len(found)), loaders)
     observation.notes += _rest(lines.rest)
     observation.missing += lines.unread
+    unseen = {each.process.rank for each in lines.rest if each.unseen}
     for number, attempt in enumerate(found):
-        observation.missing += _missing(attempt, number, len(found))
+        missing = [*_missing(attempt, number, len(found), unseen)]
+        if number < len(found) - 1:  # it may have been killed
+            observation.notes += missing
+        else:
+            observation.missing += missing
         observation.notes += _separate(attempt)
     return observation
 
@@ -111,15 +116,18 @@ def _rest(rest: list[Rest]) -> Iterator[str]:
     for text in dict.fromkeys(each.text for each in rest if each.off):
         own = sorted({each.process.rank for each in rest if each.off and each.text == text})
         yield f"nothing more is observed on {ranks(own)}, as the observer has failed ({text}); the program went on"
-    for text in dict.fromkeys(each.text for each in rest if not each.off):
-        if text == "no DataLoader":
-            yield "an optimizer stepped, and no DataLoader of PyTorch handed out a batch: nothing could be observed"
-        else:
-            yield f"{text} are summed up"
+    unseen = sorted({each.process.rank for each in rest if each.unseen})
+    if unseen:
+        yield (
+            f"an optimizer stepped on {ranks(unseen)}, and no DataLoader of PyTorch handed out a batch there: nothing "
+            "could be observed"
+        )
+    for text in dict.fromkeys(each.text for each in rest if not each.off and not each.unseen):
+        yield f"{text} are summed up"
 
 
-def _missing(attempt: Attempt, number: int, of: int) -> Iterator[str]:
-    absent = sorted(set(range(attempt.world)) - set(attempt.ranks))
+def _missing(attempt: Attempt, number: int, of: int, unseen: set[int]) -> Iterator[str]:
+    absent = sorted(set(range(attempt.world)) - set(attempt.ranks) - unseen)
     where = f"attempt {number}: " if of > 1 else ""
     trained = any(line.steps for line in attempt.lines)
     dispatched = any(line.loader.type == "DataLoaderDispatcher" for line in attempt.lines)
@@ -176,9 +184,19 @@ def _of_base(attempt: Attempt, passes: Passes) -> list[Handed]:
 def _judged(lines: dict[int, Handed], same: Data, is_training: bool, world: int) -> Counted:
     if all(line.base is None for line in lines.values()):
         return streams.judge(lines, is_training, world)
-    if is_training:
-        return training.judge(lines, same, world)
-    return evaluation.judge(lines, same, world)
+    judged = training.judge(lines, same, world) if is_training else evaluation.judge(lines, same, world)
+    return _by_index(judged) if same is Data.ASSUMED and len(lines) > 1 else judged
+
+
+def _by_index(counted: Counted) -> Counted:
+    """What is right, in words that leave open whether an index is the same sample on all ranks."""
+    findings = [
+        right(f"{each.text.replace('sample', 'index')} (whether the ranks have the same data was not seen)")
+        if each.sign is Sign.RIGHT
+        else each
+        for each in counted.findings
+    ]
+    return replace(counted, findings=tuple(findings))
 
 
 def _uneven_passes(passes: Passes, attempt: Attempt) -> Iterator[Finding]:

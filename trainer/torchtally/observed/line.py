@@ -33,6 +33,7 @@ class Base:
     type: str
     length: int | None
     attributes: str
+    rows: int = 0  # of its data, whose checksums are in that of its attributes
 
 
 Sums = tuple[int, int, int]
@@ -118,6 +119,7 @@ class Rest:
     process: Process
     text: str
     off: bool = False
+    unseen: bool = False  # the process trained, and used no DataLoader
 
 
 def parse(values: Any) -> Handed | Rest:
@@ -143,7 +145,7 @@ def parse(values: Any) -> Handed | Rest:
     if "off" in values:
         return Rest(process=process, text=_text(values, "off"), off=True)
     if "unseen" in values:
-        return Rest(process=process, text=_text(values, "unseen"))
+        return Rest(process=process, text=_text(values, "unseen"), unseen=True)
     loader = _loader(_object(values, "loader"))
     if "passes" in values:
         text = f"{loader.name}: {_count(values, 'passes')} more passes with {_count(values, 'samples')} samples"
@@ -198,7 +200,10 @@ def _loader(values: Mapping[str, Any]) -> Loader:
 
 def _base(values: Mapping[str, Any]) -> Base:
     return Base(
-        type=_text(values, "type"), length=_optional(values, "length"), attributes=str(values.get("attributes", ""))
+        type=_text(values, "type"),
+        length=_optional(values, "length"),
+        attributes=str(values.get("attributes", "")),
+        rows=_optional(values, "rows") or 0,
     )
 
 
