@@ -14,7 +14,7 @@ class Rows(IterableDataset):
         worker = torch.utils.data.get_worker_info()
         workers, own = (worker.num_workers, worker.id) if worker else (1, 0)
         return (row for at, row in enumerate(data()) if {divided})
-train(DataLoader(Rows(), 20, num_workers=2), epochs=1)
+train(DataLoader(Rows(), 20, num_workers=2))
 """
 WEBDATASET = """
 import webdataset, io
@@ -88,6 +88,19 @@ def check(ended: programs.Ended, said: str | None) -> None:
         assert "on two ranks, of those that were looked at" in ended.right[0]
     else:
         assert len(ended.faults) == 1 and said in ended.faults[0], ended.faults
+
+
+def test_rows_that_are_augmented_anew_are_not_called_right(tmp_path: Path) -> None:
+    program = """
+class Rows(IterableDataset):
+    def __iter__(self): return ((row + torch.randn(4, generator=own), label) for row, label in data())
+rank, world = setup()
+own = torch.Generator().manual_seed(rank)
+train(DataLoader(Rows(), 20))
+"""
+    ended = programs.run(tmp_path, program)
+    assert not ended.faults and not ended.right
+    assert any("samples that are augmented or padded anew could not be seen" in note for note in ended.notes)
 
 
 def test_rank_0_that_draws_for_all_is_right(tmp_path: Path) -> None:

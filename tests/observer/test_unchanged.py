@@ -149,17 +149,17 @@ for step in range(1000): next(iter(loader))
 def test_a_line_is_short_and_holds_no_sample_and_no_path(tmp_path: Path) -> None:
     program = """
 class Secret(Dataset):
-    def __init__(self): self.root, self.words = "/home/secret", ["secret"] * 100000
-    def __len__(self): return 100000
+    def __init__(self): self.root, self.words = "/home/secret", ["secret"] * 4000
+    def __len__(self): return 4000
     def __getitem__(self, index): return self.words[index], torch.full((3,), index), torch.zeros(2), index
-split, _ = random_split(Secret(), [60000, 40000])
+split, _ = random_split(Secret(), [2400, 1600])
 class Twice:
-    def __iter__(self): return iter([*range(60000), *range(60000)])
-    def __len__(self): return 120000
-for batch in DataLoader(split, 1000, sampler=Twice()): pass
+    def __iter__(self): return iter([*range(2400), *range(2400)])
+    def __len__(self): return 4800
+for batch in DataLoader(split, 100, sampler=Twice()): pass
 class Rows(IterableDataset):
-    def __iter__(self): return iter(torch.randn(100000, 2))
-for batch in DataLoader(Rows(), 1000): pass
+    def __iter__(self): return iter(torch.randn(1000, 2))
+for batch in DataLoader(Rows(), 100): pass
 """
     ended = alone(tmp_path, program)
     lines = [line for line in ended.err.splitlines() if line.startswith(observed_line.PREFIX)]

@@ -17,15 +17,15 @@ _COLUMNS = 8  # a list of at most so many is one of columns, as of a TensorDatas
 _PLAIN = (str, int, float, bool, os.PathLike)
 
 
-def described(loader):
+def described(source):
     """The fields that tell a loader from others, on all ranks alike where they run one program."""
     return {
         "place": place(),
-        "type": _type(loader),
-        "dataset": type(loader.dataset).__name__,
-        "length": length(loader.dataset),
-        "batch": loader.batch_size,
-        "workers": loader.num_workers,
+        "type": _type(),
+        "dataset": type(source.dataset).__name__,
+        "length": length(source.dataset),
+        "batch": _attributes(source.sampler).get("batch_size") if source.batched else None,
+        "workers": source.workers,
     }
 
 
@@ -43,14 +43,14 @@ def place():
     return outside
 
 
-def _type(loader):
-    """The type of a loader, or of Accelerate's loader around it, which may draw for all ranks."""
+def _type():
+    """DataLoader, or the type of Accelerate's loader around it, which may draw for all ranks."""
     frame = sys._getframe(2) if "accelerate.data_loader" in sys.modules else None
     while frame is not None:
         if frame.f_code.co_name == "__iter__" and frame.f_code.co_filename.endswith(_ACCELERATE):
             return type(frame.f_locals.get("self")).__name__
         frame = frame.f_back
-    return type(loader).__name__
+    return "DataLoader"
 
 
 def _torch():
@@ -65,12 +65,12 @@ def length(dataset):
         return None
 
 
-def batches(loader):
+def batches(source):
     """The number of batches of a whole pass, None where it is not known.
 
-    A stream is not asked: its DataLoader would remember, and warn of batches beyond.
+    Of a stream, the sampler has no end.
     """
-    return None if is_stream(loader.dataset) else length(loader)
+    return None if is_stream(source.dataset) else length(source.sampler)
 
 
 def is_stream(dataset):
@@ -78,11 +78,9 @@ def is_stream(dataset):
     return isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
 
 
-def sampler(loader):
+def sampler(source):
     """The innermost sampler: its type, and what it says of itself."""
-    found, outer, skipped = vars(loader).get("batch_sampler"), [], None
-    if found is None:
-        found = vars(loader).get("sampler")
+    found, outer, skipped = source.sampler, [], None
     for _ in range(8):  # Accelerate's BatchSamplerShard wraps a batch sampler, which wraps a sampler
         inside = _attributes(found)
         inner = next((inside[name] for name in ("batch_sampler", "sampler", "base_sampler") if inside.get(name)), None)

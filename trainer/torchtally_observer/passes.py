@@ -12,32 +12,34 @@ _LONG = 10.0  # seconds between two
 
 
 class Pass:
-    """What one pass has handed out so far."""
+    """What one pass has handed out so far.
 
-    def __init__(self, loader):
+    Args:
+        source: What is known of its loader.
+    """
+
+    def __init__(self, source):
         self.pid = os.getpid()
-        self.loader = loaders.described(loader)
+        self.loader = loaders.described(source)
         self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
         self.number = 0
         self.batches = self.samples = 0
         self.steps = self.beside = 0  # of optimizers, after its batches, and after those of a loader beside it
         self.ended = False
         self.resumed = 0  # batches that another iterator had handed out before
-        self.unordered = False  # batches come in another order than their indices were asked for
         self.watched = False
         self.collected = None  # what ends the pass with its iterator
 
-    def watch(self, loader):
+    def watch(self, source):
         """Look at the samples as well: the pass will have a line of its own."""
         self.watched = True
-        self._sampler = loaders.sampler(loader)
-        self._length = loaders.batches(loader)
-        dataset = loader.dataset
+        self._sampler = loaders.sampler(source)
+        self._length = loaders.batches(source)
         self._indices = self._stream = None
-        if loaders.is_stream(dataset):
-            self._stream = Stream(loader.batch_size is None)
+        if loaders.is_stream(source.dataset):
+            self._stream = Stream(single=not source.batched)
         else:
-            self._indices = Indices(loaders.chain(dataset))
+            self._indices = Indices(loaders.chain(source.dataset))
         self._reported = time.monotonic()
         self._due = self._every = max((self._length or 0) // _REPORTS, 1)
 

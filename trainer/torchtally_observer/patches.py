@@ -1,7 +1,8 @@
 """The private parts of PyTorch that are used. Where one of them is missing, nothing is observed, and one line says so.
 
-All iterators of DataLoaders are a _BaseDataLoaderIter, those of subclasses too. A pass begins where one is made, and
-where one with persistent workers is reset. Only what `__next__` has returned counts: workers fetch ahead.
+All iterators of DataLoaders are a _BaseDataLoaderIter, those of subclasses too. A pass begins where one asks its
+sampler for the first time, and ends where one with persistent workers is reset, or has no more. Only what `__next__`
+has returned counts: workers fetch ahead. `__init__` stays as it is: its warnings name the line that calls it.
 """
 
 import os
@@ -31,59 +32,50 @@ def _stepped(*_):
 
 def _observe_loaders(module):
     base = module._BaseDataLoaderIter
-    own_init, own_reset, own_index, own_next = base.__init__, base._reset, base._next_index, base.__next__
-
-    def __init__(self, loader, *args, **kwargs):
-        own_init(self, loader, *args, **kwargs)
-        _begin(self, loader)
+    own_reset, own_index, own_next = base._reset, base._next_index, base.__next__
 
     def _reset(self, loader, first_iter=False, *args, **kwargs):
         if not first_iter:
-            _begin(self, loader)
+            _end(self, "left")
+            self.__dict__.pop(_PASS, None)
         own_reset(self, loader, first_iter, *args, **kwargs)
 
     def _next_index(self):
+        if _PASS not in self.__dict__:
+            self.__dict__[_PASS] = process.guarded(_begun, self)
         index = own_index(self)
-        asked = self.__dict__.get(_PASS)
-        if asked is not None:
-            asked.asked.append(index)
+        handing = self.__dict__[_PASS]
+        if handing is not None:
+            handing.asked.append(index)
         return index
 
     def __next__(self):
         try:
             batch = own_next(self)
         except StopIteration:
-            _end(self)
+            _end(self, "whole")
             raise
-        seen = self.__dict__.get(_PASS)
-        if seen is not None:
-            seen.received(self, batch)
+        handing = self.__dict__.get(_PASS)
+        if handing is not None:
+            process.guarded(handing.received, self, batch)
         return batch
 
-    base.__init__, base._reset, base._next_index, base.__next__ = __init__, _reset, _next_index, __next__
+    base._reset, base._next_index, base.__next__ = _reset, _next_index, __next__
 
 
-def _begin(iterator, loader):
-    process.guarded(_begun, iterator, loader)
-
-
-def _begun(iterator, loader):
-    before = iterator.__dict__.pop(_PASS, None)
-    if before is not None:
-        before.end("left")
+def _begun(iterator):
     if _in_worker():
-        return
-    observed = process.current().begin(loader)
-    if observed is not None:
-        observed.unordered = bool(loader.num_workers) and not getattr(loader, "in_order", True)
-        iterator.__dict__[_PASS] = Handing(observed)
-        process.current().when_collected(iterator, observed)
+        return None
+    begun = process.current().begin(Source(iterator))
+    process.current().when_collected(iterator, begun)
+    return Handing(begun, getattr(iterator, "_in_order", True))
 
 
-def _end(iterator):
-    seen = iterator.__dict__.pop(_PASS, None)
-    if seen is not None:
-        seen.end("whole")
+def _end(iterator, how):
+    handing = iterator.__dict__.get(_PASS)
+    if handing is not None:
+        iterator.__dict__[_PASS] = None
+        process.guarded(handing.end, how)
 
 
 def _in_worker():
@@ -91,12 +83,21 @@ def _in_worker():
     return worker is not None and worker.get_worker_info() is not None
 
 
+class Source:
+    """What an iterator knows of its loader."""
+
+    def __init__(self, iterator):
+        self.dataset, self.sampler = iterator._dataset, iterator._index_sampler
+        self.workers, self.batched = iterator._num_workers, iterator._auto_collation
+
+
 class Handing:
     """Pairs the batches of an iterator with the indices that it has asked for."""
 
-    def __init__(self, observed):
+    def __init__(self, observed, in_order):
         self.asked = deque()
         self._pass = observed
+        self._in_order = in_order
         self._unordered = {}  # by the number of a request
         self._requests = 0
         self._replayed = None  # batches that a resumed iterator draws by itself, before the loop has it
@@ -104,9 +105,6 @@ class Handing:
 
     def received(self, iterator, batch):
         """A batch has come out of `__next__`."""
-        process.guarded(self._received, iterator, batch)
-
-    def _received(self, iterator, batch):
         if self._pid != os.getpid():
             return
         index = self._index(iterator)
@@ -122,7 +120,7 @@ class Handing:
             process.current().end(self._pass, how)
 
     def _index(self, iterator):
-        if not self._pass.unordered:
+        if self._in_order:
             return self.asked.popleft() if self.asked else None
         while self.asked:
             self._unordered[self._requests] = self.asked.popleft()

@@ -31,19 +31,16 @@ class Process:
         self._steps = 0  # of optimizers, before any pass
         self._armed = False
 
-    def begin(self, loader):
-        """A pass of a loader begins. Returns it, or None if it is not observed."""
-        return self.guarded(self._begin, loader)
-
-    def _begin(self, loader):
+    def begin(self, source):
+        """A pass of a loader begins. Returns it."""
         self._arm()
         ranks.look()
-        begun = Pass(loader)
+        begun = Pass(source)
         key = begun.loader_key
         begun.number = self._passes.get(key, 0)
         self._passes[key] = begun.number + 1
         if begun.number < _LINES_OF_A_LOADER and self._lines + len(self._open) < _LINES:
-            begun.watch(loader)
+            begun.watch(source)
         self._open[id(begun)] = begun
         return begun
 

@@ -150,9 +150,11 @@ def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Ob
     leaks = [*story.leaks(attempt, trains)]
     for passes in attempt.loaders:
         same = data.of(_of_base(attempt, passes))
+        stable = streams.are_stable(passes.numbers.values())
         is_training = any(passes is each for each in trains)
         judged = [
-            Pass(at, own, _judged(own, same, is_training, attempt.world)) for at, own in sorted(passes.numbers.items())
+            Pass(at, own, _judged(own, same, stable, is_training, attempt.world))
+            for at, own in sorted(passes.numbers.items())
         ]
         together = [finding for own, finding in leaks if own is passes]
         if is_training:
@@ -161,8 +163,16 @@ def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Ob
             if number:
                 together += story.of_restart(every[number - 1], Attempt(attempt.lines, [passes]), number)
         yield Observed(
-            number, passes.loader.name, is_training, passes.loader.dataset, passes.loader.length, judged, together
+            number, _name(passes), is_training, passes.loader.dataset, passes.loader.length, judged, together
         )
+
+
+def _name(passes: Passes) -> str:
+    """Place, dataset, and its length; of a Subset the dataset below."""
+    loader, base = passes.loader, passes.lines[0].base
+    dataset = f"{loader.dataset} of {base.type}" if base and base.type != loader.dataset else loader.dataset
+    many = "" if loader.length is None else f", {loader.length} samples"
+    return f"{loader.place or 'a loader'} ({dataset}{many})"
 
 
 def _trains(passes: Passes, attempt: Attempt) -> bool:
@@ -181,9 +191,9 @@ def _of_base(attempt: Attempt, passes: Passes) -> list[Handed]:
     return [line for line in attempt.lines if line.base in bases]
 
 
-def _judged(lines: dict[int, Handed], same: Data, is_training: bool, world: int) -> Counted:
+def _judged(lines: dict[int, Handed], same: Data, stable: bool, is_training: bool, world: int) -> Counted:
     if all(line.base is None for line in lines.values()):
-        return streams.judge(lines, is_training, world)
+        return streams.judge(lines, is_training, world, stable)
     judged = training.judge(lines, same, world) if is_training else evaluation.judge(lines, same, world)
     return _by_index(judged) if same is Data.ASSUMED and len(lines) > 1 else judged
 

@@ -65,9 +65,8 @@ def _pass(each: Pass) -> dict[str, Any]:
 
 def title(loader: Observed, observation: Observation) -> str:
     """Which loader, of which attempt."""
-    length = "" if loader.length is None else f", {loader.length} samples"
     attempt = f", attempt {loader.attempt}" if observation.attempts > 1 else ""
-    return f"{loader.loader}{length}{attempt}"
+    return f"{loader.loader}{attempt}"
 
 
 def rows(loader: Observed) -> Iterator[tuple[tuple[str, ...], Pass | None]]:

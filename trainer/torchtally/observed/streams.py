@@ -1,6 +1,6 @@
 """One pass without indices: rows that are equal on two ranks, or that come several times to one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torchtally.observed.causes import Lines
 from torchtally.observed.finding import Finding, fault, note, ranks, right
@@ -10,15 +10,29 @@ from torchtally_observer.streams import KEPT
 
 _RANGE = 1 << 32  # of a checksum
 _SOME = 0.05  # of the rows: less can be rows that are equal by chance
+_NEARLY_ALL = 0.95
 _FEW = 16  # distinct rows, of which nothing is said
 
 
-def judge(lines: Lines, trains: bool, world: int) -> Counted:
-    """Judge one pass of an iterable dataset."""
-    return Counted(tuple(_found(lines, trains, world)))
+def judge(lines: Lines, trains: bool, world: int, stable: bool) -> Counted:
+    """Judge one pass of an iterable dataset, of which rows are `stable` if equal samples are equal rows."""
+    return Counted(tuple(_found(lines, trains, world, stable)))
 
 
-def _found(lines: Lines, trains: bool, world: int) -> Iterator[Finding]:
+def are_stable(passes: Iterable[Lines]) -> bool:
+    """Whether rows have keys, or came again in another pass: rows that are augmented anew do not."""
+    seen: set[int] = set()
+    for lines in passes:
+        if all(line.keyed for line in lines.values()):
+            return True
+        own = {value for line in lines.values() for value in line.smallest}
+        if len(own & seen) > _SOME * len(own):
+            return True
+        seen |= own
+    return False
+
+
+def _found(lines: Lines, trains: bool, world: int, stable: bool) -> Iterator[Finding]:
     if any(line.loader.type == "DataLoaderDispatcher" for line in lines.values()):
         yield note("dispatched", "rank 0 draws all batches and hands slices to the others: not judged")
         return
@@ -39,17 +53,20 @@ def _found(lines: Lines, trains: bool, world: int) -> Iterator[Finding]:
     elif shared > _SOME and not all(map(_is_varied, known.values())):
         yield note("few", f"there are few distinct {what}, so ranks that are handed the same ones cannot be told")
     elif shared > _SOME and trains:
-        share = f"about {100 * shared:.0f} % of" if shared < 0.95 else "the"
-        yield fault(
-            "same rows",
-            f"the ranks are handed {'the same' if shared >= 0.95 else share} {what}"
-            f"{' that are equal' if shared < 0.95 else ''}: the dataset does not divide them by rank; use "
-            "split_by_node (WebDataset), split_dataset_by_node (datasets), or the rank in __iter__",
-        )
+        told = f"the ranks are handed the same {what}: the dataset does not divide them by rank"
+        if shared < _NEARLY_ALL:
+            told = (
+                f"about {100 * shared:.0f} % of the {what} are handed to several ranks: the dataset does not divide "
+                "them by rank, or each rank shuffles them for itself before that"
+            )
+        use = "use split_by_node (WebDataset), split_dataset_by_node (datasets), or the rank in __iter__"
+        yield fault("same rows", f"{told}; {use}")
     elif shared > _SOME:
         yield note("all evaluate", f"the ranks evaluate the same {what}")
-    else:
+    elif stable:
         yield right(f"no {what[:-1]} on two ranks, of those that were looked at")
+    else:
+        yield note("rows", "no row is equal on two ranks; samples that are augmented or padded anew could not be seen")
 
 
 def _repeats(lines: Mapping[int, Handed], what: str) -> Iterator[Finding]:
