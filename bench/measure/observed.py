@@ -3,8 +3,8 @@
 observed WORKERS [PAIRS]   batches of 32 samples, with so many workers, in percent of a step of 1.5 ms
 observed start             the start of a Python, with and without an import of torch
 
-A pass with and one without the observer take turns in one process, so that both meet the same machine. What counts is the
-CPU time of the thread that iterates: a training waits for it, and other programs on the machine do not change it.
+A pass with and one without the observer take turns in one process, so that both meet the same machine. What counts is
+the CPU time of the thread that iterates: a training waits for it, and other programs do not change it.
 """
 
 import os
