@@ -26,7 +26,7 @@ _SAMPLERS = {"torchtally": "torchtally", "torch": "DistributedSampler", "streami
 
 def text(results: Results, on_gpu: Results | None = None) -> str:
     """The goals as a Markdown table; those of a GPU from its own results."""
-    parts = (_overhead, _saves, _recovery, _sampler, _loading, _verifier, _start, _meeting)
+    parts = (_overhead, _observed, _saves, _recovery, _sampler, _loading, _verifier, _start, _meeting)
     rows = [*_throughput(results), *_models(results), *goals_gpu.rows(on_gpu)]
     rows += [row for part in parts for row in part(results)]
     return "\n".join(markdown(goals_gpu.HEADER, rows, left=(0, 1)))
@@ -85,6 +85,12 @@ def _overhead(results: Results) -> Iterator[list[str]]:
     for series in results.of("overhead", what="proof"):
         world, of = int(series.case["world"]), f" of {series.case['task']}" if "task" in series.case else ""
         yield _at_most(f"the proof{of}, {_ranks(world)}, % of the training", series, 1.0)
+
+
+def _observed(results: Results) -> Iterator[list[str]]:
+    for series in results.of("observed"):
+        goal = f"an observation, {series.case['workers']} workers, % of a step of 1.5 ms"
+        yield _at_most(goal, series, 1.0)
 
 
 def _saves(results: Results) -> Iterator[list[str]]:

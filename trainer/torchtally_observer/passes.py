@@ -25,7 +25,6 @@ class Pass:
         self.number = 0
         self.batches = self.samples = 0
         self.steps = self.beside = 0  # of optimizers, after its batches, and after those of a loader beside it
-        self.ended = False
         self.resumed = 0  # batches that another iterator had handed out before
         self.watched = False
         self.collected = None  # what ends the pass with its iterator

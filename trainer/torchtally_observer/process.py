@@ -22,7 +22,7 @@ class Process:
         self.pid = os.getpid()
         self.began = int(time.time() * 1000)
         self.newest = None  # the pass that handed out the newest batch: an optimizer that steps has used it
-        self._since_step = set()  # passes that have handed out a batch since an optimizer stepped
+        self._since_step = set()  # open passes that have handed out a batch since an optimizer stepped
         self._off = False
         self._open = {}
         self._passes = {}  # by loader: how many have begun
@@ -51,7 +51,7 @@ class Process:
 
     def end(self, ended, how):
         """A pass is over. The second call does nothing."""
-        ended.ended = True
+        self._since_step.discard(ended)
         if self._open.pop(id(ended), None) is not None:
             if ended.collected is not None:
                 ended.collected.detach()  # it would keep the pass as long as the iterator
@@ -67,7 +67,7 @@ class Process:
         if self.newest is not None:
             self.newest.steps += 1
             for each in self._since_step:
-                if each is not self.newest and not each.ended:  # two loaders that are read in turn, as of a GAN
+                if each is not self.newest:  # two loaders that are read in turn, as of a GAN
                     each.beside += 1
             self._since_step.clear()
         elif not self._off:
