@@ -233,6 +233,10 @@ def verify(folder: Path, *texts: str, options: tuple[str, ...] = ()) -> "subproc
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+TWICE = [line(rank, part, **{"pass": at}) for at in range(2) for rank, part in enumerate((EVEN, ODD))]
+OPEN = [line(rank, part[:10], **{"pass": 2}, end="open", batches=3) for rank, part in enumerate((EVEN, ODD))]
+
+
 @pytest.mark.parametrize(
     ("texts", "options", "status", "said"),
     [
@@ -246,6 +250,9 @@ def verify(folder: Path, *texts: str, options: tuple[str, ...] = ()) -> "subproc
             1,
             "was handed out 20 samples, but",
         ),
+        ((*OPEN, *TWICE), ("--expect-per-pod", "20"), 0, "✓ observed"),  # more may come
+        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "(D, 40 samples), pass 3: pod pod-1 was handed out 10 samples"),
+        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "(D, 40 samples), passes 1 and 2: pod pod-0 was handed out 20"),
         (("nothing",), (), 3, "no tally line"),
     ],
 )

@@ -4,7 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from torchtally.observed import judge
+from torchtally.observed.finding import numbers
 from torchtally.observed.judge import Observation
+from torchtally.observed.line import Handed
 from torchtally.verifier.log import Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
 
@@ -38,11 +40,16 @@ def outcome(found: Observation, job: Unsuccessful | None) -> Outcome:
 
 def _unexpected(found: Observation, count: int) -> Iterator[str]:
     for loader in found.loaders:
+        wrong: dict[tuple[str, int], list[int]] = defaultdict(list)  # passes by pod and samples
         for each in loader.passes if loader.trains else ():
-            pods: dict[str, int] = defaultdict(int)
-            for line in each.lines.values():
-                pods[line.process.pod] += line.samples
-            for pod, samples in pods.items():
-                if samples != count:
-                    where = f"{loader.loader}, pass {each.number + 1}"
-                    yield f"{where}: pod {pod} was handed out {samples} samples, but --expect-per-pod is {count}"
+            pods: dict[str, list[Handed]] = defaultdict(list)
+            for _, line in sorted(each.lines.items()):
+                pods[line.process.pod].append(line)
+            for pod, lines in pods.items():
+                samples = sum(line.samples for line in lines)
+                more_to_come = samples < count and any(line.end == "open" for line in lines)
+                if samples != count and not more_to_come:
+                    wrong[pod, samples].append(each.number + 1)
+        for (pod, samples), passes in wrong.items():
+            where = f"{loader.loader}, pass{'es' * (len(passes) > 1)} {numbers(passes)}"
+            yield f"{where}: pod {pod} was handed out {samples} samples, but --expect-per-pod is {count}"
