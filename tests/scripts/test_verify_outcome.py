@@ -23,9 +23,11 @@ def outcome(lines: list[Line], **options: Any) -> str:
 
 def test_each_has_its_own_status_and_the_worst_counts() -> None:
     status = {each.value: each.status for each in Outcome}
-    assert status == {"proved": 0, "disproved": 1, "incomplete": 3, "pending": 4, "failed": 5}
-    ordered = [Outcome.DISPROVED, Outcome.FAILED, Outcome.PENDING, Outcome.INCOMPLETE, Outcome.PROVED]
-    assert [worst(ordered[at:]) for at in range(5)] == ordered
+    of_observations = {"observed": 0, "faulty": 1}
+    assert status == {"proved": 0, "disproved": 1, "incomplete": 3, "pending": 4, "failed": 5} | of_observations
+    ordered = [Outcome.DISPROVED, Outcome.FAULTY, Outcome.FAILED, Outcome.PENDING, Outcome.INCOMPLETE]
+    ordered += [Outcome.OBSERVED, Outcome.PROVED]
+    assert [worst(ordered[at:]) for at in range(7)] == ordered
 
 
 def test_what_is_missing_makes_a_proof_incomplete() -> None:
