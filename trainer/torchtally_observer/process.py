@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 
-from torchtally_observer import line, ranks
+from torchtally_observer import contents, line, ranks
 from torchtally_observer.passes import Pass
 
 _LINES_OF_A_LOADER = 256  # passes beyond are summed up
@@ -22,7 +22,8 @@ class Process:
         self.pid = os.getpid()
         self.began = int(time.time() * 1000)
         self.newest = None  # the pass that handed out the newest batch: an optimizer that steps has used it
-        self._since_step = set()  # open passes that have handed out a batch since an optimizer stepped
+        self._since_step = {}  # by pass, the newest last: whether gradients were on, for a batch since the last step
+        self._held = None  # a pass whose iterator is gone before an optimizer could use its batch
         self._off = False
         self._open = {}
         self._passes = {}  # by loader: how many have begun
@@ -51,24 +52,40 @@ class Process:
 
     def end(self, ended, how):
         """A pass is over. The second call does nothing."""
-        self._since_step.discard(ended)
-        if self._open.pop(id(ended), None) is not None:
-            if ended.collected is not None:
-                ended.collected.detach()  # it would keep the pass as long as the iterator
-            self.guarded(self._say, ended, how)
+        if self._open.pop(id(ended), None) is None:
+            return
+        if ended.collected is not None:
+            ended.collected.detach()  # it would keep the pass as long as the iterator
+        if how == "left" and self.newest is ended and ended in self._since_step:
+            self._release()
+            self._held = ended  # as of next(iter(loader)), whose batch the next step uses
+            return
+        self._since_step.pop(ended, None)
+        self.guarded(self._say, ended, how)
+
+    def _release(self):
+        held, self._held = self._held, None
+        if held is not None:
+            self._since_step.pop(held, None)
+            self.guarded(self._say, held, "left")
 
     def hands_out(self, handing):
         """A pass has handed out a batch."""
+        if self._held is not None:
+            self._release()
         self.newest = handing
-        self._since_step.add(handing)
+        self._since_step.pop(handing, None)
+        self._since_step[handing] = contents.gradients_enabled()
 
     def stepped(self):
         """An optimizer has stepped."""
         if self.newest is not None:
-            self.newest.steps += 1
-            for each in self._since_step:
-                if each is not self.newest:  # two loaders that are read in turn, as of a GAN
-                    each.beside += 1
+            used = [each for each, gradients in self._since_step.items() if gradients] or [self.newest]
+            used[-1].steps += 1  # not that of an evaluation between a batch and its step
+            for each in used[:-1]:  # two loaders that are read in turn, as of a GAN
+                each.beside += 1
+            if self._held is not None:
+                self._release()
             self._since_step.clear()
         elif not self._off:
             if not self._steps:
@@ -132,6 +149,7 @@ class Process:
             return
         for each in list(self._open.values()):
             self.end(each, "left")
+        self._release()
         self.guarded(self._summarize)
 
     def _summarize(self):

@@ -41,6 +41,4 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             "Accelerate's gather_for_metrics does",
         )
     elif extra < 0 and (shares.one_part or not shares.parts_overlap.hits):
-        yield note(
-            "dropped", f"{-extra} of {shares.size} samples are not evaluated: a sampler or a loader leaves them out"
-        )
+        yield note("dropped", f"this pass leaves out {-extra} of {shares.size} samples")

@@ -97,7 +97,7 @@ def judge(lines: Lines) -> Observation | None:
         return None
     found = attempts(lines.handed.values())
     loaders = [each for number, attempt in enumerate(found) for each in _loaders(attempt, number, found)]
-    world = max((attempt.world for attempt in found), default=1)
+    world = max([attempt.world for attempt in found] + [each.process.world for each in lines.rest], default=1)
     observation = Observation(world, max(1, len(found)), loaders)
     observation.notes += _rest(lines.rest)
     observation.missing += lines.unread
@@ -107,7 +107,7 @@ def judge(lines: Lines) -> Observation | None:
         if number < len(found) - 1:  # it may have been killed
             observation.notes += missing
         else:
-            observation.missing += missing
+            observation.missing += [*missing, *_open(attempt)]
         observation.notes += _separate(attempt)
     return observation
 
@@ -133,6 +133,14 @@ def _missing(attempt: Attempt, number: int, of: int, unseen: set[int]) -> Iterat
     dispatched = any(line.loader.type == "DataLoaderDispatcher" for line in attempt.lines)
     if absent and trained and not dispatched:
         yield f"{where}{ranks(absent)} of {attempt.world} {'has' if len(absent) == 1 else 'have'} no line"
+
+
+def _open(attempt: Attempt) -> Iterator[str]:
+    """Passes whose end no line tells, by their loader."""
+    for passes in attempt.loaders:
+        still = sorted({line.rank for line in passes.lines if line.end == "open"})
+        if still:
+            yield f"{_name(passes)}: a pass is still open on {ranks(still)}: the program runs, or was killed"
 
 
 def _separate(attempt: Attempt) -> Iterator[str]:

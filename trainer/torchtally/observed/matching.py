@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torchtally.observed.line import Handed, Loader
 
 _APART = 5.0  # seconds after which a process that begins is of the next attempt
-Key = tuple[Loader, str]  # of a loader: what it is, and the type of its sampler
+Key = tuple[Loader, str, str]  # of a loader: what it is, the type of its sampler, and what its dataset holds
 
 
 @dataclass
@@ -72,7 +72,7 @@ def _begins_again(own: list[Handed], attempt: list[list[Handed]]) -> bool:
 def _attempt(lines: list[Handed]) -> Attempt:
     exact: dict[Key, Passes] = {}
     for line in sorted(lines, key=lambda line: (line.process.began, line.number)):
-        key = line.loader, str(line.sampler.get("type"))
+        key = line.loader, str(line.sampler.get("type")), line.base.attributes if line.base else ""
         passes = exact.setdefault(key, Passes(line.loader))
         number = line.number
         while line.rank in passes.numbers[number]:  # of another process of this rank

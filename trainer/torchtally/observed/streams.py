@@ -11,6 +11,7 @@ from torchtally_observer.streams import KEPT
 _RANGE = 1 << 32  # of a checksum
 _SOME = 0.05  # of the rows: less can be rows that are equal by chance
 _NEARLY_ALL = 0.95
+_AGAIN = 0.15  # of the rows of one rank that come more than once
 _FEW = 16  # distinct rows, of which nothing is said
 
 
@@ -46,12 +47,19 @@ def _found(lines: Lines, trains: bool, world: int, stable: bool) -> Iterator[Fin
     often = [*_repeats(known, what)]
     yield from often
     shared = _shared(known)
+    again = 0.0 if often else max(1 - distinct(line) / max(1, line.rows or 0) for line in known.values())
+    if again > _AGAIN:
+        yield note("again", f"about {100 * again:.0f} % of the {what} come more than once to one rank")
     if world > 1 and len(known) < world and trains:
         yield note("some", f"{ranks([*known])} alone of {world} drew {what}")
     elif shared is None or (often and shared <= _SOME):
         return
-    elif shared > _SOME and not all(map(_is_varied, known.values())):
-        yield note("few", f"there are few distinct {what}, so ranks that are handed the same ones cannot be told")
+    elif shared > _SOME and (shared < 2 * again or not all(map(_is_varied, known.values()))):
+        yield note(
+            "few",
+            f"ranks are handed equal {what} about as often as each rank is: they are drawn with replacement, "
+            f"or there are few distinct ones",
+        )
     elif shared > _SOME and trains:
         told = f"the ranks are handed the same {what}: the dataset does not divide them by rank"
         if shared < _NEARLY_ALL:
@@ -63,9 +71,9 @@ def _found(lines: Lines, trains: bool, world: int, stable: bool) -> Iterator[Fin
         yield fault("same rows", f"{told}; {use}")
     elif shared > _SOME:
         yield note("all evaluate", f"the ranks evaluate the same {what}")
-    elif stable:
+    elif stable and again <= _AGAIN:
         yield right(f"no {what[:-1]} on two ranks, of those that were looked at")
-    else:
+    elif not stable:
         yield note("rows", "no row is equal on two ranks; samples that are augmented or padded anew could not be seen")
 
 

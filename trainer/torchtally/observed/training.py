@@ -138,8 +138,8 @@ def _of_own_data(lines: Lines, data: Data) -> Finding:
         if whole and len(attributes) > 1 and _halves(lines):
             return fault(
                 "sharded twice",
-                f"sharded twice: each rank has data of its own, of which its sampler hands out only a part ("
-                f"{_parts(lines)}); leave out one of the two divisions",
+                f"each rank has data of its own, of which its sampler hands out only a part ({_parts(lines)}): sharded "
+                "twice, or split by each rank for itself; leave out one of the two divisions",
             )
         return note(
             "own data",
@@ -148,7 +148,7 @@ def _of_own_data(lines: Lines, data: Data) -> Finding:
         )
     return note(
         "unknown data",
-        "whether the ranks have the same data cannot be told (random augmentation, or data of their own), so "
+        "whether the ranks have the same data cannot be told (random augmentation, padding, or data of their own), so "
         "nothing is judged",
     )
 
@@ -322,7 +322,9 @@ def _left(lines: Lines, shares: Shares) -> Iterator[Finding]:
     left = [line for line in lines.values() if not line.whole]
     if left:
         count = shares.all_handed.count
-        if any(line.resumed for line in left):
+        if count > shares.size:
+            how = "goes round more than once"
+        elif any(line.resumed for line in left):
             how = "goes on from a state"
         else:
             how = "is still open" if any(line.end == "open" for line in left) else "ends early"
