@@ -112,7 +112,8 @@ def test_an_observed_program(browser: Browser, tmp_path: Path) -> None:
     with pages.opened(browser, observed(tmp_path, seen.lines())) as page:
         assert page.title() == "✓ Observed training – torchtally"
         assert "an observation, not a proof" in page.inner_text(".verdict")
-        assert [row[2:] for row in pages.rows(page, "Shard map of train.py:18 (Digits, 40 samples): 2 ranks over 2 passes.")] == [
+        label = "Shard map of train.py:18 (Digits, 40 samples): 2 ranks over 2 passes."
+        assert [row[2:] for row in pages.rows(page, label)] == [
             ["demo-master-0", "0", "40", "20", "", "", ""],
             ["demo-worker-0", "1", "40", "20", "", "", ""],
             ["all", "2", "40", "40", "0", "0", "✓ each sample handed out exactly once"],

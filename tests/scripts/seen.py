@@ -34,7 +34,7 @@ def line(place: int, indices: list[int], number: int = 0, **more: Any) -> str:
         "sampler": {"type": "RandomSampler", "replacement": False},
         **{"pass": number, "end": "whole", "batches": 4, "of": 4, "samples": len(indices)},
         **{"steps": 4, "gradients": True},
-        "base": {"type": "Digits", "length": N, "attributes": "0"},
+        "base": {"type": "Digits", "length": N, "attributes": "0", "rows": 40},
         **{"sums": sums.texts, "order": f"{hash((number, *indices)) & (1 << 64) - 1:016x}", "head": "0" * 16},
         "bits": str(bits),
     }
