@@ -45,6 +45,7 @@ def line(rank: int, indices: Iterable[int], /, **values: Any) -> str:
         "rank": rank,
         "world": 2,
         "restart": 0,
+        "grouped": True,
         "began": 1000,
         "pid": 7 + rank,
         "at": 2.0,

@@ -186,5 +186,5 @@ sampler = DistributedSampler(data(), num_replicas=2, rank=mesh["dp"].get_local_r
 train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch)
 """
     ended = programs.run(tmp_path, program, ranks=4)
-    assert ended.right == ["each sample handed out exactly once"] and not ended.faults
-    assert any("ranks 0 and 1; ranks 2 and 3, as their process groups say" in note for note in ended.notes)
+    assert not ended.right and not ended.faults  # what the groups are for, nobody knows
+    assert [note for note in ended.notes if "ranks 0 and 1; ranks 2 and 3, as their process groups say" in note]

@@ -25,7 +25,7 @@ def line(place: int, indices: list[int], number: int = 0, **more: Any) -> str:
     for each in indices:
         bits.values[each] = 1
     values = {
-        **{"v": 1, "pod": PODS[place], "rank": place, "world": 2, "local": 0, "restart": 0},
+        **{"v": 1, "pod": PODS[place], "rank": place, "world": 2, "local": 0, "restart": 0, "grouped": True},
         **{"began": _BEGAN, "pid": 7, "at": _BEGAN / 1000 + 5 + number},
         "loader": {
             **{"place": "train.py:18", "type": "DataLoader", "dataset": "Digits"},

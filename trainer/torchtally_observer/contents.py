@@ -6,7 +6,7 @@ Memory is read where it is: no operation of PyTorch runs, so that no generator, 
 import ctypes
 import sys
 import zlib
-from collections.abc import Mapping
+from collections import UserDict
 
 _LEAVES = 4
 _WHOLE = 1 << 12  # bytes of a row that are read; of a longer one four parts
@@ -36,10 +36,12 @@ class Contents:
     def look(self, indices, batch, single):
         """Take note of the wanted samples in a batch, which has these indices."""
         try:
-            if self._keys.isdisjoint(indices):
-                return
-        except TypeError:  # a key that has no hash
-            return
+            if not self._keys.isdisjoint(indices):
+                self._look(indices, batch, single)
+        except Exception:  # a key without a hash, or a batch that cannot be read: the indices still count
+            self._keys = frozenset()
+
+    def _look(self, indices, batch, single):
         for at, index in enumerate(indices):
             number = self._wanted.get(index)
             if number is None or number in self.values or len(self.values) >= self._MOST:
@@ -52,8 +54,9 @@ class Contents:
 def leaves(batch, found=None):
     """The tensors, arrays, texts, and numbers in a batch, in order. Lists of plain values are one leaf."""
     found = [] if found is None else found
-    if isinstance(batch, Mapping):
-        for each in batch.values():
+    named = as_dict(batch)
+    if named is not None:
+        for each in named.values():
             leaves(each, found)
     elif isinstance(batch, (list, tuple)) and not (batch and isinstance(batch[0], (str, bytes, int, float))):
         for each in batch:
@@ -61,6 +64,13 @@ def leaves(batch, found=None):
     else:
         found.append(batch)
     return found
+
+
+def as_dict(batch):
+    """The dict in a batch, None where there is none. No code of the program runs."""
+    if isinstance(batch, UserDict):  # as of Hugging Face's tokenizers
+        batch = vars(batch).get("data")
+    return batch if isinstance(batch, dict) and type(batch).values is dict.values else None
 
 
 def of_row(found, at, rows):
@@ -97,8 +107,8 @@ def _reader(leaf):
     if _is_array(leaf):
         return lambda at: zlib.crc32(leaf[at].tobytes())
     memory = _memory(leaf)
-    if memory is None or (leaf.stride(0) != leaf.numel() // leaf.shape[0] and leaf.shape[0] > 1):
-        return None  # or a row does not lie in one piece
+    if memory is None:
+        return None
     row = len(memory) // leaf.shape[0]
     if row <= _WHOLE:
         return lambda at: zlib.crc32(memory[at * row : at * row + row])
@@ -114,7 +124,7 @@ def _of_leaf(leaf):
     if _is_array(leaf):
         return zlib.crc32(leaf.tobytes())
     memory = _memory(leaf)
-    if memory is None or not leaf.is_contiguous():
+    if memory is None:
         return None
     return zlib.crc32(memory) if len(memory) <= _WHOLE else _of_parts(memory)
 
@@ -129,11 +139,11 @@ def _of_plain(value):
 
 
 def _memory(tensor):
-    """The memory of a dense tensor on the CPU from its first element on, else None."""
+    """The memory of a tensor that lies in one piece on the CPU, else None."""
     kind = type(tensor)
     if kind.__module__ != "torch" or kind.__name__ != "Tensor" or tensor.device.type != "cpu":
         return None
-    if str(tensor.layout) != "torch.strided" or tensor.is_quantized or not tensor.numel():
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized or not tensor.numel() or not tensor.is_contiguous():
         return None
     return memoryview((ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr()))
 

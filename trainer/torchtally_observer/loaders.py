@@ -13,7 +13,11 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__))
 _PACKAGES = ("site-packages", "dist-packages")
 _ACCELERATE = os.path.join("accelerate", "data_loader.py")
-_COLUMNS = 8  # a list of at most so many is one of columns, as of a TensorDataset
+_COLUMNS = 64  # a list of at most so many is one of columns, as of a TensorDataset, or of datasets
+_PARTS = 3  # of a path
+# Their samplers tell their length without drawing.
+_LIBRARIES = {"torch", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "timm", "torchdata"}
+_LIBRARIES |= {"builtins", "torchvision", "transformers"}
 _PLAIN = (str, int, float, bool, os.PathLike)
 
 
@@ -24,9 +28,13 @@ def described(source):
         "type": _type(),
         "dataset": type(source.dataset).__name__,
         "length": length(source.dataset),
-        "batch": _attributes(source.sampler).get("batch_size") if source.batched else None,
-        "workers": source.workers,
+        "batch": _whole(_attributes(source.sampler).get("batch_size")) if source.batched else None,
+        "workers": int(source.workers),
     }
+
+
+def _whole(number):
+    return int(number) if hasattr(number, "__index__") else None
 
 
 def place():
@@ -68,9 +76,24 @@ def length(dataset):
 def batches(source):
     """The number of batches of a whole pass, None where it is not known.
 
-    Of a stream, the sampler has no end.
+    Of a stream, the sampler has no end. A sampler of the program's own is not asked: it may draw to count.
     """
+    found = source.sampler
+    for _ in range(8):
+        if type(found).__module__.partition(".")[0] not in _LIBRARIES:
+            return None
+        inner = _inner(found)
+        if inner is None:
+            break
+        found = inner
     return None if is_stream(source.dataset) else length(source.sampler)
+
+
+def _inner(found):
+    """What a sampler draws from, None where that is no sampler."""
+    inside = _attributes(found)
+    inner = next((inside[name] for name in ("batch_sampler", "sampler", "base_sampler") if name in inside), None)
+    return None if inner is found else inner
 
 
 def is_stream(dataset):
@@ -82,12 +105,11 @@ def sampler(source):
     """The innermost sampler: its type, and what it says of itself."""
     found, outer, skipped = source.sampler, [], None
     for _ in range(8):  # Accelerate's BatchSamplerShard wraps a batch sampler, which wraps a sampler
-        inside = _attributes(found)
-        inner = next((inside[name] for name in ("batch_sampler", "sampler", "base_sampler") if inside.get(name)), None)
-        if inner is None or inner is found:
+        inner = _inner(found)
+        if inner is None:
             break
         outer.append(type(found).__name__)
-        skipped = skipped or inside.get("skip_batches")
+        skipped = skipped or _attributes(found).get("skip_batches")
         found = inner
     values = {"type": type(found).__name__}
     for name in _OF_SAMPLERS:
@@ -139,7 +161,8 @@ def chain(dataset):
     if len(_bases) >= _KEPT:
         _bases.clear()
     try:
-        _bases[id(dataset)] = weakref.ref(dataset), probe, base
+        key = id(dataset)
+        _bases[key] = weakref.ref(dataset, lambda _: _bases.pop(key, None)), probe, base
     except TypeError:
         pass
     return base
@@ -166,44 +189,51 @@ def _is_subset(dataset):
     return type(dataset).__getitem__ is subset.__getitem__ and hasattr(own.get("indices"), "__len__") if own else False
 
 
-def attributes(dataset, deep=True):
-    """A checksum of a dataset's attributes, and how many of its rows are in it. Where it differs, data may differ.
+def attributes(dataset, depth=3):
+    """A checksum of a dataset's attributes, and how many rows of its data are in it. Where it differs, data may differ.
 
-    Of lists, arrays, and tensors, a few entries count; of a path, the last part; of a dataset inside, the same.
+    Data is an attribute with as many entries as the dataset has samples, of which a few are read. If there is one that
+    cannot be read, no row counts. Only what has no code of the program is read: plain values, lists, arrays, tensors.
     """
-    found, rows = [], 0
+    found, rows, many = [], 0, length(dataset)
+    unread = False
     for name, value in sorted(_attributes(dataset).items(), key=lambda each: str(each[0])):
         if isinstance(value, _PLAIN):
             found.append((name, _plain(value)))
+            rows += (many or 0) if name == "_fingerprint" else 0  # Hugging Face's datasets: it changes with the data
             continue
-        if deep and isinstance(value, sys.modules["torch.utils.data"].Dataset):
-            inside, more = attributes(value, deep=False)
-            found.append((name, inside))
-            rows += more
-            continue
-        columns = value if isinstance(value, (list, tuple)) and 0 < len(value) <= _COLUMNS else [value]
-        for column in columns:
-            entries = _entries(column)
-            rows += len(entries)
-            found.append((name, entries))
-    return f"{zlib.crc32(repr(found).encode(errors='replace')):08x}", rows
+        for part in value if type(value) in (list, tuple) and 0 < len(value) <= _COLUMNS else [value]:
+            if isinstance(part, sys.modules["torch.utils.data"].Dataset):
+                inside, more = attributes(part, depth - 1) if depth else ("", 0)
+                found.append((name, inside))
+                rows, unread = rows + more, unread or not more
+            elif _is_column(part):
+                entries = _entries(part)
+                found.append((name, len(part), entries))
+                if len(part) == many:
+                    rows, unread = rows + len(entries), unread or not entries
+            else:
+                found.append((name, type(part).__name__))
+    return f"{zlib.crc32(repr(found).encode(errors='replace')):08x}", 0 if unread else rows
+
+
+def _is_column(value):
+    kind = type(value)
+    known = kind in (list, tuple) or (kind.__module__, kind.__name__) in (("torch", "Tensor"), ("numpy", "ndarray"))
+    return known and (kind in (list, tuple) or len(value.shape) > 0)
 
 
 def _entries(column):
-    """A few entries of a column of data, by value or by checksum; empty for what is none."""
-    try:
-        length = len(column)
-    except Exception:
+    """A few entries of a column, by value or by checksum; empty where one cannot be read."""
+    at = sketch.of_contents(sketch.chosen(len(column)))
+    if type(column) in (list, tuple):
+        entries = [column[each] if type(column[each]) in (list, tuple) else [column[each]] for each in at]
+        if all(isinstance(part, _PLAIN) for each in entries for part in each):
+            return [[_plain(part) for part in each] for each in entries]
         return []
-    at = sketch.of_contents(sketch.chosen(length))
-    if isinstance(column, (list, tuple)):
-        entries = [column[each] for each in at]
-        entries = [list(each) if isinstance(each, tuple) else [each] for each in entries]
-        return [[_plain(part) for part in each] for each in entries if all(isinstance(part, _PLAIN) for part in each)]
-    if not contents.rows_of(column):
-        return []
-    return [read(each) for read in contents.readers([column], length) for each in at]
+    return [read(each) for read in contents.readers([column], len(column)) for each in at]
 
 
 def _plain(value):
-    return os.path.basename(str(value))
+    """A plain value, of a path its last parts: where data is mounted says nothing of it."""
+    return "/".join(str(value).split("/")[-_PARTS:])

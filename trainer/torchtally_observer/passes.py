@@ -27,6 +27,7 @@ class Pass:
         self.steps = self.beside = 0  # of optimizers, after its batches, and after those of a loader beside it
         self.resumed = 0  # batches that another iterator had handed out before
         self.watched = False
+        self.said = None  # the fields of its line
         self.collected = None  # what ends the pass with its iterator
 
     def watch(self, source):
@@ -41,6 +42,10 @@ class Pass:
             self._indices = Indices(loaders.chain(source.dataset))
         self._reported = time.monotonic()
         self._due = self._every = max((self._length or 0) // _REPORTS, 1)
+
+    def forget(self):
+        """Let go of what the line has said."""
+        self._indices = self._stream = None
 
     def received(self, index, batch):
         """The loop has received a batch, whose samples have this index or these indices."""

@@ -34,7 +34,7 @@ class Process:
 
     def begin(self, source):
         """A pass of a loader begins. Returns it."""
-        self._arm()
+        self.arm()
         ranks.look()
         begun = Pass(source)
         key = begun.loader_key
@@ -73,9 +73,18 @@ class Process:
         """A pass has handed out a batch."""
         if self._held is not None:
             self._release()
+        if handing is not self.newest:
+            self._say_again()
         self.newest = handing
         self._since_step.pop(handing, None)
         self._since_step[handing] = contents.gradients_enabled()
+
+    def _say_again(self):
+        """Say a pass again whose batches optimizers have used after its end, as those of a list."""
+        newest = self.newest
+        if newest is not None and newest.said and newest.steps and newest.said.get("steps") == 0:
+            newest.said["steps"] = newest.steps
+            self.guarded(line.write, self._fields(**newest.said))
 
     def stepped(self):
         """An optimizer has stepped."""
@@ -90,7 +99,7 @@ class Process:
         elif not self._off:
             if not self._steps:
                 self.guarded(ranks.look)  # a rank that draws no batch is none that is missing
-                self._arm()
+                self.arm()
             self._steps += 1
 
     def guarded(self, act, *values):
@@ -127,7 +136,9 @@ class Process:
             return
         if ended.batches or how == "whole":
             self._lines += 1
-            line.write(self._fields(**ended.values(how, counts_steps)))
+            ended.said = ended.values(how, counts_steps)
+            ended.forget()
+            line.write(self._fields(**ended.said))
 
     def report_open(self, observed):
         """Say what a long pass has handed out so far: a kill leaves no other trace."""
@@ -136,7 +147,8 @@ class Process:
     def _fields(self, **values):
         return {**ranks.fields(), "began": self.began, "pid": self.pid, "at": round(time.time(), 3), **values}
 
-    def _arm(self):
+    def arm(self):
+        """Say at the end of this process what is open then."""
         if not self._armed:
             self._armed = True
             atexit.register(self.finish)
@@ -150,15 +162,17 @@ class Process:
         for each in list(self._open.values()):
             self.end(each, "left")
         self._release()
+        self._say_again()
         self.guarded(self._summarize)
 
     def _summarize(self):
         for loader, passes, batches, samples in self._sums.values():
             line.write(self._fields(loader=loader, passes=passes, batches=batches, samples=samples))
         self._sums = {}
-        if self._steps and not self._passes:
+        ranks.look()
+        if not self._passes and (self._steps or ranks.fields().get("grouped")):
             line.write(self._fields(steps=self._steps, unseen="no DataLoader"))
-            self._steps = 0
+            self._passes[None] = 0
 
 
 def _collected(begun):

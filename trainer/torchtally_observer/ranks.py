@@ -27,6 +27,8 @@ def fields():
         "local": _number("LOCAL_RANK", None),
         "restart": _number("TORCHELASTIC_RESTART_COUNT", 0),
     }
+    if known:
+        values["grouped"] = True
     if known.get("groups"):
         values["groups"] = known["groups"]
     return values

@@ -8,7 +8,6 @@ import base64
 import heapq
 import zlib
 from array import array
-from collections.abc import Mapping
 
 from torchtally_observer import contents
 
@@ -31,10 +30,10 @@ class Stream:
 
     def add(self, batch):
         """Add the rows of a batch. Returns their number."""
-        if isinstance(batch, (list, tuple)) and batch and all(isinstance(each, Mapping) for each in batch):
-            sums = [self._of_one(each) for each in batch]  # samples that nobody has put together
-        else:
-            sums = self._of_batch(batch)
+        try:
+            sums = self._sums(batch)
+        except Exception:  # what cannot be read is a row that is not known
+            sums = [None]
         heap, kept = self._heap, self._kept
         for each in sums:
             if each is None:
@@ -48,6 +47,11 @@ class Stream:
                 heapq.heappush(heap, -each)
             kept.add(each)
         return len(sums)
+
+    def _sums(self, batch):
+        if isinstance(batch, (list, tuple)) and batch and all(contents.as_dict(each) is not None for each in batch):
+            return [self._of_one(each) for each in batch]  # samples that nobody has put together
+        return self._of_batch(batch)
 
     def _of_one(self, sample):
         keys = _keys(sample)
@@ -86,10 +90,9 @@ class Stream:
 
 
 def _keys(batch):
-    if not isinstance(batch, Mapping):
-        return None
-    for name in _KEYS:
-        keys = batch.get(name)
+    named = contents.as_dict(batch)
+    for name in _KEYS if named else ():
+        keys = named.get(name)
         if isinstance(keys, str):
             return [keys]
         if isinstance(keys, (list, tuple)) and all(isinstance(each, (str, int)) for each in keys):

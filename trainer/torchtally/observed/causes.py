@@ -7,8 +7,11 @@ from torchtally.observed.line import Handed
 
 # Samplers that are made to hand out each sample once. With another one, what is uneven may be its purpose.
 _PLAIN = {"DistributedSampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler", "BatchSampler"}
+_PLAIN |= {"list", "tuple", "range", "ndarray"}
 _PLAIN |= {"SeedableRandomSampler", "UnrepeatedDistributedSampler", "UnrepeatedDistributedSamplerWrapper"}
 _PLAIN |= {"ResumableDistributedSampler", "StatefulDistributedSampler"}
+# They hand out some of the samples on purpose, each once.
+_OF_SOME = {"SubsetRandomSampler", "list", "tuple", "range", "ndarray"}
 _WITH_REPLACEMENT = {"WeightedRandomSampler"}
 
 Lines = Mapping[int, Handed]  # by rank
@@ -16,6 +19,11 @@ Lines = Mapping[int, Handed]  # by rank
 
 def is_plain(lines: Lines) -> bool:
     return all(line.sampler.get("type") in _PLAIN for line in lines.values())
+
+
+def chooses(lines: Lines) -> bool:
+    """Whether samplers are given which samples to hand out."""
+    return any(line.sampler.get("type") in _OF_SOME for line in lines.values())
 
 
 def names(lines: Lines) -> str:
@@ -72,6 +80,9 @@ def places(lines: Lines) -> str | None:
     world = {line.process.world for line in lines.values()}
     if not found or (found == {rank: rank for rank in lines} and replicas == world):
         return None
+    if found == {rank: rank for rank in lines}:
+        given = listed([str(each) for each in sorted(replicas)])
+        return f"num_replicas is {given}, and there are {max(world)} ranks: pass num_replicas=dist.get_world_size()"
     shown = f"the samplers of {ranks([*found])} have rank {listed([str(each) for each in found.values()])}"
     of = f" of {listed([str(each) for each in sorted(replicas)])}" if replicas else ""
     if found == local or len(set(found.values())) < len(found):

@@ -40,5 +40,5 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             f"{extra} of {shares.size} samples {counts} twice in this evaluation unless the program drops them, as "
             "Accelerate's gather_for_metrics does",
         )
-    elif extra < 0 and (shares.one_part or not shares.parts_overlap.hits):
+    elif extra < 0 and not causes.chooses(lines) and (shares.one_part or not shares.parts_overlap.hits):
         yield note("dropped", f"this pass leaves out {-extra} of {shares.size} samples")

@@ -155,13 +155,15 @@ def _separate(attempt: Attempt) -> Iterator[str]:
 
 def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Observed]:
     trains = [each for each in attempt.loaders if _trains(each, attempt)]
-    leaks = [*story.leaks(attempt, trains)]
+    grouped = all(line.process.grouped for line in attempt.lines)
+    leaks = [*story.leaks(attempt, trains)] if grouped else []  # else ranks may train models of their own
     for passes in attempt.loaders:
         same = data.of(_of_base(attempt, passes))
         stable = streams.are_stable(passes.numbers.values())
         is_training = any(passes is each for each in trains)
+        elsewhere = _elsewhere(attempt, passes)
         judged = [
-            Pass(at, own, _judged(own, same, stable, is_training, attempt.world))
+            Pass(at, own, _judged(own, same, stable, is_training, attempt.world, elsewhere))
             for at, own in sorted(passes.numbers.items())
         ]
         together = [finding for own, finding in leaks if own is passes]
@@ -199,22 +201,37 @@ def _of_base(attempt: Attempt, passes: Passes) -> list[Handed]:
     return [line for line in attempt.lines if line.base in bases]
 
 
-def _judged(lines: dict[int, Handed], same: Data, stable: bool, is_training: bool, world: int) -> Counted:
+def _judged(
+    lines: dict[int, Handed], same: Data, stable: bool, is_training: bool, world: int, elsewhere: int
+) -> Counted:
     if all(line.base is None for line in lines.values()):
         return streams.judge(lines, is_training, world, stable)
-    judged = training.judge(lines, same, world) if is_training else evaluation.judge(lines, same, world)
+    trained = training.judge(lines, same, world, elsewhere) if is_training else None
+    judged = trained or evaluation.judge(lines, same, world)
     return _by_index(judged) if same is Data.ASSUMED and len(lines) > 1 else judged
 
 
 def _by_index(counted: Counted) -> Counted:
-    """What is right, in words that leave open whether an index is the same sample on all ranks."""
-    findings = [
-        right(f"{each.text.replace('sample', 'index')} (whether the ranks have the same data was not seen)")
-        if each.sign is Sign.RIGHT
-        else each
-        for each in counted.findings
-    ]
+    """What is right or wrong, in words that leave open whether an index is the same sample on all ranks."""
+    unseen = "whether the ranks have the same data was not seen"
+    findings = []
+    for each in counted.findings:
+        if each.sign is Sign.RIGHT:
+            each = right(f"{each.text.replace('sample', 'index')} ({unseen})")
+        elif each.sign is Sign.FAULT:
+            each = note(each.about, f"{each.text} ({unseen})")
+        findings.append(each)
     return replace(counted, findings=tuple(findings))
+
+
+def _elsewhere(attempt: Attempt, passes: Passes) -> int:
+    """The bits of samples that other loaders of the same base hand out or, of a Subset, hold."""
+    bases = {line.base for line in passes.lines}
+    others = (line for each in attempt.loaders if each is not passes for line in each.lines if line.base in bases)
+    bits = 0
+    for line in others:
+        bits |= (line.handed.bits if line.handed else 0) | (line.holds.bits if line.holds else 0)
+    return bits
 
 
 def _uneven_passes(passes: Passes, attempt: Attempt) -> Iterator[Finding]:

@@ -56,6 +56,7 @@ class Process:
     rank: int
     world: int
     local: int | None
+    grouped: bool  # it has had a process group of torch.distributed
     groups: tuple[tuple[int, ...], ...]
     began: int  # milliseconds since 1970
     pid: int
@@ -136,6 +137,7 @@ def parse(values: Any) -> Handed | Rest:
         rank=_count(values, "rank"),
         world=_count(values, "world"),
         local=_optional(values, "local"),
+        grouped=values.get("grouped") is True,
         groups=_groups(values.get("groups", [])),
         began=_count(values, "began"),
         pid=_count(values, "pid"),

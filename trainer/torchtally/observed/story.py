@@ -31,7 +31,8 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
         if shares.one_part and missing > 0 and not shares.doubled.hits and shares.lost.hits:
             named = sets.few(shares.all_held, shares.all_handed)
             which = f" ({', '.join(map(str, named))})" if named else ""
-            yield fault(
+            certain = first.sampler.get("shuffle") is False or first.sampler.get("type") == "SequentialSampler"
+            yield (fault if certain else note)(  # others may be drawn by a training of its own
                 "never",
                 f"the same {missing} of {shares.size} samples{which} are handed out in no pass: shuffle anew in each "
                 "epoch, or hand out the last ones",

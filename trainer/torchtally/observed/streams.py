@@ -54,7 +54,7 @@ def _found(lines: Lines, trains: bool, world: int, stable: bool) -> Iterator[Fin
         yield note("some", f"{ranks([*known])} alone of {world} drew {what}")
     elif shared is None or (often and shared <= _SOME):
         return
-    elif shared > _SOME and (shared < 2 * again or not all(map(_is_varied, known.values()))):
+    elif shared > _SOME and (shared < 3 * again + _SOME or not all(map(_is_varied, known.values()))):
         yield note(
             "few",
             f"ranks are handed equal {what} about as often as each rank is: they are drawn with replacement, "

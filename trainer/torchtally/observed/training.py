@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torchtally.observed import causes, sets
 from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
-from torchtally.observed.finding import Finding, fault, note, numbers, ranks, right
+from torchtally.observed.finding import Finding, Sign, fault, note, numbers, ranks, right
 from torchtally.observed.line import Samples
 from torchtally.observed.sets import Amount
 
@@ -89,7 +89,18 @@ class Shares:
     @property
     def once(self) -> bool:
         """Whether each sample was handed out exactly once: by sums, whatever the order."""
-        return (self.one_part or not self.parts_overlap.hits) and sets.equal(self.all_handed, self.all_held)
+        whole = sets.whole(self.length)
+        if self.one_part:
+            return sets.equal(self.all_handed, self.all_held)
+        if sets.equal(self.all_held, whole):
+            return sets.equal(self.all_handed, whole)
+        exact = self.length <= sets.looked(self.length)  # larger parts may overlap in what is not looked at
+        return exact and not self.parts_overlap.hits and sets.equal(self.all_handed, self.all_held)
+
+    def unheld(self, elsewhere: int) -> Amount:
+        """Samples that no rank holds, nor any other loader."""
+        everything = sets.whole(self.length).bits
+        return self.amount(everything & ~self.all_held.bits & ~elsewhere, everything)
 
     def amount(self, bits: int, of: int) -> Amount:
         exact = self.length <= sets.looked(self.length)
@@ -98,12 +109,14 @@ class Shares:
         return Amount(bits.bit_count(), looked, total)
 
 
-def judge(lines: Lines, data: Data, world: int) -> Counted:
-    """Judge one pass of a loader that trains."""
+def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
+    """Judge one pass of a loader that trains. `elsewhere`: the bits of samples that other loaders hold or hand out."""
     if any(line.keyed for line in lines.values()):
         return Counted((note("keys", "its samples have keys that are no indices, so they cannot be compared"),))
     if any(line.loader.type == "DataLoaderDispatcher" for line in lines.values()):
         return Counted((note("dispatched", "rank 0 draws all batches and hands slices to the others: not judged"),))
+    if not all(line.process.grouped for line in lines.values()) and world > 1:
+        return Counted((note("apart", "the ranks share no process group, as if each trained a model of its own"),))
     shares = Shares.of(lines)
     if shares is None:
         return Counted((note("length", "its dataset does not tell its length, so nothing is judged"),))
@@ -115,7 +128,14 @@ def judge(lines: Lines, data: Data, world: int) -> Counted:
         return Counted((_of_own_data(lines, data),))
     if causes.replaces(lines):
         return _replacing(lines, shares)
-    return _divided(lines, shares, world)
+    counted = _divided(lines, shares, world)
+    unheld = shares.unheld(elsewhere)
+    if not shares.one_part and unheld.hits:
+        held = "each sample that the ranks hold"
+        findings = [replace(each, text=each.text.replace("each sample", held)) for each in counted.findings]
+        told = note("unheld", f"{unheld} are held by no rank and no other loader")
+        return replace(counted, findings=(*findings, told))
+    return counted
 
 
 def _alone(lines: Lines, shares: Shares) -> Counted:
@@ -133,13 +153,14 @@ def _of_own_data(lines: Lines, data: Data) -> Finding:
     if data is Data.DIFFERENT:
         attributes = {line.base.attributes for line in lines.values() if line.base}
         whole = all(line.whole for line in lines.values())
-        if sentence := causes.seeds(lines):
+        divided = all(line.sampler.get("num_replicas") == line.process.world for line in lines.values())
+        if divided and (sentence := causes.seeds(lines)):
             return fault("seeds", f"the shards overlap: {sentence}")
-        if whole and len(attributes) > 1 and _halves(lines):
-            return fault(
+        if whole and divided and len(attributes) > 1 and _halves(lines):
+            return note(
                 "sharded twice",
                 f"each rank has data of its own, of which its sampler hands out only a part ({_parts(lines)}): sharded "
-                "twice, or split by each rank for itself; leave out one of the two divisions",
+                "twice, split by each rank for itself, or drawn without a common seed",
             )
         return note(
             "own data",
@@ -189,7 +210,8 @@ def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
     if shares.one_part and len(everything) == world:
         doubled = Amount(shares.size, shares.size, shares.size)
         order = " in the same order" if len(classes) == 1 else ""
-        text = f"each rank is handed all {shares.size} samples{order}, and no sampler divides them: {_SAMPLER}"
+        why = causes.places(lines) or _SAMPLER
+        text = f"each rank is handed all {shares.size} samples{order}, and no sampler divides them: {why}"
         if not _peers(lines, classes):
             return Counted((fault("not sharded", text),), shares.size, Amount(0, shares.size, shares.size), doubled)
     if len(classes) == 1:
@@ -238,7 +260,8 @@ def _of_classes(lines: Lines, shares: Shares, classes: list[list[int]]) -> Count
         return Counted((found,), shares.size, shares.lost, shares.doubled)
     meant = "as their process groups say" if _peers(lines, classes) else "right if they hold parts of one model"
     counted = _divided(one_of_each, rest, len(classes))
-    return replace(counted, findings=(*counted.findings, note("peers", f"{told}, {meant}")))
+    others = [each for each in counted.findings if each.sign is not Sign.RIGHT]  # nobody knows what the groups are for
+    return replace(counted, findings=(*others, note("peers", f"{told}, {meant}")))
 
 
 def _is_local(lines: Lines) -> bool:
@@ -256,12 +279,26 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
             yield fault("overlap", f"{doubled} go to more than one rank: {causes.of_overlap(lines)}")
         yield from _left(lines, shares)
         return
+    apart = not shares.one_part and shares.parts_overlap.share <= _SOME
+    if apart and sets.equal(shares.all_handed, shares.all_held):
+        over = shares.all_held.count - shares.length
+        if over > 0 or shares.parts_overlap.hits:
+            count = f"{over} samples" if over > 0 else str(shares.parts_overlap)
+            yield note("parts", f"the parts that the ranks hold overlap: at least {count} are in more than one")
+        else:
+            looked = sets.looked(shares.length)
+            yield right(f"each sample that the ranks hold handed out once, as far as {looked} samples tell")
+        return
     extra = shares.all_handed.count - shares.size
     steps = sum(-(-line.samples // max(1, line.batches)) for line in lines.values())  # what drop_last may leave out
     if not shares.one_part and shares.parts_overlap.share > _SOME:
         yield _own_splits(lines, shares)
     elif lost.share > _SOME and doubled.share > _SOME:
         yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {doubled} to more than one", shares)
+    elif extra < 0 and causes.chooses(lines) and not doubled.hits:
+        yield note(
+            "chosen", f"{-extra} of {shares.size} samples are not among those that {causes.names(lines)} hands out"
+        )
     elif extra < 0 and -extra > steps + world:
         yield _may_be_meant(lines, "lost", f"{-extra} of {shares.size} samples go to no rank", shares)
     elif extra > steps + world or (doubled.share > _SOME and extra > steps):
