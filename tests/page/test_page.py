@@ -118,7 +118,7 @@ def test_an_observed_program(browser: Browser, tmp_path: Path) -> None:
             ["demo-worker-0", "1", "40", "20", "", "", ""],
             ["all", "2", "40", "40", "0", "0", "✓ each sample handed out exactly once"],
         ]
-        assert page.locator("#observed-0 .role-axis-label").all_inner_texts()[0].split() == ["1", "2"]
+        assert page.locator("#observed-0 .role-axis-label").first.locator("text").all_text_contents() == ["1", "2"]
         said = "rank 1, pass 2: as expected"
         cell = page.locator(f"#observed-0 [aria-label='{said}']")
         cell.hover()

@@ -189,7 +189,7 @@ def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "cannot write" in capsys.readouterr().err
 
 
-FAULT = "train.py:18 (Digits): each rank is handed all 40 samples in the same order, and no sampler divides them: "
+FAULT = "train.py:18 (Digits, 40 samples): each rank is handed all 40 samples in the same order, and no sampler "
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ def install(module):
     """Observe DataLoaders, or the steps of optimizers, from this module of PyTorch on."""
     if module.__name__.endswith("dataloader"):
         _observe_loaders(module)
-        process.current().arm()
     else:
         register = getattr(module, "register_optimizer_step_post_hook", None)  # PyTorch 2.0 lacks it
         if register:

@@ -169,10 +169,9 @@ class Process:
         for loader, passes, batches, samples in self._sums.values():
             line.write(self._fields(loader=loader, passes=passes, batches=batches, samples=samples))
         self._sums = {}
-        ranks.look()
-        if not self._passes and (self._steps or ranks.fields().get("grouped")):
+        if self._steps and not self._passes:
             line.write(self._fields(steps=self._steps, unseen="no DataLoader"))
-            self._passes[None] = 0
+            self._steps = 0
 
 
 def _collected(begun):

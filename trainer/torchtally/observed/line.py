@@ -56,7 +56,7 @@ class Process:
     rank: int
     world: int
     local: int | None
-    grouped: bool  # it has had a process group of torch.distributed
+    grouped: bool = True  # it has had a process group of torch.distributed
     groups: tuple[tuple[int, ...], ...]
     began: int  # milliseconds since 1970
     pid: int
