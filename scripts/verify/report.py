@@ -27,8 +27,9 @@ objects. Of a program that keeps no account it prints "outcome" ("observed", "fa
 and "observation": "faults", "notes", "missing" (sentences), and "loaders" with their "passes"."""
 
 
-def as_json(verdicts: list[Verdict], observation: Observation | None, outcome: Outcome) -> str:
+def as_json(verdicts: list[Verdict], observation: Observation | None = None, outcome: Outcome | None = None) -> str:
     reports = [_report(verdict) for verdict in verdicts]
+    outcome = outcome or worst(verdict.outcome for verdict in verdicts)
     found: dict[str, Any] = {"outcome": outcome, "holds": outcome is Outcome.PROVED}
     if len(reports) == 1 and not observation:
         found = reports[0]
@@ -61,7 +62,7 @@ def _report(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def as_text(verdicts: list[Verdict], observation: Observation | None, *, encoding: str, colour: bool) -> str:
+def as_text(verdicts: list[Verdict], observation: Observation | None = None, *, encoding: str, colour: bool) -> str:
     texts = [_of_runs(verdicts, *_marks(encoding, colour))] if verdicts else []
     if observation:
         texts.append(observed.as_text(observation, encoding=encoding, colour=colour))

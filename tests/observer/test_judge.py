@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import programs
+import observed_programs as programs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

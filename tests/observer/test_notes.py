@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import programs
+import observed_programs as programs
 import pytest
 
 NOTES = {

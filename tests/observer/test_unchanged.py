@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import programs
+import observed_programs as programs
 import pytest
 
 from torchtally_observer import line as observed_line

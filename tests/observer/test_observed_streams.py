@@ -4,7 +4,7 @@ import io
 import tarfile
 from pathlib import Path
 
-import programs
+import observed_programs as programs
 import pytest
 
 PLAIN = """
