@@ -93,8 +93,7 @@ class Process:
             used[-1].steps += 1  # not that of an evaluation between a batch and its step
             for each in used[:-1]:  # two loaders that are read in turn, as of a GAN
                 each.beside += 1
-            if self._held is not None:
-                self._release()
+            self._release()
             self._since_step.clear()
         elif not self._off:
             if not self._steps:

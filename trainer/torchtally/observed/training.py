@@ -187,7 +187,7 @@ def _parts(lines: Lines) -> str:
 
 
 def _replacing(lines: Lines, shares: Shares) -> Counted:
-    if _alike(lines) and len(_alike(lines)) == 1:
+    if len(_alike(lines)) == 1:
         return Counted((_all_alike(lines, shares),), shares.size, shares.lost, shares.doubled)
     return Counted((_share_drawn(shares),), shares.size)
 
