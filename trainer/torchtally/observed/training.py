@@ -260,8 +260,8 @@ def _of_classes(lines: Lines, shares: Shares, classes: list[list[int]]) -> Count
         return Counted((found,), shares.size, shares.lost, shares.doubled)
     meant = "as their process groups say" if _peers(lines, classes) else "right if they hold parts of one model"
     counted = _divided(one_of_each, rest, len(classes))
-    others = [each for each in counted.findings if each.sign is not Sign.RIGHT]  # nobody knows what the groups are for
-    return replace(counted, findings=(*others, note("peers", f"{told}, {meant}")))
+    known = [each for each in counted.findings if each.sign is not Sign.RIGHT]  # nobody knows what the groups are for
+    return replace(counted, findings=(*known, note("peers", f"{told}, {meant}")))
 
 
 def _is_local(lines: Lines) -> bool:
