@@ -218,3 +218,23 @@ def test_a_folder_on_the_path_starts_it_and_runs_the_sitecustomize_that_it_hides
     )
     assert ended.stdout == "the hidden one\n3\n", ended.stderr
     assert ended.stderr.count("TORCHTALLY-OBSERVED") == 1 and '"place":"train.py:2"' in ended.stderr
+
+
+FORK = """
+import os
+batches = iter(DataLoader([float(number) for number in range(64)], 4))
+next(batches)
+child = os.fork()
+rest = sum(1 for _ in batches)  # in both
+list(DataLoader([0.0] * 8, 4))
+if child: os.waitpid(child, 0)
+print(rest)
+"""
+
+
+def test_a_fork_says_only_what_it_has_begun(tmp_path: Path) -> None:
+    ended = alone(tmp_path, FORK)
+    assert ended.codes == [0] and ended.out == "15\n15\n"
+    found = ended.handed
+    assert len({line.process.pid for line in found}) == 2
+    assert sorted(line.samples for line in found) == [8, 8, 64]

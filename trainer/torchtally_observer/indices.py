@@ -12,7 +12,6 @@ from operator import mul
 from torchtally_observer import contents, sketch
 
 _BLOCK = 4096  # indices at a time
-_INT = {int}
 _HEAD = 256  # indices at the beginning whose order has a hash of its own
 _MOST_HELD = 1 << 23  # of a larger Subset, indices are those of the Subset itself
 
@@ -95,16 +94,16 @@ class Indices:
         buffer, self._buffer = self._buffer, []
         held, length = self._base.held, self._base.length
         try:
-            found = buffer if set(map(type, buffer)) == _INT else list(map(int, buffer))
+            raw = array("q", buffer)  # integers of any type
             if held is not None:
-                found = [held[each] for each in found]
-            elif min(found, default=0) < 0:
-                found = [each + length if each < 0 else each for each in found]
-        except (TypeError, ValueError, IndexError):
+                raw = array("q", [held[each] for each in raw])
+            elif min(raw) < 0:
+                raw = array("q", [each + length if each < 0 else each for each in raw])
+        except (TypeError, OverflowError, IndexError):
             self._keys = True  # folds of a cross-validation have keys of their own
             return
+        found = raw.tolist()
         self._sums.add(found)
-        raw = array("q", found)
         if self._head is None:
             self._head = hashlib.blake2b(raw[:_HEAD].tobytes(), digest_size=8).hexdigest()
         self._order.update(raw.tobytes())

@@ -1,6 +1,5 @@
 """One pass of a loader: from iter() to its end. Its size does not depend on the number of samples."""
 
-import os
 import time
 
 from torchtally_observer import contents, loaders, process
@@ -19,7 +18,6 @@ class Pass:
     """
 
     def __init__(self, source):
-        self.pid = os.getpid()
         self.loader = loaders.described(source)
         self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
         self.number = 0

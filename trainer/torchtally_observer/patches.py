@@ -5,7 +5,6 @@ sampler for the first time, and ends where one with persistent workers is reset,
 has returned counts: workers fetch ahead. `__init__` stays as it is: its warnings name the line that calls it.
 """
 
-import os
 import sys
 from collections import deque
 
@@ -101,11 +100,11 @@ class Handing:
         self._unordered = {}  # by the number of a request
         self._requests = 0
         self._replayed = None  # batches that a resumed iterator draws by itself, before the loop has it
-        self._pid = os.getpid()
+        self._process = process.current()
 
     def received(self, iterator, batch):
         """A batch has come out of `__next__`."""
-        if self._pid != os.getpid():
+        if self._process is not process.current():  # a fork goes on with the loop of its parent
             return
         index = self._index(iterator)
         if self._replayed is None:
@@ -116,8 +115,7 @@ class Handing:
 
     def end(self, how):
         """The pass is over."""
-        if self._pid == os.getpid():
-            process.current().end(self._pass, how)
+        process.current().end(self._pass, how)  # in a fork, this does nothing
 
     def _index(self, iterator):
         if self._in_order:

@@ -19,7 +19,6 @@ class Process:
     """What is observed in one process. A fork begins anew: what was open belongs to its parent."""
 
     def __init__(self):
-        self.pid = os.getpid()
         self.began = int(time.time() * 1000)
         self.newest = None  # the pass that handed out the newest batch: an optimizer that steps has used it
         self._since_step = {}  # by pass, the newest last: whether gradients were on, for a batch since the last step
@@ -144,7 +143,7 @@ class Process:
         line.write(self._fields(**observed.values("open", counts_steps)))
 
     def _fields(self, **values):
-        return {**ranks.fields(), "began": self.began, "pid": self.pid, "at": round(time.time(), 3), **values}
+        return {**ranks.fields(), "began": self.began, "pid": os.getpid(), "at": round(time.time(), 3), **values}
 
     def arm(self):
         """Say at the end of this process what is open then."""
@@ -156,7 +155,7 @@ class Process:
 
     def finish(self):
         """The process ends: say what is still open. The second call does nothing."""
-        if self.pid != os.getpid() or self._off:
+        if self is not _current or self._off:  # a fork inherits what its parent has registered
             return
         for each in list(self._open.values()):
             self.end(each, "left")
@@ -174,9 +173,7 @@ class Process:
 
 
 def _collected(begun):
-    process = current()
-    if process.pid == begun.pid:
-        process.end(begun, "left")
+    _current.end(begun, "left")
 
 
 def _told(error):
@@ -192,12 +189,19 @@ _current = Process()
 
 def current():
     """The observation of this process."""
-    global _current
-    if _current.pid != os.getpid():
-        _current = Process()
     return _current
 
 
 def guarded(act, *values):
     """See Process.guarded."""
-    return current().guarded(act, *values)
+    return _current.guarded(act, *values)
+
+
+def _forked():
+    global _current
+    _current = Process()
+    ranks.forget()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forked)

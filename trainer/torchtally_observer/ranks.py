@@ -13,24 +13,28 @@ def look():
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
-    _known.update(pid=os.getpid(), rank=distributed.get_rank(), world=distributed.get_world_size())
+    _known.update(rank=distributed.get_rank(), world=distributed.get_world_size())
     _known["groups"] = _groups(distributed, _known["rank"], _known["world"])
+
+
+def forget():
+    """Drop what torch.distributed has told a parent of this process."""
+    _known.clear()
 
 
 def fields():
     """The fields of a line that name the process."""
-    known = _known if _known.get("pid") == os.getpid() else {}
     values = {
         "pod": os.environ.get("HOSTNAME") or socket.gethostname(),
-        "rank": known.get("rank", _number("RANK", 0)),
-        "world": known.get("world", _number("WORLD_SIZE", 1)),
+        "rank": _known.get("rank", _number("RANK", 0)),
+        "world": _known.get("world", _number("WORLD_SIZE", 1)),
         "local": _number("LOCAL_RANK", None),
         "restart": _number("TORCHELASTIC_RESTART_COUNT", 0),
     }
-    if known:
+    if _known:
         values["grouped"] = True
-    if known.get("groups"):
-        values["groups"] = known["groups"]
+    if _known.get("groups"):
+        values["groups"] = _known["groups"]
     return values
 
 
