@@ -28,15 +28,15 @@ dist.init_process_group("gloo")
 weight = torch.ones(1, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
 train = DataLoader(range(60), batch_size=8, sampler=DistributedSampler(range(60)))
+for batch in DataLoader(range(12), batch_size=4):
+    break
 for epoch in range(2):
     for batch in train:
         optimizer.step()
-for batch in DataLoader(range(12), batch_size=4):
-    break
 while sys.argv[1:] and not Path(sys.argv[1]).exists():
     time.sleep(0.1)
 """
-TRAIN, TEST = "train.py:12 (range)", "train.py:14 (range)"
+TEST, TRAIN = "train.py:11 (range)", "train.py:14 (range)"
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ EVENTS = [
     event
     for rank in range(2)
     for event in (
+        events.Observed(of_rank=rank, loader=TEST, phase="evaluate", number=1, samples=4, batches=1, whole=False),
         events.Observed(of_rank=rank, loader=TRAIN, phase="train", number=1, samples=30, batches=4, whole=True),
         events.Observed(of_rank=rank, loader=TRAIN, phase="train", number=2, samples=30, batches=4, whole=True),
-        events.Observed(of_rank=rank, loader=TEST, phase="evaluate", number=1, samples=4, batches=1, whole=False),
     )
 ]
 
