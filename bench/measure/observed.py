@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.sample import emit
 
-SITE = Path(__file__).parents[2] / "trainer/torchtally_observer/site"
+SITE = Path(__file__).parents[2] / "trainer/torchtally_observer"
 _STEP, _BATCH, _STEPS, _PAIRS = 1.5e-3, 32, 1280, 12
 _STARTS = {"no import": "pass", "import torch": "import torch"}
 

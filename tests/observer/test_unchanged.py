@@ -189,7 +189,7 @@ for dataset in (range(400), Rows()):
 
 @pytest.mark.cold
 def test_a_python_that_imports_no_torch_imports_nothing_for_it() -> None:
-    env = {"PYTHONPATH": str(ROOT / "trainer/torchtally_observer/site"), "TORCHTALLY_OBSERVE": "auto", "PATH": ""}
+    env = {"PYTHONPATH": str(ROOT / "trainer/torchtally_observer"), "TORCHTALLY_OBSERVE": "auto", "PATH": ""}
     names = {}
     for value in ("auto", "never"):
         ended = subprocess.run(
@@ -210,7 +210,7 @@ def test_a_folder_on_the_path_starts_it_and_runs_the_sitecustomize_that_it_hides
         "from torch.utils.data import DataLoader\nprint(len([*DataLoader(range(9), 3)]))\n"
     )
     env = {**os.environ, "TORCHTALLY_OBSERVE": "auto"}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "trainer/torchtally_observer/site"), str(tmp_path)])
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "trainer/torchtally_observer"), str(tmp_path)])
     for name in ("RANK", "TORCHTALLY_OBSERVED"):
         env.pop(name, None)
     ended = subprocess.run(

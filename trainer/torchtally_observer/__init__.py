@@ -14,7 +14,8 @@ contents    what a few samples hold, as checksums
 streams     rows without indices, as their smallest checksums
 ranks       who this process is among the ranks
 line        the lines
-site        for PYTHONPATH: sitecustomize.py, where no .pth file is installed
+
+sitecustomize starts it where this folder is on PYTHONPATH: in an image that has nothing of torchtally.
 
 docs/reference/observation.md describes the lines.
 """

@@ -1,0 +1,93 @@
+"""A YAML document as a tree of nodes, each with its place in the text. JSON is YAML, too."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import yaml
+
+from .errors import BadManifest
+
+
+@dataclass(eq=False)
+class Node:
+    """A scalar, a mapping, or a sequence."""
+
+    start: int  # of its first character
+    column: int
+    end: int = 0  # behind its last character
+    flow: bool = True  # in one piece, as a scalar, [a, b], and {a: b}
+    scalar: str | None = None
+    null: bool = False  # nothing, `null`, or `~`
+    pairs: list[tuple["Node", "Node"]] = field(default_factory=list)
+    items: list["Node"] = field(default_factory=list)
+    mapping: bool = False
+    target: "Node | None" = None  # what an alias stands for
+
+    @property
+    def children(self) -> list["Node"]:
+        """The items of a sequence, with what an alias stands for in its place."""
+        return [each.target or each for each in self.items]
+
+    def get(self, *path: str) -> "Node | None":
+        """What stands under these keys, of a mapping that is merged in (`<<`) as well. None: nothing, or null."""
+        found: Node | None = self
+        for key in path:
+            found = found._own(key) if found else None
+        return None if found is None or found.null else found
+
+    def text(self, *path: str) -> str:
+        """The scalar under these keys, or an empty text."""
+        found = self.get(*path)
+        return found.scalar or "" if found else ""
+
+    def _own(self, key: str) -> "Node | None":
+        merged = []
+        for name, value in self.pairs:
+            value = value.target or value
+            if name.scalar == key:
+                return value
+            if name.scalar == "<<":
+                merged += value.children or [value]
+        return next((found for each in merged if (found := each._own(key))), None)
+
+
+def read(text: str, line: int) -> Node | None:
+    """The document in a text, None if it is empty. `line` counts those above it. Raises BadManifest."""
+    try:
+        events = iter(list(yaml.parse(text, yaml.SafeLoader)))
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                root = _node(next(events), events, {})
+                return None if root.null else root
+        return None
+    except yaml.reader.ReaderError as error:
+        raise BadManifest(f"line {line + text.count(chr(10), 0, error.position) + 1}: {error.reason}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {line + mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise BadManifest(f"{place}not YAML: {error.problem}") from None
+
+
+def _node(event: yaml.Event, events: Iterator[yaml.Event], anchors: dict[str, Node]) -> Node:
+    node = Node(event.start_mark.index, event.start_mark.column, event.end_mark.index)
+    if isinstance(event, yaml.AliasEvent):
+        node.target = anchors.get(event.anchor)
+        if node.target is None:
+            raise BadManifest(f"not YAML: the anchor {event.anchor} of an alias is not in its document")
+        return node
+    if event.anchor:
+        anchors[event.anchor] = node
+    if isinstance(event, yaml.ScalarEvent):
+        node.scalar = event.value
+        node.null = event.implicit[0] and event.value in ("", "~", "null", "Null", "NULL")
+        return node
+    node.flow, node.mapping = bool(event.flow_style), isinstance(event, yaml.MappingStartEvent)
+    while not isinstance(event := next(events), yaml.CollectionEndEvent):
+        child = _node(event, events, anchors)
+        if node.mapping:
+            node.pairs.append((child, _node(next(events), events, anchors)))
+        else:
+            node.items.append(child)
+    last = node.pairs[-1][1] if node.pairs else node.items[-1] if node.items else None
+    node.end = event.end_mark.index if node.flow or last is None else last.end
+    return node

@@ -1,0 +1,117 @@
+"""Where each kind of manifest keeps its pods, and which of their containers train."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .errors import BadManifest
+from .nodes import Node
+
+_GROUPS = {
+    "PyTorchJob": "kubeflow.org",
+    "TrainJob": "trainer.kubeflow.org",
+    "Job": "batch",
+    "JobSet": "jobset.x-k8s.io",
+    "Pod": "",
+}
+KINDS = f"{', '.join(list(_GROUPS)[:-1])}, or Pod"
+TRAINER = "node"  # the container of a TrainJob that trains
+_USUAL = {"PyTorchJob": "pytorch", "JobSet": TRAINER}  # names of the container that trains
+_HOOK = "helm.sh/hook"  # what `helm install` and `helm upgrade` do not apply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """An object that has pods."""
+
+    kind: str
+    root: Node
+
+    @property
+    def name(self) -> str:
+        metadata = self.root.get("metadata")
+        return (metadata.text("name") or metadata.text("generateName")) if metadata else ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def namespace(self) -> str:
+        return self.root.text("metadata", "namespace")
+
+    @property
+    def pods(self) -> list[Node]:
+        """The specs of its pods, each place in the text once. Those of a TrainJob are in its runtime."""
+        found = {id(pod): pod for pod in self._pods() if pod}
+        return list(found.values())
+
+    def _pods(self) -> Iterator[Node | None]:
+        spec = self.root.get("spec")
+        if spec is None:
+            return
+        if self.kind == "Pod":
+            yield spec
+        elif self.kind == "Job":
+            yield spec.get("template", "spec")
+        elif self.kind == "PyTorchJob":
+            replicas = spec.get("pytorchReplicaSpecs")
+            for _, replica in replicas.pairs if replicas else ():
+                yield (replica.target or replica).get("template", "spec")
+        elif self.kind == "JobSet":
+            jobs = spec.get("replicatedJobs")
+            for job in jobs.children if jobs else ():
+                yield job.get("template", "spec", "template", "spec")
+
+    def trains(self, wanted: Sequence[str]) -> list[tuple[Node, list[Node]]]:
+        """Its pods, each with the containers that train: those of these names, or else the usual one or the only one.
+
+        Raises BadManifest.
+        """
+        if not self.pods:
+            raise BadManifest(f"{self.title} has no pod: its spec names no container")
+        found = [(pod, _named(pod, wanted or self._usual(pod))) for pod in self.pods]
+        chosen = [(pod, containers) for pod, containers in found if containers]
+        missing = set(wanted) - {each.text("name") for _, containers in chosen for each in containers}
+        if missing or not chosen:
+            raise BadManifest(self._none(sorted(missing) or self._usual(self.pods[0])))
+        return chosen
+
+    def _usual(self, pod: Node) -> list[str]:
+        names = [each.text("name") for each in containers_of(pod)]
+        usual = _USUAL.get(self.kind)
+        return [usual] if usual in names or (usual and len(names) != 1) else names if len(names) == 1 else []
+
+    def _none(self, wanted: Sequence[str]) -> str:
+        names = dict.fromkeys(each.text("name") for pod in self.pods for each in containers_of(pod))
+        if not wanted:
+            return f"{self.title} has containers {', '.join(names)}: name the one that trains by --container"
+        has = f"only {', '.join(names)}: name the one that trains by --container" if names else "no container at all"
+        return f"{self.title} has no container {' or '.join(wanted)}, {has}"
+
+
+def found(root: Node) -> Iterator[Workload]:
+    """The workloads in a document: its own, or those of a List."""
+    kind, version = root.text("kind"), root.text("apiVersion")
+    items = root.get("items")
+    if kind.endswith("List") and items:
+        for each in items.children:
+            yield from found(each)
+    elif kind in _GROUPS and version.rpartition("/")[0] == _GROUPS[kind]:
+        annotations = root.get("metadata", "annotations")
+        if annotations is None or not annotations.text(_HOOK):
+            yield Workload(kind=kind, root=root)
+
+
+def containers_of(pod: Node) -> list[Node]:
+    containers = pod.get("containers")
+    return containers.children if containers else []
+
+
+def _named(pod: Node, names: Sequence[str]) -> list[Node]:
+    return [each for each in containers_of(pod) if each.text("name") in names]
+
+
+def item(mapping: Node, key: str, name: str, value: str) -> Node | None:
+    """The item of a list that has this value under this name."""
+    there = mapping.get(key)
+    return next((each for each in there.children if each.text(name) == value), None) if there else None
