@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         text = _read(options.file)
         if options.remove:
-            text, notes = removing.removed(text), ()
+            text, notes = removing.removed(text)
         else:
             text, notes = adding.injected(text, options.container, options.pythonpath)
     except BadManifest as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 try:
+    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
     from local import containers, manifest, processes, unsupported
 except ModuleNotFoundError as error:
     print(
@@ -37,7 +38,7 @@ def main() -> int:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     options = _options()
     try:
-        found = manifest.load(options.file, options.name)
+        found = manifest.load(options.file, options.name, observe=options.observe)
     except Refused as refused:
         say(str(refused))
         return 2
@@ -85,6 +86,9 @@ def _options() -> argparse.Namespace:
         "--log",
         metavar="FILE",
         help="write all lines of the pods to FILE, and show only those for people: no tally lines, no events",
+    )
+    parser.add_argument(
+        "--observe", action="store_true", help="observe the job in any image or Python, as observe.py inject does"
     )
     parser.add_argument("--json", action="store_true", help="end stdout with the outcome as one line of JSON")
     return parser.parse_args()

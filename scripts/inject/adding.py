@@ -15,7 +15,7 @@ _IGNORES = re.compile(r"\bpython[\d.]*(?: +-[a-zA-Z]+)* +-[a-zA-Z]*[IES]")
 _JOBS = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")  # in a TrainJob's patch
 
 
-def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") -> tuple[str, tuple[str, ...]]:
+def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") -> tuple[str, list[str]]:
     """A manifest whose containers are observed, and what is to be told of it.
 
     Args:
@@ -27,8 +27,9 @@ def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") ->
         BadManifest: It cannot be read, or holds no pods.
     """
     namespaces: dict[str, None] = {}
-    notes, parts = [], []
-    for part, line in parted(cleaned(text)):
+    text, notes = cleaned(text)
+    parts = []
+    for part, line in parted(text):
         document = Document(part, line)
         for workload in found(document.root) if document.root else ():
             notes += _observe(document, workload, containers, pythonpath)
@@ -36,7 +37,7 @@ def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") ->
         parts.append(document.text)
     whole = "".join(parts)
     maps = "---\n".join(dumped(config_map(namespace)) for namespace in namespaces)
-    return maps + ("" if whole.startswith("---") else "---\n") + whole, tuple(notes)
+    return maps + ("" if whole.startswith("---") else "---\n") + whole, notes
 
 
 def _observe(document: Document, workload: Workload, wanted: Sequence[str], pythonpath: str) -> Iterator[str]:
@@ -50,7 +51,8 @@ def _observe(document: Document, workload: Workload, wanted: Sequence[str], pyth
                 _mount(document, workload, container, pythonpath, _offset(pod))
                 names.append(container.text("name"))
                 yield from _warnings(workload, container, pythonpath)
-    yield f"{workload.title}: container {' and '.join(dict.fromkeys(names))} will be observed"
+    hidden = "" if pythonpath else f"; if its image sets {PATH}, give that value by --pythonpath"
+    yield f"{workload.title}: container {' and '.join(dict.fromkeys(names))} will be observed{hidden}"
 
 
 def _add_volume(document: Document, pod: Node) -> None:
@@ -110,6 +112,8 @@ def _patch(document: Document, workload: Workload, wanted: Sequence[str], python
 def _add(document: Document, mapping: Node, key: str, item: Any, offset: int) -> None:
     """Add an item to a list, which is made if need be."""
     if there := mapping.get(key):
+        if there.mapping or there.scalar is not None:
+            raise BadManifest(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
         document.append(there, item)
     else:
         document.set(mapping, key, [item], offset)

@@ -19,66 +19,70 @@ class Document:
 
     def __init__(self, text: str, line: int = 0) -> None:
         self._text = text
-        self._edits: list[tuple[int, int, str]] = []
+        self._edits: list[tuple[int, int, int, str]] = []  # start, indentation, end, and what takes its place
         self.root = read(text, line)
 
     @property
     def text(self) -> str:
         """With all edits."""
         text = self._text
-        for start, end, new in sorted(self._edits, key=lambda edit: edit[0], reverse=True):
+        # From the end; of lines that are added in one place, those of inner nodes stand above those of outer ones.
+        for start, _, end, new in sorted(self._edits, key=lambda edit: (-edit[0], edit[1])):
             text = text[:start] + new + text[end:]
         return text
 
     def append(self, sequence: Node, value: Any) -> None:
         """Add an item to a sequence."""
         if not sequence.flow:
-            self._add_lines(sequence.end, _block([value], sequence.column, 0))
+            self._add_lines(sequence.end, sequence.column, _block([value], sequence.column, 0))
         elif sequence.items:
-            self._edit(sequence.items[-1].end, f", {json.dumps(value)}")
+            self._insert(sequence.items[-1].end, f", {json.dumps(value)}")
         else:
-            self._edit(sequence.end - 1, json.dumps(value))
+            self._insert(sequence.end - 1, json.dumps(value))
 
     def set(self, mapping: Node, key: str, value: Any, offset: int) -> None:
         """Add a key, which the mapping lacks or has without a value. Lists in it are indented by `offset`."""
         self.remove(mapping, key)
         rest = [pair for pair in mapping.pairs if pair[0].scalar != key]
         if not mapping.flow and rest:
-            self._add_lines(rest[-1][1].end, _block({key: value}, mapping.column, offset))
+            self._add_lines(rest[-1][1].end, mapping.column, _block({key: value}, mapping.column, offset))
             return
         text = json.dumps({key: value})[1:-1]
-        self._edit(rest[-1][1].end if rest else mapping.end - 1, f", {text}" if rest else text)
+        self._insert(rest[-1][1].end if rest else mapping.end - 1, f", {text}" if rest else text)
 
     def remove(self, collection: Node, part: str | Node) -> bool:
         """Remove a key of a mapping, or an item of a sequence. Returns whether it was there."""
         spans = [(name.start, value.end) for name, value in collection.pairs]
         spans += [(item.start, item.end) for item in collection.items]
-        known = [name.scalar for name, _ in collection.pairs] or collection.items
+        known: list[str | Node | None] = [*(name.scalar for name, _ in collection.pairs), *collection.items]
         if part not in known:
             return False
         at = known.index(part)
         if not collection.flow:
             self._remove_lines(*spans[at])
         elif at + 1 < len(spans):
-            self._edits.append((spans[at][0], spans[at + 1][0], ""))
+            self._edit(spans[at][0], spans[at + 1][0], "")
         else:
-            self._edits.append((spans[at - 1][1] if at else spans[at][0], spans[at][1], ""))
+            self._edit(spans[at - 1][1] if at else spans[at][0], spans[at][1], "")
         return True
 
     def replace(self, scalar: Node, value: str) -> None:
         """Give a scalar another text. It stays without quotes if it has none and needs none."""
         plain = self._text[scalar.start : scalar.end] == scalar.scalar and _PLAIN.fullmatch(value)
-        self._edits.append((scalar.start, scalar.end, value if plain else json.dumps(value)))
+        self._edit(scalar.start, scalar.end, value if plain else json.dumps(value))
 
-    def _edit(self, at: int, new: str) -> None:
-        self._edits.append((at, at, new))
+    def _insert(self, at: int, new: str) -> None:
+        self._edit(at, at, new)
 
-    def _add_lines(self, behind: int, lines: str) -> None:
+    def _edit(self, start: int, end: int, new: str) -> None:
+        self._edits.append((start, -1, end, new))
+
+    def _add_lines(self, behind: int, column: int, lines: str) -> None:
         at = self._end_of_line(behind)
-        self._edit(at, lines if self._text[at - 1] == "\n" else "\n" + lines.rstrip("\n"))
+        self._edits.append((at, column, at, lines if self._text[at - 1] == "\n" else "\n" + lines.rstrip("\n")))
 
     def _remove_lines(self, start: int, end: int) -> None:
-        self._edits.append((self._text.rfind("\n", 0, start) + 1, self._end_of_line(end), ""))
+        self._edit(self._text.rfind("\n", 0, start) + 1, self._end_of_line(end), "")
 
     def _end_of_line(self, at: int) -> int:
         """Behind the line of what ends there: a block of text ends behind its last line already."""

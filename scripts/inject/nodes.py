@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
@@ -68,7 +69,7 @@ def read(text: str, line: int) -> Node | None:
         raise BadManifest(f"{place}not YAML: {error.problem}") from None
 
 
-def _node(event: yaml.Event, events: Iterator[yaml.Event], anchors: dict[str, Node]) -> Node:
+def _node(event: Any, events: Iterator[Any], anchors: dict[str | None, Node]) -> Node:
     node = Node(event.start_mark.index, event.start_mark.column, event.end_mark.index)
     if isinstance(event, yaml.AliasEvent):
         node.target = anchors.get(event.anchor)
@@ -89,5 +90,6 @@ def _node(event: yaml.Event, events: Iterator[yaml.Event], anchors: dict[str, No
         else:
             node.items.append(child)
     last = node.pairs[-1][1] if node.pairs else node.items[-1] if node.items else None
-    node.end = event.end_mark.index if node.flow or last is None else last.end
+    end: Any = event.end_mark
+    node.end = end.index if node.flow or last is None else last.end
     return node

@@ -10,17 +10,18 @@ from .workloads import KINDS, Workload, containers_of, found, item
 
 _OF_SERVER = ("creationTimestamp", "generation", "managedFields", "selfLink", "uid", "resourceVersion")
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_REPLACE = "`kubectl replace --force -f -`"
 _OF_A_JOB = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name", "batch.kubernetes.io/job-name")
 
 
-def removed(text: str) -> str:
-    """A manifest that is observed no more. Raises BadManifest."""
+def removed(text: str) -> tuple[str, list[str]]:
+    """A manifest that is observed no more, and what is to be told of it. Raises BadManifest."""
     return cleaned(text, _take_out_observer)
 
 
-def cleaned(text: str, *further: Callable[[Document, Workload], bool]) -> str:
+def cleaned(text: str, *further: Callable[[Document, Workload], bool]) -> tuple[str, list[str]]:
     """Without ConfigMaps of the observer, what an API server has added, and what further functions take out."""
-    parts, seen = [], list[str]()
+    parts, seen, notes = [], list[str](), list[str]()
     for part, line in parted(text):
         document = Document(part, line)
         if document.root and _is_own(document.root):
@@ -29,12 +30,14 @@ def cleaned(text: str, *further: Callable[[Document, Workload], bool]) -> str:
         seen += [_title(document.root)] if document.root and not workloads else []
         for number, workload in enumerate(workloads):
             _check(workload)
+            if workload.root.get("metadata", "resourceVersion"):
+                notes.append(f"{workload.title} exists, and its pods stay as they are: {_REPLACE} replaces it")
             for take_out in (_take_out_server, *further):
                 part = _until_none(part, line, number, take_out)
         parts.append(part)
     if not any(list(found(root)) for root in (Document(part).root for part in parts) if root):
-        raise BadManifest(f"no {KINDS} in it, only {', '.join(seen) or 'nothing'}")
-    return "".join(parts)
+        raise BadManifest(f"holds no {KINDS}: it holds {', '.join(seen) or 'nothing'}")
+    return "".join(parts), notes
 
 
 def _until_none(text: str, line: int, number: int, take_out: Callable[[Document, Workload], bool]) -> str:

@@ -83,10 +83,10 @@ class Workload:
 
     def _none(self, wanted: Sequence[str]) -> str:
         names = dict.fromkeys(each.text("name") for pod in self.pods for each in containers_of(pod))
-        if not wanted:
+        if names and not wanted:
             return f"{self.title} has containers {', '.join(names)}: name the one that trains by --container"
-        has = f"only {', '.join(names)}: name the one that trains by --container" if names else "no container at all"
-        return f"{self.title} has no container {' or '.join(wanted)}, {has}"
+        has = f"only {', '.join(names)}: name the one that trains by --container" if names else "no container"
+        return f"{self.title} has no container {' or '.join(wanted)}, {has}" if names else f"{self.title} has {has}"
 
 
 def found(root: Node) -> Iterator[Workload]:

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import tarfile
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -158,18 +158,22 @@ class Containers:
                 yield from ("--mount", f"type=tmpfs,destination={path},tmpfs-mode=1777{limit}")
             elif "emptyDir" in volume:
                 yield from ("--volume", f"{self._scratch(pod, mount['name'])}:{path}:nocopy")
+            elif self._job.files(volume) is not None:
+                yield from ("--volume", f"{self._scratch(pod, mount['name'])}:{path}:ro,nocopy")
 
     def _scratch(self, pod: Pod, volume: str) -> str:
         return f"{pod.name}-{volume}-{self._run}"
 
     async def _make_volumes(self, pod: Pod) -> None:
-        """Make the pod's volumes, each writable by every user, as Kubernetes makes an emptyDir."""
-        named = []
+        """Make the pod's volumes, each writable by every user, as Kubernetes makes an emptyDir; with its files."""
+        named: dict[str, Mapping[str, str]] = {}
         for name, volume in _volumes(pod).items():
             if "persistentVolumeClaim" in volume:
-                named.append(volume["persistentVolumeClaim"]["claimName"])
-            elif "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory":
-                named.append(scratch := self._scratch(pod, name))
+                named[volume["persistentVolumeClaim"]["claimName"]] = {}
+                continue
+            files = self._job.files(volume)
+            if files is not None or volume.get("emptyDir", {"medium": "Memory"}).get("medium") != "Memory":
+                named[scratch := self._scratch(pod, name)] = files or {}
                 await _docker("volume", "rm", "--force", scratch)  # that of an earlier pod of this name
                 await _docker("volume", "create", "--label", self._label, scratch)
         if not named:
@@ -178,7 +182,7 @@ class Containers:
         # needs a tool for it.
         mounts = [part for i, name in enumerate(named) for part in ("--volume", f"{name}:/volumes/{i}")]
         helper = await _docker("container", "create", "--label", self._label, *mounts, self._image_of(pod), "none")
-        await _docker("container", "cp", "-", f"{helper}:/volumes", input=_open_folders(len(named)))
+        await _docker("container", "cp", "-", f"{helper}:/volumes", input=_folders(named.values()))
         await _docker("container", "rm", helper)
 
     def _image_of(self, pod: Pod) -> str:
@@ -206,13 +210,18 @@ def _security(context: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"--cap-{change}", capability)
 
 
-def _open_folders(count: int) -> bytes:
+def _folders(contents: Iterable[Mapping[str, str]]) -> bytes:
+    """Folders 0, 1, and so on with these files, which every user may read, and write where there are none."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        for i in range(count):
+        for i, files in enumerate(contents):
             folder = tarfile.TarInfo(str(i))
             folder.type, folder.mode = tarfile.DIRTYPE, 0o777
             tar.addfile(folder)
+            for name, text in files.items():
+                file = tarfile.TarInfo(f"{i}/{name}")
+                file.size = len(data := text.encode())
+                tar.addfile(file, io.BytesIO(data))
     return archive.getvalue()
 
 

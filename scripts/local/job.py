@@ -126,6 +126,11 @@ class LocalJob:
             config=config or {},
         )
 
+    def files(self, volume: Mapping[str, Any]) -> Mapping[str, str] | None:
+        """Those of a volume that is a whole ConfigMap of the file, None for any other."""
+        source = volume.get("configMap", {})
+        return None if "items" in source else self.config.get(("ConfigMap", source.get("name", "")))
+
     @property
     def clean_pod_policy(self) -> CleanPodPolicy:
         policy: CleanPodPolicy = self.run_policy.get("cleanPodPolicy", "None")

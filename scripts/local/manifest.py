@@ -10,6 +10,9 @@ from typing import Any
 
 import yaml
 
+from inject import adding
+from inject.errors import BadManifest
+from inject.observer import map_name
 from local import schema, webhook
 from local.errors import Refused
 from local.job import LocalJob
@@ -35,10 +38,13 @@ class Manifest:
     others: tuple[str, ...]  # "Service demo", "PyTorchJob other"
 
 
-def load(path: str, name: str | None = None) -> Manifest:
-    """Read the PyTorchJob of this name (if there is one only, no name is needed) from a file, or from stdin for `-`."""
+def load(path: str, name: str | None = None, *, observe: bool = False) -> Manifest:
+    """Read the PyTorchJob of this name (if there is one only, no name is needed) from a file, or from stdin for `-`.
+
+    With `observe`, its pods have the observer.
+    """
     source = "stdin" if path == "-" else path
-    documents = [_without_nulls(document) for document in _documents(path, source)]
+    documents = [_without_nulls(document) for document in _documents(path, source, observe)]
     jobs = [document for document in documents if document.get("kind") == KIND]
     names = [_title(job).partition(" ")[2] for job in jobs]
     if not jobs:
@@ -54,14 +60,18 @@ def load(path: str, name: str | None = None) -> Manifest:
     return Manifest(
         job=LocalJob.from_manifest(chosen, config=_config(documents)),
         warnings=tuple(warnings),
-        others=tuple(_title(document) for document in documents if document is not chosen),
+        others=tuple(_title(document) for document in documents if document is not chosen and not _is_mounted(document)),
     )
 
 
-def _documents(path: str, source: str) -> Iterator[dict[str, Any]]:
+def _documents(path: str, source: str, observe: bool) -> Iterator[dict[str, Any]]:
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        if observe:
+            text, _ = adding.injected(text)
         documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
+    except BadManifest as error:
+        raise Refused(f"{source}: {error}") from None
     except OSError as error:
         raise Refused(f"{source}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -119,6 +129,10 @@ def _config(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, 
 
 def _texts(data: Any) -> dict[str, str]:
     return {key: str(value) for key, value in data.items()} if isinstance(data, dict) else {}
+
+
+def _is_mounted(document: dict[str, Any]) -> bool:
+    return _title(document) == f"ConfigMap {map_name()}"
 
 
 def _title(document: dict[str, Any]) -> str:

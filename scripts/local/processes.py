@@ -13,6 +13,8 @@ from types import TracebackType
 
 import psutil
 
+from inject import observer
+from inject.observer import PATH
 from local import environment, machine
 from local.job import LocalJob, Pod
 from local.unsupported import Support
@@ -76,6 +78,8 @@ class Processes:
         variables = environment.host_environment(pod) | given
         if self.gpus:
             variables = {"CUDA_VISIBLE_DEVICES": ",".join(self._visible_gpus[pod.name])} | variables
+        if PATH in given:  # the observer's folder is in this checkout
+            variables[PATH] = given[PATH].replace(observer.FOLDER, str(observer.SOURCE))
         command, args = environment.command(pod, given)
         directory = pod.container.get("workingDir")
         return {

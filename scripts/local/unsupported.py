@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inject import observer
 from local import environment, machine
 from local.job import LocalJob, Pod
 from local.webhook import CONTAINER
@@ -48,7 +49,7 @@ def found_in(job: LocalJob, support: Support, gpus: Sequence[str]) -> list[str]:
     if queue in job.metadata.get("labels", {}):
         items.append(f"label {queue}")
     for pod in (pod for pod in job.pods if pod.index == 0):  # the others of its type have the same template
-        items += _of_pod(pod, support)
+        items += _of_pod(job, pod, support)
         items += _of_limits(pod, support)
         if not support.addresses:
             items += _names_in_text(job, pod)
@@ -59,7 +60,7 @@ def found_in(job: LocalJob, support: Support, gpus: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(items + environment.unresolved(job)))
 
 
-def _of_pod(pod: Pod, support: Support) -> Iterator[str]:
+def _of_pod(job: LocalJob, pod: Pod, support: Support) -> Iterator[str]:
     known = {"containers", "terminationGracePeriodSeconds", "volumes"} | _IMMATERIAL | support.pod
     container_known = {"name", "image", "command", "args", "env", "envFrom", "ports", "workingDir", "resources"}
     container_known |= {"volumeMounts", "imagePullPolicy"} | _IMMATERIAL | support.container
@@ -72,12 +73,17 @@ def _of_pod(pod: Pod, support: Support) -> Iterator[str]:
     yield from (field for field in pod.spec if field not in known)
     yield from (f"container {other['name']}" for other in pod.spec["containers"] if other["name"] != CONTAINER)
     yield from (field for field in pod.container if field not in container_known)
-    yield from (f"volume {volume['name']}" for volume in pod.spec.get("volumes", []) if not _mounts(volume, support))
+    yield from (
+        f"volume {volume['name']}" for volume in pod.spec.get("volumes", []) if not _mounts(job, volume, support)
+    )
     yield from (f"subPath of {mount['name']}" for mount in pod.container.get("volumeMounts", []) if "subPath" in mount)
 
 
-def _mounts(volume: Mapping[str, Any], support: Support) -> bool:
-    return "volumes" in support.pod and not {"emptyDir", "hostPath", "persistentVolumeClaim"}.isdisjoint(volume)
+def _mounts(job: LocalJob, volume: Mapping[str, Any], support: Support) -> bool:
+    if volume["name"] == observer.NAME:  # a process finds its files in this checkout
+        return True
+    known = not {"emptyDir", "hostPath", "persistentVolumeClaim"}.isdisjoint(volume) or job.files(volume) is not None
+    return known and "volumes" in support.pod
 
 
 def _of_limits(pod: Pod, support: Support) -> Iterator[str]:

@@ -57,7 +57,7 @@ def _say_off(error):
 
 def start(default="never"):
     """Observe this process if TORCHTALLY_OBSERVE, or else the default, is `auto`. A second call does nothing."""
-    if os.environ.get(VARIABLE, default) != "auto" or any(isinstance(each, _AfterImport) for each in sys.meta_path):
+    if (os.environ.get(VARIABLE) or default) != "auto" or any(isinstance(each, _AfterImport) for each in sys.meta_path):
         return
     sys.meta_path.insert(0, _AfterImport())
     for name in (_LOADER, _OPTIMIZER):
