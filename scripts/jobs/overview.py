@@ -68,6 +68,7 @@ class Overview:
     straggler: Straggler | None = None  # what its ranks say of it
     pods: tuple[PodRow, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    silent: tuple[str, ...] = ()  # pods of a job that has ended without a log, or a line, and why
     notes: tuple[str, ...] = ()  # warnings of the cluster, and what a preflight has found
 
 
@@ -82,6 +83,7 @@ def of(
     namespace: str | None = None,
     proof: str | None = None,
     waits: Mapping[str, str] | None = None,
+    silent: Iterable[str] = (),
     warnings: Iterable[str] = (),
 ) -> Overview:
     """The overview of the newest run in a record.
@@ -96,6 +98,7 @@ def of(
         namespace: Of the job.
         proof: A sentence of the verifier.
         waits: By pod, why it does not run.
+        silent: Why pods have no log, or no line.
         warnings: What the cluster warns of.
     """
     run, waits = snapshot.run, waits or {}
@@ -116,6 +119,7 @@ def of(
         "slowest": straggler.slow if straggler else _slowest(rows, run),
         "straggler": straggler,
         "restarts": snapshot.restarts,
+        "silent": tuple(silent),
         "notes": (*warnings, *(f"preflight: {pod.life.slow}" for pod in snapshot.pods if pod.life.slow)),
     }
     if run is None:

@@ -34,6 +34,7 @@ _NARROW = 72  # columns; below, a table has its most important columns
 _WIDE = 100  # columns; below, bars are shorter beside the memory of pods
 _PODS = 32  # rows; beyond, those that differ
 _RESTARTS = 5
+_SILENT = 3
 _TOGETHER = 30.0  # seconds between ends of pods that are of one fault
 
 
@@ -73,7 +74,8 @@ def jobs(overviews: Iterable[Overview], encoding: str, width: int) -> Renderable
         cells = [Text(each.job), Text(each.state), Text(_progress(each, narrow))]
         if not narrow:
             cells.append(Text(duration(each.seconds_left)))
-        proof = Text(_mark(each.standing, encoding) + str(each.standing), _COLOURS[each.standing])
+        logs = f" (no lines of {len(each.silent)} pod{'s' * (len(each.silent) > 1)})" if each.silent else ""
+        proof = Text(_mark(each.standing, encoding) + str(each.standing) + logs, _COLOURS[each.standing])
         rows.add_row(*cells, Text(str(sum(pod.restarts for pod in each.pods))), proof)
     return rows
 
@@ -136,8 +138,10 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
     if overview.restarts:
         yield Text()
         yield from _restarts(overview.restarts)
-    for note in overview.notes:
+    for note in (*overview.notes, *overview.silent[:_SILENT]):
         yield Text(f"warning: {note}", "yellow")
+    if more := len(overview.silent[_SILENT:]):
+        yield Text(f"warning: {more} more pods have no lines", "yellow")
     yield Text()
     yield Text(f"{_mark(overview.standing, encoding)}{overview.proof}", _COLOURS[overview.standing])
 

@@ -50,11 +50,12 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
     """
     log = RecordingLog()
     own = {name: pod for name, pod in pods.items() if _is_of(pod, job)}
-    names = [name for name in job.pods(cluster.core) if name in own]
+    expected = job.pods(cluster.core)
+    names = [name for name in expected if name in own] or expected[:1]  # one that is gone, to say so
     first = names[:1] if job.has_leader else names
     verified.read(cluster.core, job, log, first)
-    if log.observed and not log.runs:
-        verified.read(cluster.core, job, log, names[len(first) :])
+    if (log.observed or any(map(verified.is_observed, own.values()))) and not log.runs:
+        verified.read(cluster.core, job, log, [name for name in expected if name not in first])
     tell(log, job, own)
     return judged(log, job, own)
 
@@ -122,6 +123,7 @@ def judged(log: RecordingLog, job: ClusterJob, pods: Pods, warnings: Iterable[st
         at=time.time(),
         standing=standing.of(outcome, job),
         proof=sentence,
+        silent=[complaint.text for complaint in log.complaints if complaint.no_log] if job.ended else (),
         **_known(job, pods),
         warnings=warnings,
     )

@@ -60,7 +60,9 @@ def load(path: str, name: str | None = None, *, observe: bool = False) -> Manife
     return Manifest(
         job=LocalJob.from_manifest(chosen, config=_config(documents)),
         warnings=tuple(warnings),
-        others=tuple(_title(document) for document in documents if document is not chosen and not _is_mounted(document)),
+        others=tuple(
+            _title(document) for document in documents if document is not chosen and not _is_mounted(document)
+        ),
     )
 
 

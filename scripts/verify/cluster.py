@@ -10,12 +10,17 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from inject import observer
 from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
 
 from . import job_kinds, wait
 from .job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 
+_WHY_SILENT = (
+    "its program imports no torch.utils.data, is a Python with -I, -E, or -S, sets PYTHONPATH anew, or has a"
+    " sitecustomize in an earlier folder of PYTHONPATH"
+)
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -90,7 +95,8 @@ def connect(context: str | None) -> tuple[client.Configuration, str]:
 def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> None:
     what, resource = f"pod {pod}", "pods"
     try:
-        status = core.read_namespaced_pod(pod, job.namespace, _request_timeout=TIMEOUT).status
+        found = core.read_namespaced_pod(pod, job.namespace, _request_timeout=TIMEOUT)
+        status = found.status
         if status and status.phase == "Pending":
             log.complaints.append(Complaint(f"pod {pod} has not started{_why(status)}", no_log=True))
             return
@@ -113,8 +119,17 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
         log.complaints.append(Complaint(f"pod {pod} {why}", no_log=True))
         return
     response.auto_close = False  # urllib3 would close at the end, before the wrapper sees that it is one
+    before = log.observed.count
     with io.TextIOWrapper(response, "utf-8", "replace", newline="") as stream:
         log.read(f"pod {pod}", stream)
+    if job.ended and log.observed.count == before and is_observed(found):
+        log.complaints.append(Complaint(f"pod {pod} has the observer, and no line of it: {_WHY_SILENT}", no_log=True))
+
+
+def is_observed(pod: client.V1Pod) -> bool:
+    """Whether observe.py has put the observer into a pod."""
+    spec: Any = pod.spec
+    return any(volume.name == observer.NAME for volume in (spec.volumes if spec else None) or [])
 
 
 def _why(status: client.V1PodStatus) -> str:

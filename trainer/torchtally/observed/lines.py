@@ -19,12 +19,14 @@ class Lines:
     handed: dict[tuple[object, ...], Handed] = field(default_factory=dict)
     rest: list[Rest] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)  # why a line is no evidence, with its place
+    count: int = 0  # of lines, whatever they say
 
     def add(self, text: str, where: str = "") -> bool:
         """Add what a line of a log holds. Returns whether it holds an observed line."""
         found = False
         for start in _START.finditer(text):
             found = True
+            self.count += 1
             try:
                 values, _ = _DECODER.raw_decode(text, start.end())
                 self._add(line.parse(values))
