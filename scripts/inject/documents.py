@@ -11,7 +11,7 @@ from .nodes import Node, read
 
 _BEGIN = re.compile(r"^---(?=\s|$)", re.MULTILINE)  # only a document can begin so, even below a block of text
 
-_PLAIN = re.compile(r"/[\w./:-]*\w")  # no other YAML than a text
+_PLAIN = re.compile(r"[\w./:-]*\w")
 
 
 class Document:
@@ -19,7 +19,7 @@ class Document:
 
     def __init__(self, text: str, line: int = 0) -> None:
         self._text = text
-        self._edits: list[tuple[int, int, int, str]] = []  # start, indentation, end, and what takes its place
+        self._edits: list[tuple[int, int, int, str]] = []  # start, depth, end, and what takes its place
         self.root = read(text, line)
 
     @property
@@ -34,7 +34,7 @@ class Document:
     def append(self, sequence: Node, value: Any) -> None:
         """Add an item to a sequence."""
         if not sequence.flow:
-            self._add_lines(sequence.end, sequence.column, _block([value], sequence.column, 0))
+            self._add_lines(sequence.end, 2 * sequence.column + 1, _block([value], sequence.column, 0))
         elif sequence.items:
             self._insert(sequence.items[-1].end, f", {json.dumps(value)}")
         else:
@@ -45,7 +45,7 @@ class Document:
         self.remove(mapping, key)
         rest = [pair for pair in mapping.pairs if pair[0].scalar != key]
         if not mapping.flow and rest:
-            self._add_lines(rest[-1][1].end, mapping.column, _block({key: value}, mapping.column, offset))
+            self._add_lines(rest[-1][1].end, 2 * mapping.column, _block({key: value}, mapping.column, offset))
             return
         text = json.dumps({key: value})[1:-1]
         self._insert(rest[-1][1].end if rest else mapping.end - 1, f", {text}" if rest else text)
@@ -58,17 +58,18 @@ class Document:
         if part not in known:
             return False
         at = known.index(part)
-        if not collection.flow:
+        if not collection.flow and self._before(spans[at][0]) == ("-" if collection.items else ""):
             self._remove_lines(*spans[at])
         elif at + 1 < len(spans):
             self._edit(spans[at][0], spans[at + 1][0], "")
         else:
-            self._edit(spans[at - 1][1] if at else spans[at][0], spans[at][1], "")
+            self._edit(spans[at - 1][1] if at else spans[at][0], spans[at][1], "" if collection.flow else "{}")
         return True
 
     def replace(self, scalar: Node, value: str) -> None:
         """Give a scalar another text. It stays without quotes if it has none and needs none."""
-        plain = self._text[scalar.start : scalar.end] == scalar.scalar and _PLAIN.fullmatch(value)
+        had_none = self._text[scalar.start : scalar.end] == scalar.scalar
+        plain = had_none and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value
         self._edit(scalar.start, scalar.end, value if plain else json.dumps(value))
 
     def _insert(self, at: int, new: str) -> None:
@@ -77,12 +78,16 @@ class Document:
     def _edit(self, start: int, end: int, new: str) -> None:
         self._edits.append((start, -1, end, new))
 
-    def _add_lines(self, behind: int, column: int, lines: str) -> None:
+    def _add_lines(self, behind: int, depth: int, lines: str) -> None:
         at = self._end_of_line(behind)
-        self._edits.append((at, column, at, lines if self._text[at - 1] == "\n" else "\n" + lines.rstrip("\n")))
+        self._edits.append((at, depth, at, lines if self._text[at - 1] == "\n" else "\n" + lines.rstrip("\n")))
 
     def _remove_lines(self, start: int, end: int) -> None:
         self._edit(self._text.rfind("\n", 0, start) + 1, self._end_of_line(end), "")
+
+    def _before(self, at: int) -> str:
+        """What is before a place in its line, without space: the dash of an item, also before its first key."""
+        return self._text[self._text.rfind("\n", 0, at) + 1 : at].strip()
 
     def _end_of_line(self, at: int) -> int:
         """Behind the line of what ends there: a block of text ends behind its last line already."""

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torchtally_observer
+from verify.carried import VOLUME
 
 SOURCE = Path(torchtally_observer.__path__[0])
-NAME = "torchtally-observer"  # of the volume; the ConfigMap's has a hash behind it
+NAME = VOLUME  # the ConfigMap's has a hash behind it
 FOLDER = "/opt/torchtally-observer"  # in a container
 PATH = "PYTHONPATH"
 MOUNT = {"name": NAME, "mountPath": FOLDER, "readOnly": True}
@@ -25,10 +26,9 @@ def volume() -> dict[str, Any]:
     return {"name": NAME, "configMap": {"name": map_name()}}
 
 
-@cache
 def map_name() -> str:
     """Of the ConfigMap. That of another version has another name, so that a pod that runs keeps its own."""
-    return f"{NAME}-{hashlib.sha256(repr(sorted(_files().items())).encode()).hexdigest()[:8]}"
+    return f"{NAME}-{hashlib.sha256(repr(sorted(files().items())).encode()).hexdigest()[:8]}"
 
 
 def config_map(namespace: str) -> dict[str, Any]:
@@ -36,9 +36,10 @@ def config_map(namespace: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": map_name(), "labels": {"app.kubernetes.io/name": NAME}}
     if namespace:
         metadata["namespace"] = namespace
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": dict(_files())}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": dict(files())}
 
 
 @cache
-def _files() -> dict[str, str]:
+def files() -> dict[str, str]:
+    """Those of the observer, by name."""
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(SOURCE.glob("*.py"))}

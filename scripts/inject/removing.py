@@ -94,7 +94,7 @@ def _take_out_item(document: Document, mapping: Node, key: str, name: str, value
     there, found = mapping.get(key), item(mapping, key, name, value)
     if there is None or found is None:
         return False
-    return document.remove(there, found) if len(there.items) > 1 else document.remove(mapping, key)
+    return document.remove(there, found) if there.flow or len(there.items) > 1 else document.remove(mapping, key)
 
 
 def _take_out_server(document: Document, workload: Workload) -> bool:

@@ -10,6 +10,7 @@ from torchtally.verifier import observing, phrasing
 from torchtally.verifier.log import Log
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
+from verify import carried
 from verify import cluster as verified
 from verify.job_kinds import ClusterError, ClusterJob, Unreachable
 
@@ -54,7 +55,7 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
     names = [name for name in expected if name in own] or expected[:1]  # one that is gone, to say so
     first = names[:1] if job.has_leader else names
     verified.read(cluster.core, job, log, first)
-    if (log.observed or any(map(verified.is_observed, own.values()))) and not log.runs:
+    if (log.observed or any(map(carried.carries, own.values()))) and not log.runs:
         verified.read(cluster.core, job, log, [name for name in expected if name not in first])
     tell(log, job, own)
     return judged(log, job, own)

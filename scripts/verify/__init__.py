@@ -2,6 +2,7 @@
 
 cluster        fetches the logs of a job's pods (job_kinds: PyTorchJob and TrainJob)
 wait           waits until a job has ended
+carried        the volume by which a pod of another's image carries the observer
 archived       a proof in place of logs, and the files that it must be of
 report         the verdicts as a table or JSON
 console        the start and the end of a command-line program

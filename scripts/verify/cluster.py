@@ -10,11 +10,10 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from inject import observer
 from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
 
-from . import job_kinds, wait
+from . import carried, job_kinds, wait
 from .job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 
 _WHY_SILENT = (
@@ -122,14 +121,8 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
     before = log.observed.count
     with io.TextIOWrapper(response, "utf-8", "replace", newline="") as stream:
         log.read(f"pod {pod}", stream)
-    if job.ended and log.observed.count == before and is_observed(found):
+    if job.ended and log.observed.count == before and carried.carries(found):
         log.complaints.append(Complaint(f"pod {pod} has the observer, and no line of it: {_WHY_SILENT}", no_log=True))
-
-
-def is_observed(pod: client.V1Pod) -> bool:
-    """Whether observe.py has put the observer into a pod."""
-    spec: Any = pod.spec
-    return any(volume.name == observer.NAME for volume in (spec.volumes if spec else None) or [])
 
 
 def _why(status: client.V1PodStatus) -> str:

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import foreign_python
 from localjobs import Recorder, container, load, pytorchjob, run_script, write
 
 SCRIPT = """
@@ -69,3 +70,23 @@ def test_a_line_behind_a_progress_bar_is_hidden_from_there_on(tmp_path: Path) ->
     assert recorder.observed == [" 50%|#  | 4/9TORCHTALLY-OBSERVED {}", "TORCHTALLY-OBSERVED {}"]
     assert (tmp_path / "log").read_bytes().count(b"OBSERVED {}") == 2
     assert recorder.last == {"demo-master-0": "a line"}
+
+
+def test_a_python_that_has_nothing_of_torchtally_is_observed_on_demand(tmp_path: Path) -> None:
+    python = foreign_python.made(tmp_path / "venv")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = f"exec {python} {tmp_path}/train.py"
+    manifest = write(tmp_path, pytorchjob(command, command, policy="Never"))
+    ended = run_script(manifest, "--json")
+    assert ended.returncode == 0 and "OBSERVED" not in ended.stdout, ended.stderr
+    ended = run_script(manifest, "--observe", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert LOST in ended.stderr and "not applied" not in ended.stderr and "volume" not in ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])["observation"]["outcome"] == "faulty"
+
+
+def test_a_manifest_that_cannot_be_observed_is_refused(tmp_path: Path) -> None:
+    document = pytorchjob("true")
+    container(document)["env"] = [{"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    ended = run_script(write(tmp_path, document), "--observe")
+    assert ended.returncode == 2 and "PYTHONPATH of container pytorch comes from another object" in ended.stderr

@@ -1,0 +1,112 @@
+"""The observer in other Pythons, and with other versions of PyTorch: `make test-torch TORCH=2.0.1`."""
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import foreign_python
+import pytest
+
+import torchtally_observer
+from torchtally.observed import judge, report
+
+SOURCE = Path(torchtally_observer.__path__[0])
+MODULES = sorted(f"torchtally_observer.{path.stem}" for path in SOURCE.glob("*.py") if path.stem != "__init__")
+IMPORTS = f"""
+import sys
+for name in {MODULES}: __import__(name)
+print(sys.path.count({str(SOURCE)!r}), *sys.version_info[:2])
+"""
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+class Points(Dataset):
+    def __len__(self): return 200
+    def __getitem__(self, at): return torch.tensor([float(at)]), at % 3
+
+class Rows(IterableDataset):
+    def __iter__(self): return iter([torch.tensor([float(at)]) for at in range(50)])
+
+mistake, workers = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo")
+dataset = Rows() if mistake == "stream" else Points()
+sampler = None if mistake in ("no-sampler", "stream") else DistributedSampler(
+    dataset, seed=dist.get_rank() if mistake == "seed" else 0
+)
+loader = DataLoader(dataset, 10, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+for epoch in range(2):
+    if sampler: sampler.set_epoch(epoch)
+    for batch in loader:
+        model(batch if mistake == "stream" else batch[0]).sum().backward()
+        optimizer.step()
+print(torch.__version__)
+"""
+SAID = {
+    "none": "each sample handed out exactly once",
+    "no-sampler": "each rank is handed all 200 samples in the same order",
+    "seed": "the samplers of ranks 0 and 1 have seeds 0 and 1",
+    "stream": "the ranks are handed the same rows",
+}
+
+
+def found(version: str) -> str | None:
+    """A Python of this version: on PATH, or one of pyenv's."""
+    own = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python"))
+    return shutil.which(f"python{version}") or (str(own[-1]) if own else None)
+
+
+@pytest.mark.parametrize("minor", range(8, 15))
+def test_any_python_can_import_it(minor: int) -> None:
+    python = found(f"3.{minor}")
+    if python is None:
+        pytest.skip(f"no Python 3.{minor} on PATH or among pyenv's")
+    env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [python, "-W", "error", "-c", IMPORTS]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == (f"0 3 {minor}\n", "")
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """That of OBSERVED_PYTHON, which has another PyTorch, or one with this PyTorch and nothing of torchtally."""
+    return os.environ.get("OBSERVED_PYTHON") or str(foreign_python.made(tmp_path_factory.mktemp("python")))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mistake", SAID)
+def test_mistakes_are_named(python: str, tmp_path: Path, mistake: str, workers: int) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "HOME": str(tmp_path), "WORLD_SIZE": "2"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [python, "-W", "ignore", "train.py", mistake, str(workers)],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    lines = judge.Lines()
+    for text in "".join(err for _, err in outputs).splitlines():
+        lines.add(text)
+    observation = judge.judge(lines)
+    assert [rank.returncode for rank in ranks] == [0, 0] and observation, outputs
+    said = report.as_text(observation, encoding="utf-8", colour=False)
+    assert SAID[mistake] in said and bool(observation.faults) == (mistake != "none"), said
+    assert outputs[0][0] == outputs[1][0] and outputs[0][0].startswith(os.environ.get("OBSERVED_TORCH", "2."))
