@@ -16,7 +16,7 @@ SOURCE = Path(torchtally_observer.__path__[0])
 MODULES = sorted(f"torchtally_observer.{path.stem}" for path in SOURCE.glob("*.py") if path.stem != "__init__")
 IMPORTS = f"""
 import sys
-for name in {MODULES}: __import__(name)
+for name in ["torchtally_observer.patches", *{MODULES}]: __import__(name)  # patches is the first in a program
 print(sys.path.count({str(SOURCE)!r}), *sys.version_info[:2])
 """
 
@@ -61,7 +61,7 @@ SAID = {
 def found(version: str) -> str | None:
     """A Python of this version: on PATH, or one of pyenv's."""
     own = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python"))
-    return shutil.which(f"python{version}") or (str(own[-1]) if own else None)
+    return str(own[-1]) if own else shutil.which(f"python{version}")
 
 
 @pytest.mark.parametrize("minor", range(8, 15))
