@@ -81,8 +81,10 @@ class Indices:
         if index is None:
             self._keys = True
             return 0
-        single = not isinstance(index, (list, tuple)) and not getattr(index, "shape", ())
-        found = as_list(index)
+        if type(index) is list:
+            found, single = index, False
+        else:
+            found, single = as_list(index), not isinstance(index, (list, tuple)) and not getattr(index, "shape", ())
         if not self._keys:
             self._contents.look(found, batch, single)
             self._buffer += found
@@ -97,12 +99,13 @@ class Indices:
             raw = array("q", buffer)  # integers of any type
             if held is not None:
                 raw = array("q", [held[each] for each in raw])
-            elif min(raw) < 0:
-                raw = array("q", [each + length if each < 0 else each for each in raw])
+            found = raw.tolist()
+            if min(found) < 0:
+                found = [each + length if each < 0 else each for each in found]
+                raw = array("q", found)
         except (TypeError, OverflowError, IndexError):
             self._keys = True  # folds of a cross-validation have keys of their own
             return
-        found = raw.tolist()
         self._sums.add(found)
         if self._head is None:
             self._head = hashlib.blake2b(raw[:_HEAD].tobytes(), digest_size=8).hexdigest()

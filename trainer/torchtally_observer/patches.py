@@ -56,7 +56,10 @@ def _observe_loaders(module):
             raise
         handing = self.__dict__.get(_PASS)
         if handing is not None:
-            process.guarded(handing.received, self, batch)
+            try:
+                handing.received(self, batch)
+            except Exception as error:  # the program goes on, whatever it is
+                process.current().turn_off(error)
         return batch
 
     base._reset, base._next_index, base.__next__ = _reset, _next_index, __next__
@@ -104,7 +107,7 @@ class Handing:
 
     def received(self, iterator, batch):
         """A batch has come out of `__next__`."""
-        if self._process is not process.current():  # a fork goes on with the loop of its parent
+        if self._process.off:  # as in a fork that goes on with the loop of its parent
             return
         index = self._index(iterator)
         if self._replayed is None:

@@ -23,7 +23,7 @@ class Process:
         self.newest = None  # the pass that handed out the newest batch: an optimizer that steps has used it
         self._since_step = {}  # by pass, the newest last: whether gradients were on, for a batch since the last step
         self._held = None  # a pass whose iterator is gone before an optimizer could use its batch
-        self._off = False
+        self.off = False  # nothing more is observed
         self._open = {}
         self._passes = {}  # by loader: how many have begun
         self._sums = {}  # by loader: passes, batches, and samples that have no line
@@ -94,7 +94,7 @@ class Process:
                 each.beside += 1
             self._release()
             self._since_step.clear()
-        elif not self._off:
+        elif not self.off:
             if not self._steps:
                 self.guarded(ranks.look)  # a rank that draws no batch is none that is missing
                 self.arm()
@@ -102,7 +102,7 @@ class Process:
 
     def guarded(self, act, *values):
         """Call `act`. If it raises, nothing more is observed here, and the program goes on."""
-        if self._off:
+        if self.off:
             return None
         try:
             return act(*values)
@@ -112,13 +112,13 @@ class Process:
 
     def leave(self):
         """Observe nothing more, and say nothing: an account proves what it hands out."""
-        self._off = True
+        self.off = True
         self._open.clear()
 
     def turn_off(self, error):
         """Observe nothing more, and say so once, by the error's type and place alone."""
-        if not self._off:
-            self._off = True
+        if not self.off:
+            self.off = True
             self._open.clear()
             line.write(self._fields(off=_told(error)))
 
@@ -155,7 +155,7 @@ class Process:
 
     def finish(self):
         """The process ends: say what is still open. The second call does nothing."""
-        if self is not _current or self._off:  # a fork inherits what its parent has registered
+        if self.off:  # as in a fork, which inherits what its parent has registered
             return
         for each in list(self._open.values()):
             self.end(each, "left")
@@ -199,6 +199,7 @@ def guarded(act, *values):
 
 def _forked():
     global _current
+    _current.off = True
     _current = Process()
     ranks.forget()
 
