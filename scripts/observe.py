@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")  # the text is the manifest's own
-    console.show(text.removesuffix("\n"))
+    console.show(text, end="")
     for note in notes:
         print(f"observe: {note}", file=sys.stderr)
     return 0
@@ -82,7 +82,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.buffer.read().decode() if path == "-" else Path(path).read_bytes().decode()
+        return (
+            sys.stdin.buffer.read().decode("utf-8-sig") if path == "-" else Path(path).read_bytes().decode("utf-8-sig")
+        )
     except OSError as error:
         raise BadManifest(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

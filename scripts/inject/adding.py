@@ -1,4 +1,4 @@
-"""Adds the observer to a manifest."""
+"""Adds the observer to a manifest, one edit of its text after the other: nodes with an alias have one place only."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,12 @@ from typing import Any
 from .documents import Document, dumped, parted
 from .errors import BadManifest
 from .nodes import Node
-from .observer import FOLDER, MANAGER, MOUNT, NAME, PATH, config_map, joined, map_name, volume
+from .observer import FOLDER, MANAGER, MOUNT, NAME, PATH, config_map, is_own_map, joined, map_name, volume
 from .removing import cleaned
-from .workloads import TRAINER, Workload, found, item
+from .workloads import TRAINER, Workload, chosen, found, item
 
 _IGNORES = re.compile(r"\bpython[\d.]*(?: +-[a-zA-Z]+)* +-[a-zA-Z]*[IES]")
+_SETS = re.compile(r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH)\S*")
 _JOBS = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")  # in a TrainJob's patch
 
 
@@ -26,109 +27,147 @@ def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") ->
     Raises:
         BadManifest: It cannot be read, or holds no pods.
     """
-    namespaces: dict[str, None] = {}
     text, notes = cleaned(text)
+    documents = [(part, line, _workloads(Document(part, line))) for part, line in parted(text)]
+    every = [each for _, _, own in documents for each in own]
+    observed = {id(each) for each in chosen(every, containers)}
+    namespaces: dict[str, None] = {}
     parts = []
-    for part, line in parted(text):
-        document = Document(part, line)
-        for workload in found(document.root) if document.root else ():
-            notes += _observe(document, workload, containers, pythonpath)
-            namespaces[workload.namespace] = None
-        parts.append(document.text)
+    for part, line, workloads in documents:
+        for number, workload in enumerate(workloads):
+            if id(workload) in observed:
+                notes += _notes(workload, containers, pythonpath)
+                namespaces[workload.namespace] = None
+                part = _observed(part, line, number, containers, pythonpath)
+            else:
+                notes.append(f"{workload.title} stays as it is: name its container by --container to observe it")
+        parts.append(part)
     whole = "".join(parts)
     maps = "---\n".join(dumped(config_map(namespace)) for namespace in namespaces)
     return maps + ("" if whole.startswith("---") else "---\n") + whole, notes
 
 
-def _observe(document: Document, workload: Workload, wanted: Sequence[str], pythonpath: str) -> Iterator[str]:
+def _workloads(document: Document) -> list[Workload]:
+    return list(found(document.root)) if document.root else []
+
+
+def _observed(text: str, line: int, number: int, containers: Sequence[str], pythonpath: str) -> str:
+    while True:
+        document = Document(text, line)
+        edits = _edits(document, _workloads(document)[number], containers, pythonpath)
+        edited = next(edits, None)
+        if edited is None:
+            return text
+        text = edited
+
+
+def _edits(document: Document, workload: Workload, wanted: Sequence[str], pythonpath: str) -> Iterator[str]:
+    """The texts with one addition that lacks."""
     if workload.kind == "TrainJob":
-        names = _patch(document, workload, wanted, pythonpath)
-    else:
-        names = []
-        for pod, containers in workload.trains(wanted):
-            _add_volume(document, pod)
-            for container in containers:
-                _mount(document, workload, container, pythonpath, _offset(pod))
-                names.append(container.text("name"))
-                yield from _warnings(workload, container, pythonpath)
-    hidden = "" if pythonpath else f"; if its image sets {PATH}, give that value by --pythonpath"
-    yield f"{workload.title}: container {' and '.join(dict.fromkeys(names))} will be observed{hidden}"
+        yield from _patch(document, workload, pythonpath)
+        return
+    for pod, containers in workload.trains(wanted):
+        for container in containers:
+            what = f"{workload.title}: {PATH} of container {container.text('name')}"
+            yield from _path(document, what, container, pythonpath, _offset(pod))
+            own = item(container, "volumeMounts", "mountPath", FOLDER)
+            if own and own.text("name") != NAME:
+                raise BadManifest(f"{workload.title} mounts a volume of its own at {FOLDER}: mount it elsewhere")
+            if own is None:
+                yield _added(document, container, "volumeMounts", MOUNT, _offset(pod))
+        yield from _volume(document, workload, pod)
 
 
-def _add_volume(document: Document, pod: Node) -> None:
-    if there := item(pod, "volumes", "name", NAME):
-        name = there.get("configMap", "name")
-        if name and name.scalar != map_name():  # an older one
-            document.replace(name, map_name())
-    else:
-        _add(document, pod, "volumes", volume(), _offset(pod))
+def _volume(document: Document, workload: Workload, pod: Node) -> Iterator[str]:
+    there = item(pod, "volumes", "name", NAME)
+    if there is None:
+        yield _added(document, pod, "volumes", volume(), _offset(pod))
+        return
+    source = there.get("configMap")
+    name = source.written("name") if source else None
+    if name is None or not is_own_map(name.scalar or ""):
+        raise BadManifest(f"{workload.title} has a volume {NAME} of its own: give it another name")
+    if name.scalar != map_name():  # an older one
+        yield document.replaced(name, map_name())
 
 
-def _mount(document: Document, workload: Workload, container: Node, pythonpath: str, offset: int) -> None:
-    _add_path(
-        document, f"{workload.title}: {PATH} of container {container.text('name')}", container, pythonpath, offset
-    )
-    if not item(container, "volumeMounts", "name", NAME):
-        _add(document, container, "volumeMounts", MOUNT, offset)
-
-
-def _add_path(document: Document, what: str, container: Node, pythonpath: str, offset: int) -> None:
+def _path(document: Document, what: str, container: Node, pythonpath: str, offset: int) -> Iterator[str]:
     own = item(container, "env", "name", PATH)
     if own is None:
-        _add(document, container, "env", {"name": PATH, "value": joined(pythonpath)}, offset)
-    elif value := own.get("value"):
-        if FOLDER not in (value.scalar or "").split(":"):
-            document.replace(value, joined(value.scalar or "", pythonpath))
-    elif own.get("valueFrom"):
+        yield _added(document, container, "env", {"name": PATH, "value": joined(pythonpath)}, offset)
+        return
+    if own.get("valueFrom"):
         raise BadManifest(f"{what} comes from another object, which cannot be extended: give its value in the manifest")
-    else:
-        document.set(own, "value", joined(pythonpath), offset)
+    value, written = own.get("value"), own.written("value")
+    if value is None or written is None:
+        yield from _with(document, own, "value", joined(pythonpath), offset)
+    elif FOLDER not in (value.scalar or "").split(":"):
+        if written.anchor:
+            raise BadManifest(f"{what} is an anchor for other values, too: write these out")
+        yield document.replaced(written, joined((value.scalar or "").strip(), pythonpath))
 
 
-def _patch(document: Document, workload: Workload, wanted: Sequence[str], pythonpath: str) -> list[str]:
+def _patch(document: Document, workload: Workload, pythonpath: str) -> Iterator[str]:
     """Of a TrainJob, whose pods are in a runtime."""
-    if other := [name for name in wanted if name != TRAINER]:
-        raise BadManifest(f"{workload.title} has no container {' or '.join(other)}: only {TRAINER} trains")
     spec = workload.root.get("spec")
     if spec is None:
         raise BadManifest(f"{workload.title} has no spec")
     offset = _offset(spec)
     if trainer := spec.get("trainer"):
-        _add_path(document, f"{workload.title}: {PATH} of its trainer", trainer, pythonpath, offset)
+        yield from _path(document, f"{workload.title}: {PATH} of its trainer", trainer, pythonpath, offset)
     else:
-        document.set(spec, "trainer", {"env": [{"name": PATH, "value": joined(pythonpath)}]}, offset)
+        yield from _with(document, spec, "trainer", {"env": [{"name": PATH, "value": joined(pythonpath)}]}, offset)
     if (patch := item(spec, "runtimePatches", "manager", MANAGER)) and (jobs := patch.get(*_JOBS)):
         for each in jobs.children:
             if pod := each.get("template", "spec", "template", "spec"):
-                _add_volume(document, pod)
+                yield from _volume(document, workload, pod)
     else:
         pod_spec = {"volumes": [volume()], "containers": [{"name": TRAINER, "volumeMounts": [MOUNT]}]}
         node = {"name": TRAINER, "template": {"spec": {"template": {"spec": pod_spec}}}}
         runtime = {"template": {"spec": {"replicatedJobs": [node]}}}
-        _add(document, spec, "runtimePatches", {"manager": MANAGER, "trainingRuntimeSpec": runtime}, offset)
-    return [TRAINER]
+        yield _added(document, spec, "runtimePatches", {"manager": MANAGER, "trainingRuntimeSpec": runtime}, offset)
 
 
-def _add(document: Document, mapping: Node, key: str, item: Any, offset: int) -> None:
-    """Add an item to a list, which is made if need be."""
-    if there := mapping.get(key):
-        if there.mapping or there.scalar is not None:
-            raise BadManifest(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
-        document.append(there, item)
+def _added(document: Document, mapping: Node, key: str, new: Any, offset: int) -> str:
+    """With an item in a list, which is made if need be."""
+    there = mapping.get(key)
+    if there is None:
+        return next(_with(document, mapping, key, [new], offset))
+    if there.mapping or there.scalar is not None:
+        raise BadManifest(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
+    return document.append(there, new)
+
+
+def _with(document: Document, mapping: Node, key: str, value: Any, offset: int) -> Iterator[str]:
+    """With a key that is not there, or has no value: then, without it."""
+    yield document.without(mapping, key) or document.set(mapping, key, value, offset)
+
+
+def _notes(workload: Workload, wanted: Sequence[str], pythonpath: str) -> Iterator[str]:
+    if workload.kind == "TrainJob":
+        trainer = workload.root.get("spec", "trainer")
+        pairs = [(TRAINER, trainer)]
     else:
-        document.set(mapping, key, [item], offset)
-
-
-def _warnings(workload: Workload, container: Node, pythonpath: str) -> Iterator[str]:
-    name = container.text("name")
-    words = [each for key in ("command", "args") if (found := container.get(key)) for each in found.children]
-    if option := _IGNORES.search(" ".join(each.scalar or "" for each in words)):
-        yield f"warning: {workload.title}: `{option[0]}` ignores {PATH}, so container {name} is not observed"
-    if container.get("envFrom") and not pythonpath:
-        yield (
-            f"warning: {workload.title}: if envFrom of container {name} sets {PATH}, give its value by --pythonpath:"
-            " it is hidden"
-        )
+        pairs = [(each.text("name"), each) for _, containers in workload.trains(wanted) for each in containers]
+    names = {}
+    for name, container in pairs:
+        words = [
+            each
+            for key in ("command", "args")
+            if (parts := container and container.get(key))
+            for each in parts.children
+        ]
+        text = " ".join(each.scalar or "" for each in words)
+        if ignored := _IGNORES.search(text):
+            yield f"warning: {workload.title}: container {name} is not observed: `{ignored[0]}` ignores {PATH}"
+            continue
+        if replaced := _SETS.search(text):
+            yield f"warning: {workload.title}: container {name} is not observed where `{replaced[0]}` hides {PATH}"
+        names[name] = container
+    hidden = any(not (each and item(each, "env", "name", PATH)) for each in names.values()) and not pythonpath
+    if names:
+        also = f"; if the image, or envFrom, sets {PATH}, give that value by --pythonpath" if hidden else ""
+        yield f"{workload.title}: container {' and '.join(names)} will be observed{also}"
 
 
 def _offset(mapping: Node) -> int:

@@ -1,4 +1,4 @@
-"""A stream of documents, and edits of its text: what is not changed stays as it is, to the byte."""
+"""A stream of documents, and one edit of a document's text: what is not changed stays as it is, to the byte."""
 
 import json
 import re
@@ -10,80 +10,68 @@ import yaml
 from .nodes import Node, read
 
 _BEGIN = re.compile(r"^---(?=\s|$)", re.MULTILINE)  # only a document can begin so, even below a block of text
-
 _PLAIN = re.compile(r"[\w./:-]*\w")
 
 
 class Document:
-    """One document: its text, and edits that are made all at once by `text`."""
+    """One document. Each edit returns its new text: its nodes have no places in that, so it is read again.
+
+    Args:
+        text: Its text.
+        line: The number of lines above it.
+    """
 
     def __init__(self, text: str, line: int = 0) -> None:
         self._text = text
-        self._edits: list[tuple[int, int, int, str]] = []  # start, depth, end, and what takes its place
         self.root = read(text, line)
 
-    @property
-    def text(self) -> str:
-        """With all edits."""
-        text = self._text
-        # From the end; of lines that are added in one place, those of inner nodes stand above those of outer ones.
-        for start, _, end, new in sorted(self._edits, key=lambda edit: (-edit[0], edit[1])):
-            text = text[:start] + new + text[end:]
-        return text
-
-    def append(self, sequence: Node, value: Any) -> None:
+    def append(self, sequence: Node, value: Any) -> str:
         """Add an item to a sequence."""
         if not sequence.flow:
-            self._add_lines(sequence.end, 2 * sequence.column + 1, _block([value], sequence.column, 0))
-        elif sequence.items:
-            self._insert(sequence.items[-1].end, f", {json.dumps(value)}")
-        else:
-            self._insert(sequence.end - 1, json.dumps(value))
+            return self._with_lines(sequence.end, _block([value], sequence.column, 0))
+        if sequence.items:
+            return self._with(sequence.items[-1].end, f", {json.dumps(value)}")
+        return self._with(sequence.end - 1, json.dumps(value))
 
-    def set(self, mapping: Node, key: str, value: Any, offset: int) -> None:
-        """Add a key, which the mapping lacks or has without a value. Lists in it are indented by `offset`."""
-        self.remove(mapping, key)
-        rest = [pair for pair in mapping.pairs if pair[0].scalar != key]
-        if not mapping.flow and rest:
-            self._add_lines(rest[-1][1].end, 2 * mapping.column, _block({key: value}, mapping.column, offset))
-            return
+    def set(self, mapping: Node, key: str, value: Any, offset: int) -> str:
+        """Add a key that the mapping lacks. Lists in it are indented by `offset`."""
+        last = mapping.pairs[-1][1].end if mapping.pairs else None
+        if last is not None and not mapping.flow:
+            return self._with_lines(last, _block({key: value}, mapping.column, offset))
         text = json.dumps({key: value})[1:-1]
-        self._insert(rest[-1][1].end if rest else mapping.end - 1, f", {text}" if rest else text)
+        return self._with(mapping.end - 1, text) if last is None else self._with(last, f", {text}")
 
-    def remove(self, collection: Node, part: str | Node) -> bool:
-        """Remove a key of a mapping, or an item of a sequence. Returns whether it was there."""
+    def without(self, collection: Node, part: str | Node) -> str | None:
+        """Remove a key of a mapping, or an item of a sequence; None if it is not there."""
         spans = [(name.start, value.end) for name, value in collection.pairs]
         spans += [(item.start, item.end) for item in collection.items]
         known: list[str | Node | None] = [*(name.scalar for name, _ in collection.pairs), *collection.items]
         if part not in known:
-            return False
+            return None
         at = known.index(part)
-        if not collection.flow and self._before(spans[at][0]) == ("-" if collection.items else ""):
-            self._remove_lines(*spans[at])
-        elif at + 1 < len(spans):
-            self._edit(spans[at][0], spans[at + 1][0], "")
-        else:
-            self._edit(spans[at - 1][1] if at else spans[at][0], spans[at][1], "" if collection.flow else "{}")
-        return True
+        start, end = spans[at]
+        if not collection.flow and self._before(start) == ("-" if collection.items else ""):
+            return self._replaced(self._text.rfind("\n", 0, start) + 1, self._end_of_line(end), "")
+        if at + 1 < len(spans):
+            return self._replaced(start, spans[at + 1][0], "")
+        return self._replaced(spans[at - 1][1] if at else start, end, "" if collection.flow else "{}")
 
-    def replace(self, scalar: Node, value: str) -> None:
-        """Give a scalar another text. It stays without quotes if it has none and needs none."""
-        had_none = self._text[scalar.start : scalar.end] == scalar.scalar
-        plain = had_none and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value
-        self._edit(scalar.start, scalar.end, value if plain else json.dumps(value))
+    def replaced(self, scalar: Node, value: str) -> str:
+        """Give a scalar, or an alias of one, another text. It stays without quotes if it has none and needs none."""
+        old = self._text[scalar.start : scalar.end]
+        plain = old == scalar.scalar and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value
+        end = "\n" if old.endswith("\n") else ""  # of a block of text
+        return self._replaced(scalar.start, scalar.end, (value if plain else json.dumps(value)) + end)
 
-    def _insert(self, at: int, new: str) -> None:
-        self._edit(at, at, new)
+    def _with(self, at: int, new: str) -> str:
+        return self._replaced(at, at, new)
 
-    def _edit(self, start: int, end: int, new: str) -> None:
-        self._edits.append((start, -1, end, new))
+    def _replaced(self, start: int, end: int, new: str) -> str:
+        return self._text[:start] + new + self._text[end:]
 
-    def _add_lines(self, behind: int, depth: int, lines: str) -> None:
+    def _with_lines(self, behind: int, lines: str) -> str:
         at = self._end_of_line(behind)
-        self._edits.append((at, depth, at, lines if self._text[at - 1] == "\n" else "\n" + lines.rstrip("\n")))
-
-    def _remove_lines(self, start: int, end: int) -> None:
-        self._edit(self._text.rfind("\n", 0, start) + 1, self._end_of_line(end), "")
+        return self._with(at, lines if self._text[at - 1] == "\n" else "\n" + lines.rstrip("\n"))
 
     def _before(self, at: int) -> str:
         """What is before a place in its line, without space: the dash of an item, also before its first key."""
@@ -97,9 +85,25 @@ class Document:
 
 def parted(text: str) -> Iterator[tuple[str, int]]:
     """The texts of the documents in a stream, and the number of lines above each."""
+    objects = _json(text) if text.lstrip().startswith("{") else []
+    if len(objects) > 1 or (objects and "\t" in text):  # which YAML does not take
+        text = "---\n".join(json.dumps(each, indent=4, ensure_ascii=False) + "\n" for each in objects)
     starts = [0, *(found.start() for found in _BEGIN.finditer(text) if found.start())]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         yield text[start:end], text.count("\n", 0, start)
+
+
+def _json(text: str) -> list[Any]:
+    """The objects in a text, one after the other; none if it is not JSON."""
+    objects, rest = [], text.strip()
+    try:
+        while rest:
+            found, end = json.JSONDecoder().raw_decode(rest)
+            objects.append(found)
+            rest = rest[end:].lstrip()
+    except ValueError:
+        return []
+    return objects
 
 
 class _Dumper(yaml.SafeDumper):

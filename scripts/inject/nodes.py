@@ -1,5 +1,6 @@
 """A YAML document as a tree of nodes, each with its place in the text. JSON is YAML, too."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import yaml
 
 from .errors import BadManifest
+
+_LF = "\n"
+_DIRECTIVE = re.compile(r"^%(YAML|TAG).*", re.MULTILINE)  # which would stand behind the ConfigMap
 
 
 @dataclass(eq=False)
@@ -23,6 +27,7 @@ class Node:
     items: list["Node"] = field(default_factory=list)
     mapping: bool = False
     target: "Node | None" = None  # what an alias stands for
+    anchor: bool = False  # whether aliases can stand for it
 
     @property
     def children(self) -> list["Node"]:
@@ -35,6 +40,17 @@ class Node:
         for key in path:
             found = found._own(key) if found else None
         return None if found is None or found.null else found
+
+    def written(self, key: str) -> "Node | None":
+        """What stands under a key of its own: an alias, not what it stands for."""
+        return next((value for name, value in self.pairs if name.scalar == key), None)
+
+    def twice(self) -> str | None:
+        """A key that a mapping in it has twice."""
+        names = [name.scalar for name, _ in self.pairs if name.scalar != "<<"]
+        own = next((name for name in names if name and names.count(name) > 1), None)
+        below = (value.twice() for value in (*self.items, *(value for _, value in self.pairs)))
+        return own or next(filter(None, below), None)
 
     def text(self, *path: str) -> str:
         """The scalar under these keys, or an empty text."""
@@ -54,6 +70,8 @@ class Node:
 
 def read(text: str, line: int) -> Node | None:
     """The document in a text, None if it is empty. `line` counts those above it. Raises BadManifest."""
+    if directive := _DIRECTIVE.search(text):
+        raise BadManifest(f"line {line + text.count(_LF, 0, directive.start()) + 1}: remove {directive[0]}")
     try:
         events = iter(list(yaml.parse(text, yaml.SafeLoader)))
         for event in events:
@@ -62,10 +80,12 @@ def read(text: str, line: int) -> Node | None:
                 return None if root.null else root
         return None
     except yaml.reader.ReaderError as error:
-        raise BadManifest(f"line {line + text.count(chr(10), 0, error.position) + 1}: {error.reason}") from None
+        raise BadManifest(f"line {line + text.count(_LF, 0, error.position) + 1}: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {line + mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        if mark and "{{" in text.splitlines()[min(mark.line, text.count(_LF))]:
+            raise BadManifest(f"{place}a Helm template: give what `helm template` prints") from None
         raise BadManifest(f"{place}not YAML: {error.problem}") from None
 
 
@@ -77,7 +97,7 @@ def _node(event: Any, events: Iterator[Any], anchors: dict[str | None, Node]) ->
             raise BadManifest(f"not YAML: the anchor {event.anchor} of an alias is not in its document")
         return node
     if event.anchor:
-        anchors[event.anchor] = node
+        anchors[event.anchor], node.anchor = node, True
     if isinstance(event, yaml.ScalarEvent):
         node.scalar = event.value
         node.null = event.implicit[0] and event.value in ("", "~", "null", "Null", "NULL")

@@ -1,6 +1,7 @@
 """The observer as a manifest carries it: a ConfigMap, a volume of it, and PYTHONPATH."""
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def volume() -> dict[str, Any]:
 def map_name() -> str:
     """Of the ConfigMap. That of another version has another name, so that a pod that runs keeps its own."""
     return f"{NAME}-{hashlib.sha256(repr(sorted(files().items())).encode()).hexdigest()[:8]}"
+
+
+def is_own_map(name: str) -> bool:
+    """Whether a ConfigMap of this name carries an observer, of whichever version."""
+    return re.fullmatch(f"{NAME}(-[0-9a-f]{{8}})?", name) is not None
 
 
 def config_map(namespace: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from .documents import Document, parted
 from .errors import BadManifest
 from .nodes import Node
-from .observer import FOLDER, MANAGER, NAME, PATH
+from .observer import FOLDER, MANAGER, NAME, PATH, is_own_map
 from .workloads import KINDS, Workload, containers_of, found, item
 
 _OF_SERVER = ("creationTimestamp", "generation", "managedFields", "selfLink", "uid", "resourceVersion")
@@ -19,7 +19,7 @@ def removed(text: str) -> tuple[str, list[str]]:
     return cleaned(text, _take_out_observer)
 
 
-def cleaned(text: str, *further: Callable[[Document, Workload], bool]) -> tuple[str, list[str]]:
+def cleaned(text: str, *further: Callable[[Document, Workload], str | None]) -> tuple[str, list[str]]:
     """Without ConfigMaps of the observer, what an API server has added, and what further functions take out."""
     parts, seen, notes = [], list[str](), list[str]()
     for part, line in parted(text):
@@ -30,6 +30,8 @@ def cleaned(text: str, *further: Callable[[Document, Workload], bool]) -> tuple[
         seen += [_title(document.root)] if document.root and not workloads else []
         for number, workload in enumerate(workloads):
             _check(workload)
+            if key := workload.root.twice():
+                raise BadManifest(f"{workload.title} has the key {key} twice in one place: remove one of them")
             if workload.root.get("metadata", "resourceVersion"):
                 notes.append(f"{workload.title} exists, and its pods stay as they are: {_REPLACE} replaces it")
             for take_out in (_take_out_server, *further):
@@ -40,14 +42,15 @@ def cleaned(text: str, *further: Callable[[Document, Workload], bool]) -> tuple[
     return "".join(parts), notes
 
 
-def _until_none(text: str, line: int, number: int, take_out: Callable[[Document, Workload], bool]) -> str:
+def _until_none(text: str, line: int, number: int, take_out: Callable[[Document, Workload], str | None]) -> str:
     """A text without all that a function takes out: one thing at a time, as edits must not overlap."""
     while True:
         document = Document(text, line)
         assert document.root
-        if not take_out(document, list(found(document.root))[number]):
+        edited = take_out(document, list(found(document.root))[number])
+        if edited is None:
             return text
-        text = document.text
+        text = edited
 
 
 def _check(workload: Workload) -> None:
@@ -62,67 +65,68 @@ def _check(workload: Workload) -> None:
         )
 
 
-def _take_out_observer(document: Document, workload: Workload) -> bool:
-    if spec := workload.root.get("spec"):
-        if (trainer := spec.get("trainer")) and _take_out_path(document, trainer):
-            return True
-        if _take_out_item(document, spec, "runtimePatches", "manager", MANAGER):
-            return True
+def _take_out_observer(document: Document, workload: Workload) -> str | None:
+    spec = workload.root.get("spec")
+    edited = None
+    if spec:
+        edited = _take_out_item(document, spec, "runtimePatches", "manager", MANAGER)
+        if edited is None and (trainer := spec.get("trainer")):
+            edited = _take_out_path(document, trainer)
     for pod in workload.pods:
         for container in containers_of(pod):
-            if _take_out_item(document, container, "volumeMounts", "name", NAME) or _take_out_path(document, container):
-                return True
-        if _take_out_item(document, pod, "volumes", "name", NAME):
-            return True
-    return False
+            edited = edited or _take_out_item(document, container, "volumeMounts", "mountPath", FOLDER)
+            edited = edited or _take_out_path(document, container)
+        own = item(pod, "volumes", "name", NAME)
+        if edited is None and own and is_own_map(own.text("configMap", "name")):
+            edited = _take_out_item(document, pod, "volumes", "name", NAME)
+    return edited
 
 
-def _take_out_path(document: Document, container: Node) -> bool:
+def _take_out_path(document: Document, container: Node) -> str | None:
     own = item(container, "env", "name", PATH)
-    value = own.get("value") if own else None
+    value = own.written("value") if own else None
     folders = (value.scalar or "").split(":") if value else []
     if value is None or FOLDER not in folders:
-        return False
+        return None
     if folders == [FOLDER]:
         return _take_out_item(document, container, "env", "name", PATH)
-    document.replace(value, ":".join(folder for folder in folders if folder != FOLDER))
-    return True
+    return document.replaced(value, ":".join(folder for folder in folders if folder != FOLDER))
 
 
-def _take_out_item(document: Document, mapping: Node, key: str, name: str, value: str) -> bool:
-    """Take an item out of a list, and the list if it has no other."""
-    there, found = mapping.get(key), item(mapping, key, name, value)
-    if there is None or found is None:
-        return False
-    return document.remove(there, found) if there.flow or len(there.items) > 1 else document.remove(mapping, key)
+def _take_out_item(document: Document, mapping: Node, key: str, name: str, value: str) -> str | None:
+    """Take an item out of a list, and the list if it has no other; None if there is none."""
+    there, own = mapping.get(key), item(mapping, key, name, value)
+    if there is None or own is None:
+        return None
+    if there.flow or len(there.items) > 1:
+        return document.without(there, own)
+    return document.without(mapping, key)
 
 
-def _take_out_server(document: Document, workload: Workload) -> bool:
+def _take_out_server(document: Document, workload: Workload) -> str | None:
     """Take out one thing that the API server has added to an object that it gave."""
     metadata = workload.root.get("metadata")
     if metadata is None or not metadata.get("resourceVersion"):
-        return False
+        return None
     spec, annotations = workload.root.get("spec"), metadata.get("annotations")
     if annotations and annotations.get(_APPLIED):
         alone = len(annotations.pairs) == 1
-        return document.remove(metadata, "annotations") if alone else document.remove(annotations, _APPLIED)
+        return document.without(metadata, "annotations") if alone else document.without(annotations, _APPLIED)
+    edits = [(workload.root, "status"), *((metadata, field) for field in _OF_SERVER[:-1])]
     if workload.kind == "Job" and spec:
-        template = spec.get("template", "metadata")
-        if document.remove(spec, "selector"):
-            return True
-        for each in filter(None, (metadata, template)):
-            labels = each.get("labels")
-            if labels and any(document.remove(labels, label) for label in _OF_A_JOB):
-                return True
-    if document.remove(workload.root, "status"):
-        return True
-    return any(document.remove(metadata, field) for field in _OF_SERVER)  # the last one tells that there are others
+        edits.insert(0, (spec, "selector"))
+        labels = (metadata.get("labels"), spec.get("template", "metadata", "labels"))
+        edits += [(each, label) for each in labels if each for label in _OF_A_JOB]
+    edits.append((metadata, _OF_SERVER[-1]))  # which tells that there are others
+    return next((edited for each, key in edits if (edited := document.without(each, key)) is not None), None)
 
 
 def _is_own(root: Node) -> bool:
-    return root.text("kind") == "ConfigMap" and root.text("metadata", "name").startswith(f"{NAME}-")
+    is_map = root.text("kind") == "ConfigMap" and is_own_map(root.text("metadata", "name"))
+    return is_map and root.text("metadata", "labels", "app.kubernetes.io/name") == NAME
 
 
 def _title(root: Node) -> str:
-    name = root.text("metadata", "name")
-    return f"{root.text('kind') or 'an object without a kind'} {name}".rstrip()
+    kind, version = root.text("kind") or "an object without a kind", root.text("apiVersion")
+    group = f" of {version.rpartition('/')[0]}" if "/" in version else ""
+    return f"{kind} {root.text('metadata', 'name')}".rstrip() + group

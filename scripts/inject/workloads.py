@@ -71,17 +71,21 @@ class Workload:
             raise BadManifest(f"{self.title} has no pod: its spec names no container")
         found = [(pod, _named(pod, wanted or self._usual(pod))) for pod in self.pods]
         chosen = [(pod, containers) for pod, containers in found if containers]
-        missing = set(wanted) - {each.text("name") for _, containers in chosen for each in containers}
-        if missing or not chosen:
-            raise BadManifest(self._none(sorted(missing) or self._usual(self.pods[0])))
+        if not chosen:
+            raise BadManifest(self.none(wanted or self._usual(self.pods[0])))
         return chosen
+
+    def has(self, wanted: Sequence[str]) -> bool:
+        """Whether it has a container of one of these names."""
+        return any(_named(pod, wanted) for pod in self.pods) or (self.kind == "TrainJob" and TRAINER in wanted)
 
     def _usual(self, pod: Node) -> list[str]:
         names = [each.text("name") for each in containers_of(pod)]
         usual = _USUAL.get(self.kind)
         return [usual] if usual in names or (usual and len(names) != 1) else names if len(names) == 1 else []
 
-    def _none(self, wanted: Sequence[str]) -> str:
+    def none(self, wanted: Sequence[str]) -> str:
+        """Why none of its containers has one of these names."""
         names = dict.fromkeys(each.text("name") for pod in self.pods for each in containers_of(pod))
         if names and not wanted:
             return f"{self.title} has containers {', '.join(names)}: name the one that trains by --container"
@@ -102,6 +106,19 @@ def found(root: Node) -> Iterator[Workload]:
             yield Workload(kind=kind, root=root)
 
 
+def chosen(workloads: Sequence[Workload], wanted: Sequence[str]) -> list[Workload]:
+    """Those that train: the ones with a container of these names, or else no Job and no Pod beside another kind.
+
+    Raises BadManifest.
+    """
+    if wanted:
+        missing = [name for name in wanted if not any(each.has([name]) for each in workloads)]
+        if missing and workloads:
+            raise BadManifest(workloads[0].none(missing))
+        return [each for each in workloads if each.has(wanted)]
+    return [each for each in workloads if each.kind not in ("Job", "Pod")] or list(workloads)
+
+
 def containers_of(pod: Node) -> list[Node]:
     containers = pod.get("containers")
     return containers.children if containers else []
@@ -112,6 +129,7 @@ def _named(pod: Node, names: Sequence[str]) -> list[Node]:
 
 
 def item(mapping: Node, key: str, name: str, value: str) -> Node | None:
-    """The item of a list that has this value under this name."""
+    """The last item of a list that has this value under this name, which is the one that counts."""
     there = mapping.get(key)
-    return next((each for each in there.children if each.text(name) == value), None) if there else None
+    found = [each for each in there.children if each.text(name) == value] if there else []
+    return found[-1] if found else None

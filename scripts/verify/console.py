@@ -41,10 +41,10 @@ def run(main: Callable[[], int]) -> int:
         return 1
 
 
-def show(text: str) -> None:
+def show(text: str, end: str = "\n") -> None:
     """Print a text. If it cannot be written, `run` reports this and returns 1."""
     try:
-        print(text, flush=True)
+        print(text, end=end, flush=True)
     except OSError as error:
         raise _unwritten(error) from None
 

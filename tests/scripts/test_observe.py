@@ -120,7 +120,10 @@ def test_the_images_own_path_is_kept() -> None:
     assert pod["spec"]["containers"][0]["env"] == [
         {"name": "PYTHONPATH", "value": "/lib:/app:/opt/torchtally-observer"}
     ]
-    assert "if its image sets PYTHONPATH, give that value by --pythonpath" in run(text, "inject", "-f", "-")[2]
+    assert (
+        "if the image, or envFrom, sets PYTHONPATH, give that value by --pythonpath"
+        in run(text, "inject", "-f", "-")[2]
+    )
 
 
 def test_an_older_observer_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_python_that_ignores_the_path_is_named() -> None:
     text = manifests.ALL["a pod"].replace(
         "image: x", "image: x\n    command: [bash, -c, 'exec python3 -u -I train.py']"
     )
-    assert "`python3 -u -I` ignores PYTHONPATH, so container only is not observed" in run(text, "inject", "-f", "-")[2]
+    assert "container only is not observed: `python3 -u -I` ignores PYTHONPATH" in run(text, "inject", "-f", "-")[2]
 
 
 def test_the_path_is_a_folder_with_a_sitecustomize() -> None:
