@@ -76,7 +76,7 @@ def read(text: str, line: int) -> Node | None:
         events = iter(list(yaml.parse(text, yaml.SafeLoader)))
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
-                root = _node(next(events), events, {})
+                root = _node(text, next(events), events, {})
                 return None if root.null else root
         return None
     except yaml.reader.ReaderError as error:
@@ -89,7 +89,7 @@ def read(text: str, line: int) -> Node | None:
         raise BadManifest(f"{place}not YAML: {error.problem}") from None
 
 
-def _node(event: Any, events: Iterator[Any], anchors: dict[str | None, Node]) -> Node:
+def _node(text: str, event: Any, events: Iterator[Any], anchors: dict[str | None, Node]) -> Node:
     node = Node(event.start_mark.index, event.start_mark.column, event.end_mark.index)
     if isinstance(event, yaml.AliasEvent):
         node.target = anchors.get(event.anchor)
@@ -104,11 +104,14 @@ def _node(event: Any, events: Iterator[Any], anchors: dict[str | None, Node]) ->
         return node
     node.flow, node.mapping = bool(event.flow_style), isinstance(event, yaml.MappingStartEvent)
     while not isinstance(event := next(events), yaml.CollectionEndEvent):
-        child = _node(event, events, anchors)
+        child = _node(text, event, events, anchors)
         if node.mapping:
-            node.pairs.append((child, _node(next(events), events, anchors)))
+            node.pairs.append((child, _node(text, next(events), events, anchors)))
         else:
             node.items.append(child)
+    if not node.flow:  # an anchor, or a tag, stands before it
+        dash = text.rfind("-", 0, node.items[0].start) if node.items else 0
+        node.column = node.pairs[0][0].column if node.pairs else dash - text.rfind(_LF, 0, dash) - 1
     last = node.pairs[-1][1] if node.pairs else node.items[-1] if node.items else None
     end: Any = event.end_mark
     node.end = end.index if node.flow or last is None else last.end

@@ -193,9 +193,58 @@ spec:
     ]
 """
 
+_SHARED = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: j}
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              env: &env
+                - {name: A, value: b}
+              volumeMounts: &mounts
+              - name: a
+                mountPath: /a
+          volumes: &volumes
+            - name: a
+    Worker:
+      template:
+        spec:
+          containers:
+            - &worker
+              name: pytorch
+              env: *env
+              volumeMounts: *mounts
+          volumes: *volumes
+"""
+
+_VALUES = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  containers:
+  - name: only
+    image: &image /src
+    env:
+    - name: PYTHONPATH
+      value: /hidden
+    - name: PYTHONPATH
+      value: *image
+    - name: A
+      value: b
+"""
+
 ALL = {
     "a job of its own": _JOB,
     "anchors and merged keys": _ANCHORS,
+    "lists that aliases share": _SHARED,
+    "a value that is an alias": _VALUES,
+    "a value in a block of text": _VALUES.replace("*image", ">-\n        /src"),
     "what helm template prints": _HELM,
     "TrainJobs in two namespaces": _TRAIN_JOBS,
     "a JobSet with an empty list": _JOB_SET,
@@ -205,13 +254,22 @@ ALL = {
     "with line ends of Windows": _POD.replace("\n", "\r\n"),
     "with variables that are none": _POD.replace("image: x", "image: x\n    env:"),
 }
-LEAVES_EMPTY = (
+# After --remove, a list that was or is empty, or the style of a value, may be another; its meaning is not.
+REWRITTEN = (
+    "a value in a block of text",
+    "a value that is an alias",
     "a JobSet with an empty list",
     "a List in JSON",
     "with variables that are none",
     "without a last line end",
 )
-IN_BLOCKS = ("anchors and merged keys", "what helm template prints", "a pod", "without a last line end")
+IN_BLOCKS = (
+    "lists that aliases share",
+    "anchors and merged keys",
+    "what helm template prints",
+    "a pod",
+    "without a last line end",
+)
 
 OF_THE_SERVER = """\
 apiVersion: kubeflow.org/v1
@@ -273,12 +331,15 @@ def pod(*containers: str, metadata: str = "name: p", container: str = "", spec: 
 
 
 _NONE = "holds no PyTorchJob, TrainJob, Job, JobSet, or Pod: it holds "
+_OWN_VOLUME = "  volumes:\n  - {name: torchtally-observer, emptyDir: {}}\n"
+_OWN_MOUNT = "    volumeMounts: [{name: a, mountPath: /opt/torchtally-observer}]\n"
+_ANCHORED = "    env: [{name: PYTHONPATH, value: &a /b}, {name: C, value: *a}]\n"
 _ELSEWHERE = "    env:\n    - name: PYTHONPATH\n      valueFrom: {configMapKeyRef: {name: a, key: b}}\n"
 BAD: list[tuple[str | bytes, str]] = [
     ("", f"{_NONE}nothing"),
     ("only text", f"{_NONE}an object without a kind"),
-    ("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n", f"{_NONE}Deployment web"),
-    ("apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: v}\n", f"{_NONE}Job v"),
+    ("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n", f"{_NONE}Deployment web of apps"),
+    ("apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: v}\n", f"{_NONE}Job v of batch.volcano.sh"),
     ("a: [b", "line 1, column 6: not YAML: "),
     ("a: 1\n---\nb: 2\n  c: 3\n", "line 4, column 4: not YAML: "),
     ("a: *b\n", "the anchor b of an alias is not in its document"),
@@ -294,4 +355,10 @@ BAD: list[tuple[str | bytes, str]] = [
     ),
     (pod("a", container=_ELSEWHERE), "PYTHONPATH of container a comes from another object, which cannot be extended"),
     (pod("a", spec="  volumes: {}\n"), "volumes of a pod must be a list"),
+    (pod("a", spec=_OWN_VOLUME), "Pod p has a volume torchtally-observer of its own: give it another name"),
+    (pod("a", container=_OWN_MOUNT), "mounts a volume of its own at /opt/torchtally-observer"),
+    (pod("a", container=_ANCHORED), "PYTHONPATH of container a is an anchor for other values, too"),
+    (pod("a", container="    env:\n    image: x\n    env: []\n"), "Pod p has the key env twice in one place"),
+    ("%YAML 1.1\n---\n" + pod("a"), "line 1: remove %YAML 1.1"),
+    ("{{- if .Values.job }}\n" + pod("a"), "a Helm template: give what `helm template` prints"),
 ]

@@ -84,7 +84,7 @@ def test_nothing_else_changes(name: str) -> None:
     status, again, err = run(after, "inject", "--remove", "-f", "-")
     assert status == 0, err
     assert parts(again) == ([], parts(again)[1]) and [bare(each) for each in parts(again)[1]] == list(map(bare, own))
-    if name not in manifests.LEAVES_EMPTY:
+    if name not in manifests.REWRITTEN:
         assert again.removeprefix("---\n") == before.removeprefix("---\n")
 
 
@@ -167,6 +167,38 @@ def test_what_cannot_be_observed_is_refused_in_a_sentence(text: str | bytes, sen
             continue
         assert (status, out) == (2, "")
         assert err.startswith("observe: standard input: ") and sentence in err and err.count("\n") == 1
+
+
+def test_the_path_that_counts_is_extended() -> None:
+    for name in ("a value that is an alias", "a value in a block of text"):
+        (container,) = parts(injected(manifests.ALL[name]))[1][0]["spec"]["containers"]
+        assert [each["value"] for each in container["env"]] == ["/hidden", "/src:/opt/torchtally-observer", "b"]
+        assert container["image"] == "/src"
+
+
+def test_jobs_beside_the_training_stay_as_they_are() -> None:
+    text = manifests.ALL["a job of its own"] + "---\n" + manifests.pod("get", "proxy")
+    status, out, err = run(text, "inject", "-f", "-")
+    assert status == 0 and "Pod p stays as it is: name its container by --container to observe it" in err
+    assert parts(out)[1][2] == parts(text)[1][2]
+    assert "volumes" in parts(injected(text, "--container", "proxy", "--container", "pytorch"))[1][2]["spec"]
+    assert run(text, "inject", "-f", "-", "--container", "none")[0] == 2
+
+
+def test_text_of_other_programs_is_read() -> None:
+    pod = yaml.safe_load(manifests.pod("a"))
+    objects = "\n".join(json.dumps(each, indent="\t") for each in (pod, pod))  # jq --tab '.items[]'
+    assert len(parts(injected(objects))[1]) == 2
+    assert len(parts(injected("\ufeff" + manifests.pod("a")))[1]) == 1
+    text = manifests.pod("a", container="    args:\n    - |\n      x") + "\n"
+    last = text.replace("spec:", "spec:\n  volumes: []").rstrip() + "---\n".join(["\n", "kind: Other\na: |\n  b"])
+    assert parts(injected(last))[1][1]["a"] == "b"  # no line end is added
+
+
+def test_a_program_that_sets_the_path_is_named() -> None:
+    text = manifests.pod("a", container='    command: [sh, -c, "PYTHONPATH=/x python train.py"]\n')
+    assert "container a is not observed where `PYTHONPATH=/x` hides PYTHONPATH" in run(text, "inject", "-f", "-")[2]
+    assert "warning" not in run(text.replace("=/x", "=/x:$PYTHONPATH"), "inject", "-f", "-")[2]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
