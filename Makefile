@@ -49,6 +49,16 @@ test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of t
 	uv pip install --python .venv --upgrade torch torchvision
 	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
 
+TORCH ?= 2.0.1
+
+.PHONY: test-torch
+test-torch: .venv/.dev ## run the observer's tests with another PyTorch and no NumPy (TORCH=2.0.1 WHEELS=: a folder of wheels)
+	uv venv --quiet --allow-existing --python 3.11 build/torch-$(TORCH)
+	uv pip install --quiet --python build/torch-$(TORCH) torch==$(TORCH) \
+		$(if $(WHEELS),--find-links $(WHEELS),--index https://download.pytorch.org/whl/cpu)
+	OBSERVED_PYTHON=build/torch-$(TORCH)/bin/python OBSERVED_TORCH=$(TORCH) \
+		python -m pytest tests/observer/test_versions.py $(ARGS)
+
 .PHONY: faults
 faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes
 	@rm -f build/faults/local.*

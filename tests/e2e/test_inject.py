@@ -5,7 +5,6 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import faults
 import nodes

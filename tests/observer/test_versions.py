@@ -78,7 +78,9 @@ def test_any_python_can_import_it(minor: int) -> None:
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """That of OBSERVED_PYTHON, which has another PyTorch, or one with this PyTorch and nothing of torchtally."""
-    return os.environ.get("OBSERVED_PYTHON") or str(foreign_python.made(tmp_path_factory.mktemp("python")))
+    given = os.environ.get("OBSERVED_PYTHON")
+    # Not resolved: the link is what makes it that of an environment.
+    return str(Path(given).absolute() if given else foreign_python.made(tmp_path_factory.mktemp("python")))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
