@@ -68,6 +68,8 @@ create_cluster() {
     kind create cluster --name "$cluster" --image "$node_image" --wait 5m --config - >build/e2e/kind.log 2>&1 <<YAML ||
 kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
+featureGates: {MutatingAdmissionPolicy: true}
+runtimeConfig: {admissionregistration.k8s.io/v1beta1: "true"}
 nodes:
   - role: control-plane
   - role: worker
