@@ -12,7 +12,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from torchtally.record.model import Life
-from verify import cluster, job_kinds
+from verify import batch_kinds, cluster, job_kinds
 from verify.job_kinds import TIMEOUT, ClusterJob, Unreachable
 
 Pod = Any  # a V1Pod, of which the client's types have each part as optional
@@ -30,7 +30,10 @@ class Cluster:
 
     def jobs(self) -> list[ClusterJob]:
         with self.told("the jobs", "pytorchjobs.kubeflow.org or trainjobs.trainer.kubeflow.org", "list"):
-            return job_kinds.find_all(client.CustomObjectsApi(self.api), self.namespace)
+            api = client.CustomObjectsApi(self.api)
+            others = batch_kinds.find_all(api, self.namespace)
+            found = job_kinds.find_all(api, self.namespace, required=not others)
+            return sorted([*found, *others], key=lambda job: job.name)
 
     def job(self, name: str) -> ClusterJob:
         return cluster.find(client.CustomObjectsApi(self.api), name, self.namespace)

@@ -1,6 +1,6 @@
 """The parts of verify_shards around the verifier itself, which is trainer/torchtally/verifier.
 
-cluster        fetches the logs of a job's pods (job_kinds: PyTorchJob and TrainJob)
+cluster        fetches the logs of a job's pods (job_kinds: PyTorchJob and TrainJob; batch_kinds: JobSet and Job)
 wait           waits until a job has ended
 carried        the volume by which a pod of another's image carries the observer
 archived       a proof in place of logs, and the files that it must be of

@@ -13,7 +13,7 @@ from kubernetes.client.exceptions import ApiException
 from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
 
-from . import carried, job_kinds, wait
+from . import batch_kinds, carried, job_kinds, wait
 from .job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 
 _WHY_SILENT = (
@@ -38,7 +38,12 @@ def read_job(name: str, namespace: str | None, context: str | None, *, until_end
 def find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
     """The job of this name, of whichever kind. Raises ClusterError."""
     try:
-        return job_kinds.find(api, name, namespace)
+        try:
+            return job_kinds.find(api, name, namespace)
+        except ClusterError as error:
+            if not isinstance(error, Unreachable) and (other := batch_kinds.find(api, name, namespace)):
+                return other
+            raise
     except urllib3.exceptions.HTTPError as error:
         raise _no_answer(api.api_client, error) from error
 

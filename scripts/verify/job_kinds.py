@@ -30,7 +30,7 @@ class ClusterJob(ABC):
     group: ClassVar[str]
     version: ClassVar[str]
     plural: ClassVar[str]
-    container: ClassVar[str]
+    container: str
     controller: ClassVar[str]
 
     def __init__(self, found: dict[str, Any]) -> None:
@@ -178,8 +178,8 @@ def find(api: client.CustomObjectsApi, name: str, namespace: str) -> ClusterJob:
     raise _why_none(reasons, name, namespace)
 
 
-def find_all(api: client.CustomObjectsApi, namespace: str) -> list[ClusterJob]:
-    """All jobs of a namespace, by name. Raises ClusterError and urllib3's HTTPError."""
+def find_all(api: client.CustomObjectsApi, namespace: str, *, required: bool) -> list[ClusterJob]:
+    """All jobs of a namespace. Raises urllib3's HTTPError, and ClusterError, also if `required` kinds are unknown."""
     jobs: list[ClusterJob] = []
     unknown: list[ApiException] = []
     for kind in (PyTorchJob, TrainJob):
@@ -192,9 +192,9 @@ def find_all(api: client.CustomObjectsApi, namespace: str) -> list[ClusterJob]:
             if error.status != 404:
                 raise refused(error, f"the {kind.kind}s", namespace, _resource(kind), "list") from error
             unknown.append(error)
-    if len(unknown) == 2:
+    if required and len(unknown) == 2:
         raise _why_none([(PyTorchJob, unknown[0]), (TrainJob, unknown[1])], "", namespace)
-    return sorted(jobs, key=lambda job: job.name)
+    return jobs
 
 
 def _why_none(reasons: list[tuple[type[ClusterJob], ApiException]], name: str, namespace: str) -> ClusterError:

@@ -39,6 +39,7 @@ RESTRICTED = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+POD = {"name": "train", "securityContext": RESTRICTED}
 ALONE = "from torch.utils.data import DataLoader\nprint(len([*DataLoader(range(9), 3)]))\n"
 
 
@@ -130,15 +131,26 @@ def test_jobs_of_an_image_that_has_nothing_of_torchtally(
 
 def test_a_restricted_pod_has_room_for_it(operator: None, image: str, namespace: Namespace) -> None:
     namespace.restrict()
-    container = {"name": "train", "image": image, "securityContext": RESTRICTED}
+    pod = {"restartPolicy": "Never", "containers": [{**POD, "image": image, "command": ["python", "-c", ALONE]}]}
+    batch = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "batch"},
+        "spec": {"template": {"spec": pod}},
+    }
+    namespace.kubectl("apply", "--filename=-", text=injected(batch))
     for name, command in {"plain": ["python", "-c", ALONE], "apart": ["python", "-I", "-c", ALONE]}.items():
-        pod = {"restartPolicy": "Never", "containers": [{**container, "command": command}]}
+        pod = {"restartPolicy": "Never", "containers": [{**POD, "image": image, "command": command}]}
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod}
         namespace.kubectl("apply", "--filename=-", text=injected(manifest))
     wait_for(
-        "both pods to have ended",
+        "all pods to have ended",
         lambda: {each["status"]["phase"] for each in namespace.list("pod").values()} == {"Succeeded"},
     )
+    namespace.wait_for_job("batch", "Complete", kind="job")
+    status, said = judged("--job", "batch", "-n", namespace.name)
+    assert status == 0 and "observed: 1 rank, 1 pass" in said, said
+    assert "batch complete 0 observed" in " ".join(script("torchtally_jobs.py", "list", "-n", namespace.name).split())
     said = namespace.log("plain", container="train")
     assert "3\n" in said and said.count("TORCHTALLY-OBSERVED {") == 1
     assert namespace.log("apart", container="train") == "3\n"

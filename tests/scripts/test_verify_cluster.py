@@ -7,6 +7,7 @@ from typing import Any
 
 import bruteforce
 import pytest
+import seen
 import verify_shards
 from answering import JOB, LAST, LINES, NODES, PODS, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 from kubernetes.config import kube_config
@@ -248,3 +249,58 @@ def test_no_job_of_any_kind(server: Server, capsys: pytest.CaptureFixture[str]) 
     server.answers[JOB] = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
     server.answers[TRAIN_JOB] = refusal(404, 'trainjobs.trainer.kubeflow.org "demo" not found', "demo")
     assert "no PyTorchJob or TrainJob demo in namespace trial" in verify(capsys)[1]
+
+
+def batch(server: Server, kind: str, status: dict[str, Any], labels: list[dict[str, str]]) -> None:
+    """A job of one of Kubernetes' own kinds, with a pod for each of these sets of labels."""
+    template = {"spec": OBSERVED}
+    group, selector, spec = {
+        "Job": ("batch/v1", "batch.kubernetes.io/job-name", {"template": template}),
+        "JobSet": (
+            "jobset.x-k8s.io/v1alpha2",
+            "jobset.sigs.k8s.io/jobset-name",
+            {"replicatedJobs": [{"template": {"spec": {"template": template}}}]},
+        ),
+    }[kind]
+    found = {"metadata": {"name": "demo", "namespace": "trial"}, "spec": spec, "status": status}
+    server.answers[JOB] = refusal(404, "not found", "demo")
+    server.answers[f"/apis/{group}/namespaces/trial/{kind.lower()}s/demo"] = 200, found
+    pods = []
+    for age, own in enumerate(labels):
+        made = f"2026-01-01T00:00:{age:02}Z"
+        pods.append({"metadata": {"name": f"demo-{age}", "creationTimestamp": made, "labels": own}})
+        server.phase(f"demo-{age}", "Succeeded")
+    server.answers[f"/api/v1/namespaces/trial/pods?labelSelector={selector}%3Ddemo"] = 200, {"items": pods}
+
+
+OBSERVED = {
+    "containers": [
+        {"name": "proxy"},
+        {"name": "train", "volumeMounts": [{"name": "torchtally-observer", "mountPath": "/x"}]},
+    ],
+    "volumes": [{"name": "torchtally-observer"}],
+}
+INDEX, SET = "batch.kubernetes.io/job-completion-index", "jobset.sigs.k8s.io/job-index"
+
+
+@pytest.mark.parametrize(("kind", "label", "end"), [("Job", INDEX, "Complete"), ("JobSet", SET, "Completed")])
+def test_kinds_of_kubernetes_itself_are_observed(
+    server: Server, capsys: pytest.CaptureFixture[str], kind: str, label: str, end: str
+) -> None:
+    ended = {"conditions": [{"type": end, "status": "True"}]}
+    batch(server, kind, ended, [{label: "0"}, {label: "1"}, {label: "1"}])  # the second was made anew
+    for place, name in enumerate(("demo-0", "demo-2")):
+        server.answers[f"{pod(name)}/log?container=train"] = 200, seen.line(place, seen.RIGHT[place])
+    assert verify(capsys)[0] == 0
+    running = {"active": 2, "replicatedJobsStatus": [{"active": 2}]}
+    batch(server, kind, running, [{label: "0"}, {label: "1"}, {label: "1"}])
+    status, said = verify(capsys)
+    assert status == 4 and f"{kind} demo is running" in said
+
+
+def test_a_pod_that_carries_the_observer_and_is_silent(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    batch(server, "Job", {"conditions": [{"type": "Complete", "status": "True"}]}, [{}])
+    server.answers[pod("demo-0")] = 200, {"kind": "Pod", "spec": OBSERVED, "status": {"phase": "Succeeded"}}
+    server.answers[f"{pod('demo-0')}/log?container=train"] = 200, "trained\n"
+    status, said = verify(capsys)
+    assert status == 3 and "pod demo-0 has the observer, and no line of it: its program imports no torch" in said
