@@ -33,7 +33,9 @@ def cleaned(text: str, *further: Callable[[Document, Workload], str | None]) -> 
             if key := workload.root.twice():
                 raise BadManifest(f"{workload.title} has the key {key} twice in one place: remove one of them")
             if workload.root.get("metadata", "resourceVersion"):
-                notes.append(f"{workload.title} exists, and its pods stay as they are: {_REPLACE} ends it and starts it anew")
+                notes.append(
+                    f"{workload.title} exists, and its pods do not change: {_REPLACE} ends it and starts it anew"
+                )
             for take_out in (_take_out_server, *further):
                 part = _until_none(part, line, number, take_out)
         parts.append(part)

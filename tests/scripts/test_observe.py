@@ -144,7 +144,7 @@ def test_an_older_observer_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_an_object_of_the_server_becomes_a_manifest() -> None:
     status, out, err = run(manifests.OF_THE_SERVER, "inject", "-f", "-")
     (job,) = parts(out)[1]
-    assert status == 0 and "exists, and its pods stay as they are: `kubectl replace --force -f -` ends it and starts" in err
+    assert status == 0 and "exists, and its pods do not change: `kubectl replace --force -f -` ends it" in err
     assert set(job) == {"apiVersion", "kind", "metadata", "spec"}
     assert job["metadata"] == {"annotations": {"team": "a"}, "name": "job", "namespace": "team-a"}
     (batch,) = parts(run(manifests.BATCH_OF_THE_SERVER, "inject", "-f", "-")[1])[1]
