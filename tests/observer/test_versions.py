@@ -75,6 +75,17 @@ def test_any_python_can_import_it(minor: int) -> None:
     assert (ended.stdout, ended.stderr) == (f"0 3 {minor}\n", "")
 
 
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
+def test_an_older_python_is_left_alone(version: str) -> None:
+    python = found(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on PATH or among pyenv's")
+    env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    program = "import sys, json, decimal; print('torchtally_observer' in sys.modules)"
+    ended = subprocess.run([python, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("False\n", "")
+
+
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """That of OBSERVED_PYTHON, which has another PyTorch, or one with this PyTorch and nothing of torchtally."""

@@ -11,7 +11,6 @@ _PACKAGE = "torchtally_observer"
 
 
 def _start():
-    sys.path[:] = [folder for folder in sys.path if folder != _HERE]  # absolute, as `site` has made them
     if _PACKAGE not in sys.modules:  # which a .pth file has imported already
         package = sys.modules[_PACKAGE] = type(sys)(_PACKAGE)
         package.__path__ = [_HERE]
@@ -25,7 +24,7 @@ def _run_hidden():
     try:
         import sitecustomize  # noqa: F401
     except ImportError as error:
-        if error.name != "sitecustomize":
+        if getattr(error, "name", "sitecustomize") != "sitecustomize":  # Python 2 tells no name
             raise
     finally:
         if own is not None:
@@ -33,8 +32,10 @@ def _run_hidden():
 
 
 if __name__ == "sitecustomize":
+    sys.path[:] = [folder for folder in sys.path if folder != _HERE]  # absolute, as `site` has made them
     try:
-        _start()
+        if sys.version_info >= (3, 8):  # noqa: UP036  # other programs of an image may be older
+            _start()
     except Exception as error:  # the program goes on, whatever it is
         sys.stderr.write("torchtally: nothing is observed: " + type(error).__name__ + "\n")
     _run_hidden()
