@@ -17,8 +17,8 @@ from . import batch_kinds, carried, job_kinds, wait
 from .job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 
 _WHY_SILENT = (
-    "its program imports no torch.utils.data, is a Python before 3.8 or with -I, -E, or -S, sets PYTHONPATH anew, or has"
-    " a sitecustomize in an earlier folder of PYTHONPATH"
+    "its program imports no torch.utils.data, is a Python before 3.8 or with -I, -E, or -S, sets PYTHONPATH anew, or"
+    " has a sitecustomize in an earlier folder of PYTHONPATH"
 )
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
