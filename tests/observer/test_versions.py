@@ -114,7 +114,11 @@ def test_mistakes_are_named(python: str, tmp_path: Path, mistake: str, workers: 
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    try:
+        outputs = [rank.communicate(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()  # nothing where it has ended
     lines = judge.Lines()
     for text in "".join(err for _, err in outputs).splitlines():
         lines.add(text)
