@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -34,8 +33,8 @@ class Points(Dataset):
 class Rows(IterableDataset):
     def __iter__(self): return iter([torch.tensor([float(at)]) for at in range(50)])
 
-mistake, workers = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo")
+mistake, workers, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[4]}", rank=rank, world_size=2)
 dataset = Rows() if mistake == "stream" else Points()
 sampler = None if mistake in ("no-sampler", "stream") else DistributedSampler(
     dataset, seed=dist.get_rank() if mistake == "seed" else 0
@@ -98,15 +97,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("mistake", SAID)
 def test_mistakes_are_named(python: str, tmp_path: Path, mistake: str, workers: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "HOME": str(tmp_path), "WORLD_SIZE": "2"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [python, "-W", "ignore", "train.py", mistake, str(workers)],
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [python, "-W", "ignore", "train.py", mistake, str(workers), str(rank), str(tmp_path / "store")],
+            env=env,
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
