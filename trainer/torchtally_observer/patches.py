@@ -11,7 +11,7 @@ from collections import deque
 from torchtally_observer import process
 
 _FRAMES = 12  # between a resumed iterator's `__init__` and what it draws
-_PASS = "_torchtally_pass"  # of an iterator, beside its own attributes
+_NOT_YET = object()  # of an iterator that has asked for nothing
 
 
 def install(module):
@@ -36,14 +36,14 @@ def _observe_loaders(module):
     def _reset(self, loader, first_iter=False, *args, **kwargs):
         if not first_iter:
             _end(self, "left")
-            self.__dict__.pop(_PASS, None)
+            self._torchtally_pass = _NOT_YET
         own_reset(self, loader, first_iter, *args, **kwargs)
 
     def _next_index(self):
-        if _PASS not in self.__dict__:
-            self.__dict__[_PASS] = process.guarded(_begun, self)
+        if self._torchtally_pass is _NOT_YET:
+            self._torchtally_pass = process.guarded(_begun, self)
         index = own_index(self)
-        handing = self.__dict__[_PASS]
+        handing = self._torchtally_pass
         if handing is not None:
             handing.asked.append(index)
         return index
@@ -54,14 +54,15 @@ def _observe_loaders(module):
         except StopIteration:
             _end(self, "whole")
             raise
-        handing = self.__dict__.get(_PASS)
-        if handing is not None:
+        handing = self._torchtally_pass
+        if handing is not None and handing is not _NOT_YET:
             try:
                 handing.received(self, batch)
             except Exception as error:  # the program goes on, whatever it is
                 process.current().turn_off(error)
         return batch
 
+    base._torchtally_pass = _NOT_YET
     base._reset, base._next_index, base.__next__ = _reset, _next_index, __next__
 
 
@@ -74,9 +75,9 @@ def _begun(iterator):
 
 
 def _end(iterator, how):
-    handing = iterator.__dict__.get(_PASS)
-    if handing is not None:
-        iterator.__dict__[_PASS] = None
+    handing = iterator._torchtally_pass
+    if handing is not None and handing is not _NOT_YET:
+        iterator._torchtally_pass = None
         process.guarded(handing.end, how)
 
 
