@@ -6,8 +6,8 @@ from typing import Any
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from .carried import VOLUME
-from .job_kinds import TIMEOUT, ClusterJob, refused
+from .carried import VOLUME, carries
+from .job_kinds import TIMEOUT, ClusterJob
 
 _PLACE = (
     "jobset.sigs.k8s.io/replicatedjob-name",
@@ -36,14 +36,11 @@ class BatchJob(ClusterJob):
         raise NotImplementedError
 
     def pods(self, core: client.CoreV1Api) -> list[str]:
-        """The last that was made for each place in the job."""
-        try:
-            options: dict[str, Any] = {"label_selector": self.selector, "_request_timeout": TIMEOUT}
-            found: Any = core.list_namespaced_pod(self.namespace, **options)
-        except ApiException as error:
-            raise refused(error, f"the pods of {self.kind} {self.name}", self.namespace, "pods", "list") from error
+        """The last that was made for each place in the job; of pods that carry the observer, if any does."""
         places: dict[tuple[str, ...], str] = {}
-        for pod in sorted(found.items, key=lambda each: each.metadata.creation_timestamp):
+        for pod in self.listed(core):
+            if self.carries and not carries(pod):  # as a launcher beside the workers
+                continue
             own = tuple(pod.metadata.labels[name] for name in _PLACE if name in pod.metadata.labels)
             places[own or (pod.metadata.name,)] = pod.metadata.name
         return [places[place] for place in sorted(places)]

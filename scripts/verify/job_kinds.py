@@ -46,6 +46,15 @@ class ClusterJob(ABC):
     def pods(self, core: client.CoreV1Api) -> list[str]:
         """Names of the pods that it has or should have. Raises ClusterError and urllib3's HTTPError."""
 
+    def listed(self, core: client.CoreV1Api) -> list[Any]:
+        """The pods that exist, the newest last. Raises ClusterError and urllib3's HTTPError."""
+        try:
+            options: dict[str, Any] = {"label_selector": self.selector, "_request_timeout": TIMEOUT}
+            found: Any = core.list_namespaced_pod(self.namespace, **options)
+        except ApiException as error:
+            raise refused(error, f"the pods of {self.kind} {self.name}", self.namespace, "pods", "list") from error
+        return sorted(found.items, key=lambda each: each.metadata.creation_timestamp)
+
     @property
     @abstractmethod
     def selector(self) -> str:
@@ -136,15 +145,10 @@ class TrainJob(ClusterJob):
 
     def pods(self, core: client.CoreV1Api) -> list[str]:
         """The last that was made for each node; where there is none, the start of its name."""
-        try:
-            options: dict[str, Any] = {"label_selector": self.selector, "_request_timeout": TIMEOUT}
-            found: Any = core.list_namespaced_pod(self.namespace, **options)
-        except ApiException as error:
-            raise refused(error, f"the pods of {self.kind} {self.name}", self.namespace, "pods", "list") from error
         nodes = {
             index: f"{self.name}-node-0-{index}" for index in range(self.spec.get("trainer", {}).get("numNodes", 1))
         }
-        for pod in sorted(found.items, key=lambda each: each.metadata.creation_timestamp):
+        for pod in self.listed(core):
             nodes[int(pod.metadata.labels["batch.kubernetes.io/job-completion-index"])] = pod.metadata.name
         return [nodes[index] for index in sorted(nodes)]
 

@@ -268,8 +268,11 @@ def batch(server: Server, kind: str, status: dict[str, Any], labels: list[dict[s
     pods = []
     for age, own in enumerate(labels):
         made = f"2026-01-01T00:00:{age:02}Z"
-        pods.append({"metadata": {"name": f"demo-{age}", "creationTimestamp": made, "labels": own}})
+        metadata = {"name": f"demo-{age}", "creationTimestamp": made, "labels": own}
+        pods.append({"metadata": metadata, "spec": OBSERVED})
         server.phase(f"demo-{age}", "Succeeded")
+    launcher = {"name": "demo-launcher", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {}}
+    pods.append({"metadata": launcher, "spec": {"containers": [{"name": "launch"}]}})  # is not observed
     server.answers[f"/api/v1/namespaces/trial/pods?labelSelector={selector}%3Ddemo"] = 200, {"items": pods}
 
 
