@@ -12,9 +12,9 @@ from pathlib import Path
 try:
     import verify  # noqa: F401  # first, as it finds torchtally in this checkout
     from inject import adding, observer, removing
-    from inject.errors import BadManifest
     from inject.workloads import KINDS
     from verify import console
+    from verify.errors import BadInput
 except ModuleNotFoundError as error:
     print(
         f"observe: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             text, notes = removing.removed(text)
         else:
             text, notes = adding.injected(text, options.container, options.pythonpath)
-    except BadManifest as error:
+    except BadInput as error:
         print(f"observe: {source}: {error}", file=sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -82,13 +82,12 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def _read(path: str) -> str:
     try:
-        return (
-            sys.stdin.buffer.read().decode("utf-8-sig") if path == "-" else Path(path).read_bytes().decode("utf-8-sig")
-        )
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode("utf-8-sig")
     except OSError as error:
-        raise BadManifest(f"cannot be read: {error.strerror}") from None
+        raise BadInput(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadManifest("not a text in UTF-8") from None
+        raise BadInput("not a text in UTF-8") from None
 
 
 if __name__ == "__main__":

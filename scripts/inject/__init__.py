@@ -6,5 +6,4 @@ observer     the observer as a manifest carries it: a ConfigMap, a volume, and P
 workloads    where each kind of manifest keeps its pods, and which of their containers train
 documents    a stream of documents, and edits of its text: what is not changed stays as it is, to the byte
 nodes        a document's nodes, each with its place in the text
-errors       what cannot be done
 """

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from verify.errors import BadInput
+
 from .documents import Document, dumped, parted
-from .errors import BadManifest
 from .nodes import Node
 from .observer import FOLDER, MANAGER, MOUNT, NAME, PATH, config_map, is_own_map, joined, map_name, volume
 from .removing import cleaned
-from .workloads import TRAINER, Workload, chosen, found, item
+from .workloads import TRAINER, Workload, chosen, edited, found, item
 
 _IGNORES = re.compile(r"\bpython[\d.]*(?: +-[a-zA-Z]+)* +-[a-zA-Z]*[IES]")
 _SETS = re.compile(r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH)\S*")
@@ -25,10 +26,10 @@ def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") ->
         pythonpath: What the image sets PYTHONPATH to, which a variable of the manifest hides.
 
     Raises:
-        BadManifest: It cannot be read, or holds no pods.
+        BadInput: It cannot be read, or holds no pods.
     """
     text, notes = cleaned(text)
-    documents = [(part, line, _workloads(Document(part, line))) for part, line in parted(text)]
+    documents = [(part, line, list(found(Document(part, line).root))) for part, line in parted(text)]
     every = [each for _, _, own in documents for each in own]
     observed = {id(each) for each in chosen(every, containers)}
     namespaces: dict[str, None] = {}
@@ -38,27 +39,15 @@ def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") ->
             if id(workload) in observed:
                 notes += _notes(workload, containers, pythonpath)
                 namespaces[workload.namespace] = None
-                part = _observed(part, line, number, containers, pythonpath)
+                part = edited(
+                    part, line, number, lambda own, each: next(_edits(own, each, containers, pythonpath), None)
+                )
             else:
                 notes.append(f"{workload.title} stays as it is: name its container by --container to observe it")
         parts.append(part)
     whole = "".join(parts)
     maps = "---\n".join(dumped(config_map(namespace)) for namespace in namespaces)
     return maps + ("" if whole.startswith("---") else "---\n") + whole, notes
-
-
-def _workloads(document: Document) -> list[Workload]:
-    return list(found(document.root)) if document.root else []
-
-
-def _observed(text: str, line: int, number: int, containers: Sequence[str], pythonpath: str) -> str:
-    while True:
-        document = Document(text, line)
-        edits = _edits(document, _workloads(document)[number], containers, pythonpath)
-        edited = next(edits, None)
-        if edited is None:
-            return text
-        text = edited
 
 
 def _edits(document: Document, workload: Workload, wanted: Sequence[str], pythonpath: str) -> Iterator[str]:
@@ -72,7 +61,7 @@ def _edits(document: Document, workload: Workload, wanted: Sequence[str], python
             yield from _path(document, what, container, pythonpath, _offset(pod))
             own = item(container, "volumeMounts", "mountPath", FOLDER)
             if own and own.text("name") != NAME:
-                raise BadManifest(f"{workload.title} mounts a volume of its own at {FOLDER}: mount it elsewhere")
+                raise BadInput(f"{workload.title} mounts a volume of its own at {FOLDER}: mount it elsewhere")
             if own is None:
                 yield _added(document, container, "volumeMounts", MOUNT, _offset(pod))
         yield from _volume(document, workload, pod)
@@ -86,7 +75,7 @@ def _volume(document: Document, workload: Workload, pod: Node) -> Iterator[str]:
     source = there.get("configMap")
     name = source.written("name") if source else None
     if name is None or not is_own_map(name.scalar or ""):
-        raise BadManifest(f"{workload.title} has a volume {NAME} of its own: give it another name")
+        raise BadInput(f"{workload.title} has a volume {NAME} of its own: give it another name")
     if name.scalar != map_name():  # an older one
         yield document.replaced(name, map_name())
 
@@ -97,13 +86,13 @@ def _path(document: Document, what: str, container: Node, pythonpath: str, offse
         yield _added(document, container, "env", {"name": PATH, "value": joined(pythonpath)}, offset)
         return
     if own.get("valueFrom"):
-        raise BadManifest(f"{what} comes from another object, which cannot be extended: give its value in the manifest")
+        raise BadInput(f"{what} comes from another object, which cannot be extended: give its value in the manifest")
     value, written = own.get("value"), own.written("value")
     if value is None or written is None:
-        yield from _with(document, own, "value", joined(pythonpath), offset)
+        yield _with(document, own, "value", joined(pythonpath), offset)
     elif FOLDER not in (value.scalar or "").split(":"):
         if written.anchor:
-            raise BadManifest(f"{what} is an anchor for other values, too: write these out")
+            raise BadInput(f"{what} is an anchor for other values, too: write these out")
         yield document.replaced(written, joined((value.scalar or "").strip(), pythonpath))
 
 
@@ -111,12 +100,12 @@ def _patch(document: Document, workload: Workload, pythonpath: str) -> Iterator[
     """Of a TrainJob, whose pods are in a runtime."""
     spec = workload.root.get("spec")
     if spec is None:
-        raise BadManifest(f"{workload.title} has no spec")
+        raise BadInput(f"{workload.title} has no spec")
     offset = _offset(spec)
     if trainer := spec.get("trainer"):
         yield from _path(document, f"{workload.title}: {PATH} of its trainer", trainer, pythonpath, offset)
     else:
-        yield from _with(document, spec, "trainer", {"env": [{"name": PATH, "value": joined(pythonpath)}]}, offset)
+        yield _with(document, spec, "trainer", {"env": [{"name": PATH, "value": joined(pythonpath)}]}, offset)
     if (patch := item(spec, "runtimePatches", "manager", MANAGER)) and (jobs := patch.get(*_JOBS)):
         for each in jobs.children:
             if pod := each.get("template", "spec", "template", "spec"):
@@ -132,15 +121,15 @@ def _added(document: Document, mapping: Node, key: str, new: Any, offset: int) -
     """With an item in a list, which is made if need be."""
     there = mapping.get(key)
     if there is None:
-        return next(_with(document, mapping, key, [new], offset))
+        return _with(document, mapping, key, [new], offset)
     if there.mapping or there.scalar is not None:
-        raise BadManifest(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
+        raise BadInput(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
     return document.append(there, new)
 
 
-def _with(document: Document, mapping: Node, key: str, value: Any, offset: int) -> Iterator[str]:
+def _with(document: Document, mapping: Node, key: str, value: Any, offset: int) -> str:
     """With a key that is not there, or has no value: then, without it."""
-    yield document.without(mapping, key) or document.set(mapping, key, value, offset)
+    return document.without(mapping, key) or document.set(mapping, key, value, offset)
 
 
 def _notes(workload: Workload, wanted: Sequence[str], pythonpath: str) -> Iterator[str]:

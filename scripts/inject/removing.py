@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+from verify.errors import BadInput
+
 from .documents import Document, parted
-from .errors import BadManifest
 from .nodes import Node
 from .observer import FOLDER, MANAGER, NAME, PATH, is_own_map
-from .workloads import KINDS, Workload, containers_of, found, item
+from .workloads import KINDS, Workload, containers_of, edited, found, item
 
 _OF_SERVER = ("creationTimestamp", "generation", "managedFields", "selfLink", "uid", "resourceVersion")
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -15,44 +16,34 @@ _OF_A_JOB = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name",
 
 
 def removed(text: str) -> tuple[str, list[str]]:
-    """A manifest that is observed no more, and what is to be told of it. Raises BadManifest."""
+    """A manifest that is observed no more, and what is to be told of it. Raises BadInput."""
     return cleaned(text, _take_out_observer)
 
 
 def cleaned(text: str, *further: Callable[[Document, Workload], str | None]) -> tuple[str, list[str]]:
     """Without ConfigMaps of the observer, what an API server has added, and what further functions take out."""
-    parts, seen, notes = [], list[str](), list[str]()
+    parts, seen, notes, count = [], list[str](), list[str](), 0
     for part, line in parted(text):
         document = Document(part, line)
         if document.root and _is_own(document.root):
             continue
-        workloads = list(found(document.root)) if document.root else []
+        workloads = list(found(document.root))
+        count += len(workloads)
         seen += [_title(document.root)] if document.root and not workloads else []
         for number, workload in enumerate(workloads):
             _check(workload)
             if key := workload.root.twice():
-                raise BadManifest(f"{workload.title} has the key {key} twice in one place: remove one of them")
+                raise BadInput(f"{workload.title} has the key {key} twice in one place: remove one of them")
             if workload.root.get("metadata", "resourceVersion"):
                 notes.append(
                     f"{workload.title} exists, and its pods do not change: {_REPLACE} ends it and starts it anew"
                 )
             for take_out in (_take_out_server, *further):
-                part = _until_none(part, line, number, take_out)
+                part = edited(part, line, number, take_out)
         parts.append(part)
-    if not any(list(found(root)) for root in (Document(part).root for part in parts) if root):
-        raise BadManifest(f"holds no {KINDS}: it holds {', '.join(seen) or 'nothing'}")
+    if not count:
+        raise BadInput(f"holds no {KINDS}: it holds {', '.join(seen) or 'nothing'}")
     return "".join(parts), notes
-
-
-def _until_none(text: str, line: int, number: int, take_out: Callable[[Document, Workload], str | None]) -> str:
-    """A text without all that a function takes out: one thing at a time, as edits must not overlap."""
-    while True:
-        document = Document(text, line)
-        assert document.root
-        edited = take_out(document, list(found(document.root))[number])
-        if edited is None:
-            return text
-        text = edited
 
 
 def _check(workload: Workload) -> None:
@@ -60,28 +51,28 @@ def _check(workload: Workload) -> None:
     for owner in owners.children if owners else ():
         if owner.text("controller") == "true":
             of = f"{owner.text('kind')} {owner.text('name')}"
-            raise BadManifest(f"{workload.title} belongs to {of}, which makes it: give the manifest of {of}")
+            raise BadInput(f"{workload.title} belongs to {of}, which makes it: give the manifest of {of}")
     if workload.kind == "Pod" and workload.root.get("metadata", "uid"):
-        raise BadManifest(
+        raise BadInput(
             f"{workload.title} exists, and a Pod's containers cannot be changed: give the file that it was made from"
         )
 
 
 def _take_out_observer(document: Document, workload: Workload) -> str | None:
     spec = workload.root.get("spec")
-    edited = None
+    new = None
     if spec:
-        edited = _take_out_item(document, spec, "runtimePatches", "manager", MANAGER)
-        if edited is None and (trainer := spec.get("trainer")):
-            edited = _take_out_path(document, trainer)
+        new = _take_out_item(document, spec, "runtimePatches", "manager", MANAGER)
+        if new is None and (trainer := spec.get("trainer")):
+            new = _take_out_path(document, trainer)
     for pod in workload.pods:
         for container in containers_of(pod):
-            edited = edited or _take_out_item(document, container, "volumeMounts", "mountPath", FOLDER)
-            edited = edited or _take_out_path(document, container)
+            new = new or _take_out_item(document, container, "volumeMounts", "mountPath", FOLDER)
+            new = new or _take_out_path(document, container)
         own = item(pod, "volumes", "name", NAME)
-        if edited is None and own and is_own_map(own.text("configMap", "name")):
-            edited = _take_out_item(document, pod, "volumes", "name", NAME)
-    return edited
+        if new is None and own and is_own_map(own.text("configMap", "name")):
+            new = _take_out_item(document, pod, "volumes", "name", NAME)
+    return new
 
 
 def _take_out_path(document: Document, container: Node) -> str | None:
@@ -120,7 +111,7 @@ def _take_out_server(document: Document, workload: Workload) -> str | None:
         labels = (metadata.get("labels"), spec.get("template", "metadata", "labels"))
         edits += [(each, label) for each in labels if each for label in _OF_A_JOB]
     edits.append((metadata, _OF_SERVER[-1]))  # which tells that there are others
-    return next((edited for each, key in edits if (edited := document.without(each, key)) is not None), None)
+    return next((new for each, key in edits if (new := document.without(each, key)) is not None), None)
 
 
 def _is_own(root: Node) -> bool:

@@ -1,9 +1,11 @@
 """Where each kind of manifest keeps its pods, and which of their containers train."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .errors import BadManifest
+from verify.errors import BadInput
+
+from .documents import Document
 from .nodes import Node
 
 _GROUPS = {
@@ -65,14 +67,14 @@ class Workload:
     def trains(self, wanted: Sequence[str]) -> list[tuple[Node, list[Node]]]:
         """Its pods, each with the containers that train: those of these names, or else the usual one or the only one.
 
-        Raises BadManifest.
+        Raises BadInput.
         """
         if not self.pods:
-            raise BadManifest(f"{self.title} has no pod: its spec names no container")
+            raise BadInput(f"{self.title} has no pod: its spec names no container")
         found = [(pod, _named(pod, wanted or self._usual(pod))) for pod in self.pods]
         chosen = [(pod, containers) for pod, containers in found if containers]
         if not chosen:
-            raise BadManifest(self.none(wanted or self._usual(self.pods[0])))
+            raise BadInput(self.none(wanted or self._usual(self.pods[0])))
         return chosen
 
     def has(self, wanted: Sequence[str]) -> bool:
@@ -93,8 +95,10 @@ class Workload:
         return f"{self.title} has no container {' or '.join(wanted)}, {has}" if names else f"{self.title} has {has}"
 
 
-def found(root: Node) -> Iterator[Workload]:
+def found(root: Node | None) -> Iterator[Workload]:
     """The workloads in a document: its own, or those of a List."""
+    if root is None:
+        return
     kind, version = root.text("kind"), root.text("apiVersion")
     items = root.get("items")
     if kind.endswith("List") and items:
@@ -106,15 +110,32 @@ def found(root: Node) -> Iterator[Workload]:
             yield Workload(kind=kind, root=root)
 
 
+def edited(text: str, line: int, number: int, edit: Callable[[Document, Workload], str | None]) -> str:
+    """A text with all edits of a workload, one after the other: each returns a new text, and None ends them.
+
+    Args:
+        text: That of a document.
+        line: The number of lines above it.
+        number: Which of its workloads.
+        edit: The next edit.
+    """
+    while True:
+        document = Document(text, line)
+        new = edit(document, list(found(document.root))[number])
+        if new is None:
+            return text
+        text = new
+
+
 def chosen(workloads: Sequence[Workload], wanted: Sequence[str]) -> list[Workload]:
     """Those that train: the ones with a container of these names, or else no Job and no Pod beside another kind.
 
-    Raises BadManifest.
+    Raises BadInput.
     """
     if wanted:
         missing = [name for name in wanted if not any(each.has([name]) for each in workloads)]
         if missing and workloads:
-            raise BadManifest(workloads[0].none(missing))
+            raise BadInput(workloads[0].none(missing))
         return [each for each in workloads if each.has(wanted)]
     return [each for each in workloads if each.kind not in ("Job", "Pod")] or list(workloads)
 

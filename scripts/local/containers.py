@@ -172,8 +172,10 @@ class Containers:
                 named[volume["persistentVolumeClaim"]["claimName"]] = {}
                 continue
             files = self._job.files(volume)
-            if files is not None or volume.get("emptyDir", {"medium": "Memory"}).get("medium") != "Memory":
-                named[scratch := self._scratch(pod, name)] = files or {}
+            if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory":
+                files = {}
+            if files is not None:
+                named[scratch := self._scratch(pod, name)] = files
                 await _docker("volume", "rm", "--force", scratch)  # that of an earlier pod of this name
                 await _docker("volume", "create", "--label", self._label, scratch)
         if not named:
