@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import observed_programs as programs
+import numpy as np
 import pytest
+import torch.utils.data  # noqa: F401  the observer looks for it in sys.modules
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtally.observed import judge, sets
 from torchtally.observed.judge import Observation
 from torchtally.observed.line import Samples
-from torchtally_observer import sketch
-from torchtally_observer.indices import Bits, Sums
+from torchtally_observer import loaders, sketch
+from torchtally_observer.indices import Bits, Indices, Sums
 from torchtally_observer.line import PREFIX
 
 ROOT = Path(programs.__file__).parents[2]
@@ -141,6 +143,15 @@ def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
 def test_ranks_that_differ_in_their_passes_are_noted() -> None:
     found = judged(line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1}))
     assert any("rank 0 made 2 passes, and the others down to 1" in each for each in found.remarks)
+
+
+def test_an_index_counts_by_its_place_whatever_its_type_or_sign() -> None:
+    def values(*indices: Any) -> dict[str, Any]:
+        found = Indices(loaders.Base([0] * 10, None))
+        found.add(list(indices), None)
+        return found.values()
+
+    assert values(1, 2, 9) == values(True, 2, -1) == values(1, np.int64(2), 9) != values(1, 2, 8)
 
 
 def test_samples_that_are_named_by_their_sums() -> None:

@@ -36,8 +36,10 @@ class Contents:
     def look(self, indices, batch, single):
         """Take note of the wanted samples in a batch, which has these indices."""
         try:
-            if not self._keys.isdisjoint(indices):
+            if self._keys and not self._keys.isdisjoint(indices):
                 self._look(indices, batch, single)
+                if len(self.values) >= self._MOST:
+                    self._keys = frozenset()
         except Exception:  # a key without a hash, or a batch that cannot be read: the indices still count
             self._keys = frozenset()
 

@@ -78,11 +78,11 @@ class Indices:
 
     def add(self, index, batch):
         """Add those of a batch, or of one sample where loading is not batched. Returns their number."""
-        if index is None:
-            self._keys = True
-            return 0
         if type(index) is list:
             found, single = index, False
+        elif index is None:
+            self._keys = True
+            return 0
         else:
             found, single = as_list(index), not isinstance(index, (list, tuple)) and not getattr(index, "shape", ())
         if not self._keys:
@@ -96,20 +96,17 @@ class Indices:
         buffer, self._buffer = self._buffer, []
         held, length = self._base.held, self._base.length
         try:
-            raw = array("q", buffer)  # integers of any type
             if held is not None:
-                raw = array("q", [held[each] for each in raw])
-            found = raw.tolist()
-            if min(found) < 0:
-                found = [each + length if each < 0 else each for each in found]
-                raw = array("q", found)
+                buffer = [held[each] for each in array("q", buffer)]
+            raw = _counted(buffer, length)
         except (TypeError, OverflowError, IndexError):
             self._keys = True  # folds of a cross-validation have keys of their own
             return
+        found = raw.tolist()
         self._sums.add(found)
         if self._head is None:
             self._head = hashlib.blake2b(raw[:_HEAD].tobytes(), digest_size=8).hexdigest()
-        self._order.update(raw.tobytes())
+        self._order.update(raw)
         at, seen, twice = self._at, self._seen.values, self._twice.values
         for each in [at[each] for each in found if each in at]:
             if seen[each]:
@@ -145,6 +142,14 @@ class Indices:
             if each in self._at:
                 bits.values[self._at[each]] = 1
         return {"samples": sums.values[0], "sums": sums.texts, "bits": str(bits)}
+
+
+def _counted(indices, length):
+    """Indices of any integer type as they count: those below 0 from the end."""
+    try:
+        return array("Q", indices)
+    except OverflowError:
+        return array("Q", [each + length if each < 0 else each for each in array("q", indices)])
 
 
 def _places(wanted, held):

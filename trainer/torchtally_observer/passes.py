@@ -1,5 +1,6 @@
 """One pass of a loader: from iter() to its end. Its size does not depend on the number of samples."""
 
+import math
 import time
 
 from torchtally_observer import contents, loaders, process
@@ -21,10 +22,12 @@ class Pass:
         self.loader = loaders.described(source)
         self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
         self.number = 0
+        self._process = process.current()
         self.batches = self.samples = 0
         self.steps = self.beside = 0  # of optimizers, after its batches, and after those of a loader beside it
         self.resumed = 0  # batches that another iterator had handed out before
         self.watched = False
+        self._add, self._due = _number, math.inf
         self.said = None  # the fields of its line
         self.collected = None  # what ends the pass with its iterator
 
@@ -33,34 +36,29 @@ class Pass:
         self.watched = True
         self._sampler = loaders.sampler(source)
         self._length = loaders.batches(source)
-        self._indices = self._stream = None
         if loaders.is_stream(source.dataset):
-            self._stream = Stream(single=not source.batched)
+            self._samples = Stream(single=not source.batched)
         else:
-            self._indices = Indices(loaders.chain(source.dataset))
+            self._samples = Indices(loaders.chain(source.dataset))
+        self._add = self._samples.add
         self._reported = time.monotonic()
         self._due = self._every = max((self._length or 0) // _REPORTS, 1)
 
     def forget(self):
         """Let go of what the line has said."""
-        self._indices = self._stream = None
+        self._samples, self._add = None, _number
 
     def received(self, index, batch):
         """The loop has received a batch, whose samples have this index or these indices."""
         self.batches += 1
-        process.current().hands_out(self)
-        if not self.watched:
-            self.samples += 0 if index is None else len(as_list(index))
-        elif self._indices is not None:
-            self.samples += self._indices.add(index, batch)
-        elif self._stream is not None:
-            self.samples += self._stream.add(batch)
-        if self.watched and self.batches >= self._due:
+        self._process.hands_out(self)
+        self.samples += self._add(index, batch)
+        if self.batches >= self._due:
             self._due += self._every
             now = time.monotonic()
             if now - self._reported >= _LONG:
                 self._reported = now
-                process.current().report_open(self)
+                self._process.report_open(self)
 
     def values(self, how, counts_steps):
         """The fields of the pass's line."""
@@ -79,5 +77,9 @@ class Pass:
             "beside": self.beside or None,
             "gradients": contents.gradients_enabled(),
         }
-        values.update((self._indices or self._stream).values())
+        values.update(self._samples.values())
         return values
+
+
+def _number(index, _batch):
+    return 0 if index is None else len(as_list(index))

@@ -110,20 +110,18 @@ class Handing:
         """A batch has come out of `__next__`."""
         if self._process.off:  # as in a fork that goes on with the loop of its parent
             return
-        index = self._index(iterator)
-        if self._replayed is None:
-            self._pass.resumed = iterator._num_yielded - 1  # an iterator that goes on where a state was saved
-            self._replayed = self._pass.resumed > 0
-        if not self._replayed or not self._replays(iterator):
-            self._pass.received(index, batch)
+        index = self.asked.popleft() if self._in_order and self.asked else self._unordered_index(iterator)
+        if self._replayed is not False and self._replays(iterator):
+            return
+        self._pass.received(index, batch)
 
     def end(self, how):
         """The pass is over."""
         process.current().end(self._pass, how)  # in a fork, this does nothing
 
-    def _index(self, iterator):
+    def _unordered_index(self, iterator):
         if self._in_order:
-            return self.asked.popleft() if self.asked else None
+            return None
         while self.asked:
             self._unordered[self._requests] = self.asked.popleft()
             self._requests += 1
@@ -133,7 +131,10 @@ class Handing:
 
     def _replays(self, iterator):
         """Whether a resumed iterator is still in its own `__init__`, where it drops what was handed out before."""
-        frame = sys._getframe(2)
+        if self._replayed is None:
+            self._pass.resumed = iterator._num_yielded - 1  # an iterator that goes on where a state was saved
+            self._replayed = self._pass.resumed > 0
+        frame = sys._getframe(2) if self._replayed else None
         for _ in range(_FRAMES):
             if frame is None:
                 break

@@ -74,8 +74,8 @@ class Process:
             self._release()
         if handing is not self.newest:
             self._say_again()
-        self.newest = handing
-        self._since_step.pop(handing, None)
+            self.newest = handing
+            self._since_step.pop(handing, None)  # to be the newest of these as well
         self._since_step[handing] = contents.gradients_enabled()
 
     def _say_again(self):

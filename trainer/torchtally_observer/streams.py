@@ -28,7 +28,7 @@ class Stream:
         self._read = 0
         self._keyed = False
 
-    def add(self, batch):
+    def add(self, _index, batch):
         """Add the rows of a batch. Returns their number."""
         try:
             sums = self._sums(batch)
