@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import observed_programs as programs
 import numpy as np
+import observed_programs as programs
 import pytest
 import torch.utils.data  # noqa: F401  the observer looks for it in sys.modules
 from hypothesis import given
