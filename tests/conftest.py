@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-for profile, examples in (("some", 100), ("many", 300)):
+for profile, examples in (("some", 30), ("many", 300)):
     hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)  # a busy machine is no bug
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes would wait for one another's cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would programs

@@ -1,9 +1,6 @@
 """What the chart renders is what the jobs' controllers and restricted Pod Security accept."""
 
-import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,23 +8,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from crds import kept, published
 
 Render = Callable[..., list[dict[str, Any]]]
 Object = dict[str, Any]
 Schema = dict[str, Any]
 
-# The Go module of each kind's controller, and the file in it.
-OPERATOR = "github.com/kubeflow/training-operator@v1.9.4", "manifests/base/crds"
-TRAINER = "github.com/kubeflow/trainer/v2@v2.3.0", "manifests/base/crds"
-PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd"
-SIGSTORE = "github.com/sigstore/policy-controller@v0.13.1", "config"
-CRDS = {
-    "PyTorchJob": (*OPERATOR, "kubeflow.org_pytorchjobs.yaml"),
-    "TrainJob": (*TRAINER, "trainer.kubeflow.org_trainjobs.yaml"),
-    "TrainingRuntime": (*TRAINER, "trainer.kubeflow.org_trainingruntimes.yaml"),
-    "PodMonitor": (*PROMETHEUS, "monitoring.coreos.com_podmonitors.yaml"),
-    "ClusterImagePolicy": (*SIGSTORE, "300-clusterimagepolicy.yaml"),
-}
 ROOT = Path(__file__).parents[2]
 
 VALUES: dict[str, tuple[str, ...]] = {
@@ -86,37 +72,14 @@ every_values = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.key
 
 @pytest.fixture(scope="session")
 def crds() -> dict[str, Schema]:
-    """The schema of each kind, of the file in TORCHTALLY_CRDS (a folder) or of its controller's Go module."""
-    folder = os.environ.get("TORCHTALLY_CRDS")
-    if not folder and shutil.which("go") is None:
-        pytest.skip("the controllers' CRDs need go, or a folder with their files in TORCHTALLY_CRDS")
-    return {
-        kind: _crd(Path(folder) if folder else _module(module) / path, file)
-        for kind, (module, path, file) in CRDS.items()
-    }
+    return kept()
 
 
-def _module(name: str) -> Path:
-    result = subprocess.run(["go", "mod", "download", "-json", name], capture_output=True, text=True, timeout=300)
-    if result.returncode:
-        pytest.skip(f"go cannot download {name}: {result.stderr or result.stdout}")
-    return Path(json.loads(result.stdout)["Dir"])
-
-
-def _crd(folder: Path, file: str) -> Schema:
-    loaded = yaml.load((folder / file).read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    [version] = [each for each in loaded["spec"]["versions"] if each["storage"]]
-    schema = version["schema"]["openAPIV3Schema"]
-    every = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
-    return closed(schema | {"properties": every | schema["properties"]})
-
-
-def closed(schema: Schema) -> Schema:
-    """The schema, refusing fields that it does not name, which an API server would drop in silence."""
-    schema = {key: closed(value) if isinstance(value, dict) else value for key, value in schema.items()}
-    if "type" in schema and "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        schema["additionalProperties"] = False
-    return schema
+@pytest.mark.nightly
+def test_the_kept_schemas_are_those_that_the_controllers_publish() -> None:
+    if shutil.which("go") is None:
+        pytest.skip("the controllers' schemas come from Go modules, and go is not on PATH")
+    assert kept() == published(), "run `python tests/chart/crds.py`"
 
 
 def replicas(job: Object) -> Object:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -29,26 +28,11 @@ def test_lint(helm: Helm, values: Path | None) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_unit_tests(helm: Helm) -> None:
-    if "unittest" not in helm("plugin", "list").stdout:
-        pytest.skip("the helm-unittest plugin is not installed")
-    result = helm("unittest", "--strict", CHART)
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 @pytest.mark.parametrize(("example", "values"), [("fashion-mnist", KIND), ("fashion-mnist-gpu", ())])
 def test_examples_are_what_the_chart_renders(render: Render, example: str, values: tuple[str, ...]) -> None:
     text = (ROOT / "examples" / f"{example}.yaml").read_text()
     documents = [document for document in yaml.safe_load_all(text) if document]
     assert documents == render("--skip-tests", *values), "run `make examples`"
-
-
-def test_readme_is_what_helm_docs_writes() -> None:
-    if shutil.which("helm-docs") is None:
-        pytest.skip("helm-docs is not on PATH")
-    command = ["helm-docs", "--dry-run", "--log-level=error", "--sort-values-order=file", "--chart-search-root", CHART]
-    written = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
-    assert (ROOT / CHART / "README.md").read_text().strip() == written.strip(), "run `make docs`"
 
 
 def test_the_definitions_of_kubernetes_are_its_own() -> None:

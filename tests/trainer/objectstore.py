@@ -1,59 +1,116 @@
-"""MinIO, a real S3 server, on this machine, and a proxy before it that fails as networks and full servers do."""
+"""A server of S3 on this machine, and a proxy before it that fails as networks and full servers do."""
 
 import contextlib
+import json
 import os
-import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import boto3
 from ranks import free_port
 
-KEY, SECRET = "torchtally", "a secret of this test"
-BUCKET = "checkpoints"
 _LIMIT = 120  # seconds
 
 _FULL = b"<Error><Code>XMinioStorageFull</Code><Message>the drive is full</Message></Error>"  # MinIO's own code
 
 
-def program() -> str | None:
-    """MinIO as `scripts/tools.py minio` installs it."""
-    tools = os.environ.get("TOOLS_DIR") or Path(__file__).parents[2] / ".tools/bin"
-    return shutil.which("minio", path=f"{tools}{os.pathsep}{os.environ.get('PATH', '')}")
+@dataclass(frozen=True)
+class Store:
+    """A bucket of a server on this machine, and a user who may use it."""
+
+    port: int
+    key: str
+    secret: str
+    bucket: str = ""
+
+    def environment(self, port: int | None = None, secret: str | None = None) -> dict[str, str]:
+        """How boto finds the server, perhaps through a proxy: docs/guides/checkpoints.md."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": secret or self.secret,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_MAX_ATTEMPTS": "2",
+        }
+
+    def client(self, service: str = "s3") -> Any:
+        """A client of boto."""
+        return boto3.client(
+            service,
+            endpoint_url=f"http://127.0.0.1:{self.port}",
+            region_name="us-east-1",
+            aws_access_key_id=self.key,
+            aws_secret_access_key=self.secret,
+        )
+
+    def url(self, path: str) -> str:
+        return f"s3://{self.bucket}/{path}"
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[int]:
-    """Run MinIO with an empty bucket; yields its port."""
-    (folder / BUCKET).mkdir(parents=True)
-    port, path = free_port(), program()
-    assert path
+def server(folder: Path) -> Iterator[Store]:
+    """Run a server without a bucket: moto, or MinIO where TEST_S3 says so."""
+    with _minio(folder) if os.environ.get("TEST_S3") == "minio" else _moto() as store:
+        yield store
+
+
+@contextmanager
+def _moto() -> Iterator[Store]:
+    """moto, which checks signatures after its first three requests: they make the user."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _running(command, os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}, port, "moto-api"):
+        iam = Store(port, "nobody", "nothing").client("iam")
+        iam.create_user(UserName="torchtally")
+        may = {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}}
+        iam.put_user_policy(UserName="torchtally", PolicyName="s3", PolicyDocument=json.dumps(may))
+        made = iam.create_access_key(UserName="torchtally")["AccessKey"]
+        yield Store(port, made["AccessKeyId"], made["SecretAccessKey"])
+
+
+@contextmanager
+def _minio(folder: Path) -> Iterator[Store]:
+    """MinIO as `scripts/tools.py minio` builds it."""
+    store = Store(free_port(), "torchtally", "a secret of this test")
+    tools = os.environ.get("TOOLS_DIR") or Path(__file__).parents[2] / ".tools/bin"
     environment = {
         "HOME": str(folder),
         "MINIO_BROWSER": "off",
         "MINIO_CI_CD": "1",  # the folder may be on the root disk
-        "MINIO_ROOT_USER": KEY,
-        "MINIO_ROOT_PASSWORD": SECRET,
+        "MINIO_ROOT_USER": store.key,
+        "MINIO_ROOT_PASSWORD": store.secret,
         "MINIO_UPDATE": "off",
     }
-    command = [path, "server", "--quiet", "--address", f"127.0.0.1:{port}", str(folder)]
+    command = [f"{tools}/minio", "server", "--quiet", "--address", f"127.0.0.1:{store.port}", str(folder)]
+    with _running(command, environment, store.port, "minio/health/ready"):
+        yield store
+
+
+@contextmanager
+def _running(command: list[str], environment: dict[str, str], port: int, ready: str) -> Iterator[None]:
+    """Run a server, from when it answers."""
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             until = time.monotonic() + _LIMIT
             while True:
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/minio/health/ready", timeout=5):
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{ready}", timeout=5):
                         break
                 except OSError:
-                    assert process.poll() is None, f"MinIO has ended with {process.returncode}"
-                    assert time.monotonic() < until, f"MinIO was not ready within {_LIMIT} s"
+                    assert process.poll() is None, f"the server has ended with {process.returncode}"
+                    assert time.monotonic() < until, f"the server was not ready within {_LIMIT} s"
                     time.sleep(0.1)
-            yield port
+            yield
         finally:
             process.kill()
 
@@ -105,18 +162,6 @@ class Proxy:
 def proxy(target: int, mode: Path, port: int = 0) -> Iterator[Proxy]:
     with closing(Proxy(target, mode, port)) as made:
         yield made
-
-
-def environment(port: int, secret: str = SECRET) -> dict[str, str]:
-    """How boto finds the server: docs/guides/checkpoints.md."""
-    return {
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_MAX_ATTEMPTS": "2",
-    }
 
 
 def _shut(each: socket.socket) -> None:

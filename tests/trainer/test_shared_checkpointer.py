@@ -123,18 +123,15 @@ def test_a_signal_stops_all_ranks_after_a_checkpoint_which_another_training_does
         assert resumed == "1 0"
 
 
-@pytest.mark.skipif(objectstore.program() is None, reason="MinIO is not there: `scripts/tools.py minio` builds it")
 def test_a_task_goes_on_from_an_object_store_in_another_output_folder(
     environment: dict[str, str],  # noqa: F811
     tmp_path: Path,
+    store: objectstore.Store,
 ) -> None:
-    pytest.importorskip("s3fs", reason="the extra s3 is not installed")
-    with objectstore.server(tmp_path / "minio") as port:
-        inside = environment | objectstore.environment(port)
-        url = f"s3://{objectstore.BUCKET}/run"
-        first = alone(inside, [*QUICK, "--checkpoints", url])
-        assert first.returncode == 0, first.stderr
-        second = alone(inside | {"TORCHTALLY_OUTPUT": str(tmp_path / "other")}, [*QUICK, "--checkpoints", url])
+    inside, url = environment | store.environment(), store.url("run")
+    first = alone(inside, [*QUICK, "--checkpoints", url])
+    assert first.returncode == 0, first.stderr
+    second = alone(inside | {"TORCHTALLY_OUTPUT": str(tmp_path / "other")}, [*QUICK, "--checkpoints", url])
     assert second.returncode == 0, second.stderr
     saved, resumed = of(events.Saved, first)[-1], of(events.Resumed, second)[0]
     assert saved.path.startswith(f"{url}/")
