@@ -87,7 +87,6 @@ def test_three_pods_find_what_the_training_found_and_the_master_alone_has_the_mo
     assert f"3 ranks, test 1 epoch, model {proofs.model(trained / 'proof.json')}" in judged.stdout
 
 
-@pytest.mark.cold
 def test_another_model_ends_all_pods_with_one_sentence(
     environment: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:

@@ -27,7 +27,11 @@ failure.exit_rank(int(sys.argv[1]))
 
 @pytest.mark.cold
 @pytest.mark.parametrize(
-    ("code", "said"), [(0, ["buffered", "the thread has ended", "the handler has run"]), (3, ["buffered"])]
+    ("code", "said"),
+    [
+        (0, ["buffered", "the thread has ended", "the handler has run"]),
+        pytest.param(3, ["buffered"], marks=pytest.mark.nightly),
+    ],
 )
 def test_a_success_waits_for_threads_and_handlers_and_no_end_takes_objects_apart(code: int, said: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM, str(code)], capture_output=True, text=True, timeout=300)

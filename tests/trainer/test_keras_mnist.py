@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fork_server
 import numpy
 import pytest
 import ranks
@@ -245,10 +244,9 @@ def environment(mnist: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of the task, by one process, which imports Keras itself."""
+    """The output of the task, by one process."""
     output = tmp_path_factory.mktemp("trained")
-    with fork_server.cold():
-        ended = launched({**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}, "-c", SMALL)
+    ended = launched({**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}, "-c", SMALL)
     assert ended.returncode == 0, ended.stderr
     assert "the contract is drop_last: 0 of 200 samples are left out" in ended.stderr
     return output

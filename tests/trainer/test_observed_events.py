@@ -114,7 +114,6 @@ def test_without_its_port_the_program_goes_on(script: Path) -> None:
     assert ended.stderr.count(f"metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be") == 1
 
 
-@pytest.mark.cold
 def test_the_port_is_left_to_an_account() -> None:
     ended = started(OWN, TORCHTALLY_METRICS_PORT=str(ranks.free_port()))
     assert ended.returncode == 0, ended.stderr

@@ -1,6 +1,5 @@
 """Scripts of users' own under the entry point: unchanged, and with four other lines that prove their training."""
 
-import contextlib
 import difflib
 import os
 import re
@@ -8,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fork_server
 import pytest
 from accounts import tallied, tallies
 
@@ -73,9 +71,8 @@ def test_four_lines_and_an_import_are_all_that_is_other() -> None:
 
 def test_the_ordinary_script_runs_and_with_the_four_lines_is_proved() -> None:
     losses = []
-    for script, start in ((ORDINARY, contextlib.nullcontext()), (OWN, fork_server.cold())):
-        with start:
-            ended = started(script)
+    for script in (ORDINARY, OWN):
+        ended = started(script)
         assert ended.returncode == 0, ended.stderr
         losses.append([float(loss) for loss in re.findall(r"epoch \d: loss (\d+\.\d+)", ended.stdout)])
     for first, *_, last in losses:

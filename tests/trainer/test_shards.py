@@ -1,11 +1,9 @@
 """The arithmetic of shards, against an enumeration that shares nothing with it."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,19 +140,13 @@ def test_the_order_is_frozen(n: int, seed: int, epoch: int, expected: list[int])
     assert permutation.permute(np.arange(7), n, seed, epoch).tolist() == expected
 
 
-def shuffled(n: int, seed: int) -> np.ndarray:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
-
-
-@pytest.mark.parametrize("order", [lambda n, seed: permutation.permute(np.arange(n), n, seed, 1), shuffled])
-@pytest.mark.parametrize("n", [5, 10, 37, 65, 100, 250])
-def test_the_order_is_as_random_as_a_shuffle(n: int, order: Callable[[int, int], np.ndarray]) -> None:
-    """Chi-square of where samples go, and of the distance of neighbours, over fixed seeds: within 4 sigma of uniform,
-    as torch.randperm is."""
-    rounds = 2000
+@pytest.mark.parametrize("n", [5, 37, 250])
+def test_the_order_is_as_random_as_a_shuffle(n: int) -> None:
+    """Chi-square of where samples go, and of the distance of neighbours, over fixed seeds, within 4 sigma."""
+    rounds = 500
     places, neighbours = np.zeros((n, n)), np.zeros(n)
     for seed in range(rounds):
-        one = order(n, seed)
+        one = permutation.permute(np.arange(n), n, seed, 1)
         places[np.arange(n), one] += 1
         neighbours += np.bincount((one[1:] - one[:-1]) % n, minlength=n)
     assert _sigmas(places, rounds / n, (n - 1) ** 2) < 4

@@ -243,7 +243,9 @@ for batch in sampler.tally(loader):
         ("sampler.done()", 0),
         ("sys.exit(143)", 143),
         ("sampler.commit()", 2),
-        pytest.param("1 / 0", 1, marks=pytest.mark.cold),  # Python itself keeps what ends a program
+        pytest.param(
+            "1 / 0", 1, marks=[pytest.mark.cold, pytest.mark.nightly]
+        ),  # Python itself keeps what ends a program
     ],
 )
 def test_a_program_that_forgets_done_does_not_end_with_0(end: str, code: int) -> None:
@@ -313,6 +315,7 @@ print(gloos())
 
 
 @pytest.mark.cold
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="threads' names are read from /proc")
 def test_no_thread_of_a_destroyed_group_lives_on_to_abort_pythons_end() -> None:
     ended = subprocess.run([sys.executable, "-c", A_SCRIPTS_END], capture_output=True, text=True)
