@@ -249,7 +249,7 @@ FAULTS = [
     Fault("kill -9 the trainer in the master", "OnFailure", partial(kill_the_trainer, MASTER), nightly=True),
     Fault("kill -9 the trainer in a worker", "ExitCode", partial(kill_the_trainer, WORKER)),
     Fault("kill -9 a worker's agent, at rendezvous", "OnFailure", kill_at_rendezvous, nightly=True),
-    Fault("delete the master pod, at rendezvous", "ExitCode", delete_at_rendezvous),
+    Fault("delete the master pod, at rendezvous", "ExitCode", delete_at_rendezvous, nightly=True),
     Fault("delete a worker pod", "OnFailure", partial(delete, WORKER), nightly=True),
     Fault("delete the master pod", "ExitCode", partial(delete, MASTER), nightly=True),
     Fault("kill -9 the trainer in the master, during a save", "OnFailure", kill_during_a_save, nightly=True),
@@ -322,6 +322,7 @@ def slow_mirror() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.nightly
 def test_while_data_are_fetched(tmp_path: Path, undisturbed: str, slow_mirror: str) -> None:
     """One pod fetches, the others wait for it; it is deleted when the data have come from elsewhere."""
     cache = tmp_path / "cache"

@@ -28,6 +28,7 @@ def document(output: Path) -> Object:
     return job
 
 
+@pytest.mark.nightly
 def test_a_server_that_dies_starts_again_with_all_others_from_the_beginning(tmp_path: Path) -> None:
     with Live(load(tmp_path, document(tmp_path / "output"))) as live:
         server = live.process(SERVER, rank)

@@ -19,6 +19,7 @@ def run(folder: Path, world: int, dies: int = 0) -> CompletedProcess[str]:
         return started(SCRIPTS / "mixed_counted.py", str(folder), world=world)
 
 
+@pytest.mark.nightly
 def test_other_ranks_go_on_and_each_sample_and_token_counts_as_planned(tmp_path: Path) -> None:
     log = ""
     for world, dies in ((2, 11), (2, 22), (3, 14), (1, 0)):

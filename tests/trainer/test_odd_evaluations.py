@@ -98,10 +98,10 @@ def all_kills(folder: Path, evaluated: tuple[int, ...], moments: dict[str, tuple
 @pytest.mark.parametrize(
     ("evaluated", "moments"),
     [
-        (IN_EACH, {"after the batches": EACH, AT_THE_END: EACH}),
+        pytest.param(IN_EACH, {"after the batches": EACH, AT_THE_END: EACH}, marks=pytest.mark.nightly),
         (EVERY_OTHER, {"after the batches": (2, 4, 6), AT_THE_END: EACH}),
         pytest.param(LATE, {"after the batches": (6,), AT_THE_END: (1, 2, 4, 5, 6)}, marks=pytest.mark.nightly),
-        (AFTER, {AT_THE_END: EACH[:-1], "after the training": (EPOCHS,)}),
+        pytest.param(AFTER, {AT_THE_END: EACH[:-1], "after the training": (EPOCHS,)}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -123,7 +123,10 @@ def test_the_plan_is_fulfilled_and_proved(plan: Any, total: int, end: Any) -> No
     assert verdict.holds, verdict.problems
 
 
-@pytest.mark.parametrize(("before", "after", "until"), [(2, 2, 5), (2, 3, 9), (3, 1, 7)])
+@pytest.mark.parametrize(
+    ("before", "after", "until"),
+    [pytest.param(2, 2, 5, marks=pytest.mark.nightly), (2, 3, 9), pytest.param(3, 1, 7, marks=pytest.mark.nightly)],
+)
 def test_a_plan_in_steps_goes_on_after_a_kill(before: int, after: int, until: int) -> None:
     killed = run(before, trains, Tokens(200, each=4), None, until)
     resumed = run(after, trains, Tokens(200, each=4), killed[0]["result"])

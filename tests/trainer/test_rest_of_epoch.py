@@ -289,10 +289,10 @@ def two(saved: Saved | None, moment: tuple[str, int, int], together: bool) -> An
         (("main", 2, 0), True),
         pytest.param(("other", 2, 0), True, marks=pytest.mark.nightly),
         pytest.param(("main", 4, 0), True, marks=pytest.mark.nightly),
-        (("main", 2, 0), False),
-        (("other", 2, 0), False),
+        pytest.param(("main", 2, 0), False, marks=pytest.mark.nightly),
+        pytest.param(("other", 2, 0), False, marks=pytest.mark.nightly),
         (("other", 4, 2), False),  # the phase's third epoch
-        (("other", 4, 0), False),
+        pytest.param(("other", 4, 0), False, marks=pytest.mark.nightly),
     ],
 )
 def test_phases_that_train_in_one_epoch_have_their_rest(moment: tuple[str, int, int], together: bool) -> None:

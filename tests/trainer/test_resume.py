@@ -87,13 +87,13 @@ def undisturbed() -> dict[int, list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("before", "after", "until", "workers", "accumulate"),
     [
-        (2, 2, 0, (0, 2), 1),
-        (2, 2, 5, (0, 2), 1),
-        (2, 2, 20, (2, 0), 1),
+        pytest.param(2, 2, 0, (0, 2), 1, marks=pytest.mark.nightly),
+        pytest.param(2, 2, 5, (0, 2), 1, marks=pytest.mark.nightly),
+        pytest.param(2, 2, 20, (2, 0), 1, marks=pytest.mark.nightly),
         (2, 2, 7, (0, 0), 3),
-        (2, 3, 5, (0, 0), 1),
+        pytest.param(2, 3, 5, (0, 0), 1, marks=pytest.mark.nightly),
         (3, 2, 11, (1, 0), 1),
-        (1, 3, 30, (0, 0), 1),
+        pytest.param(1, 3, 30, (0, 0), 1, marks=pytest.mark.nightly),
     ],
 )
 def test_a_killed_loop_goes_on_where_its_weights_stand(
@@ -151,7 +151,15 @@ def grows(saved: Saved | None, epochs: int, until: int | None) -> dict[str, Any]
     return found
 
 
-@pytest.mark.parametrize(("until", "world"), [(None, 2), (None, 3), (5, 2), (20, 3)])
+@pytest.mark.parametrize(
+    ("until", "world"),
+    [
+        pytest.param(None, 2, marks=pytest.mark.nightly),
+        pytest.param(None, 3, marks=pytest.mark.nightly),
+        (5, 2),
+        pytest.param(20, 3, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_plan_that_has_grown_is_proved_as_a_whole(until: int | None, world: int) -> None:
     first = run(2, grows, None, 2, until)
     grown = run(world, grows, first[0]["result"], 4, None)
@@ -191,7 +199,7 @@ def test_contracts_that_repeat_or_leave_out_hold_over_a_resume(contract: Contrac
     assert len(once) <= 3 * EPOCHS
 
 
-@pytest.mark.parametrize("contract", ["exact", "padded"])
+@pytest.mark.parametrize("contract", ["exact", pytest.param("padded", marks=pytest.mark.nightly)])
 def test_an_order_with_locality_goes_on_at_other_numbers_of_ranks(contract: Contract) -> None:
     order = Locality(window=2, lanes=2)
     killed = run(2, trains, None, 5, 1, 1, contract, 4, order)
@@ -268,7 +276,9 @@ def samples(saved: Saved | None, until: int | None) -> Any:
     return training.times
 
 
-@pytest.mark.parametrize("until", [3, 7, 9])
+@pytest.mark.parametrize(
+    "until", [pytest.param(3, marks=pytest.mark.nightly), 7, pytest.param(9, marks=pytest.mark.nightly)]
+)
 def test_a_tallied_sampler_goes_on_in_the_middle_of_an_epoch(until: int) -> None:
     killed = run(2, samples, None, until)
     resumed = run(2, samples, killed[0]["result"], None)
