@@ -134,7 +134,7 @@ class Account(Lifetime):
         Raises:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
-        return self._phases.load(
+        return self._phases.make_loader(
             phase,
             dataset,
             batch_size=batch_size,
@@ -152,7 +152,7 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._phases.measure()
-        yield from self._progress.left({name for name, trains in self._phases.trains.items() if not trains})
+        yield from self._progress.left({name for name, trains in self._phases.training.items() if not trains})
 
     def stop(self, reason: str) -> None:
         """End the run here, on purpose: call it on all ranks after the same commit. A collective call.

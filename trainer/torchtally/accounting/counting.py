@@ -102,7 +102,7 @@ class Counting:
 
     def loop(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch to a loop of the program's own: `Account.epoch`. Raises as `batches`."""
-        if self._phases.trains.get(phase):
+        if self._phases.training.get(phase):
             with self._progress.body.loop(epoch):
                 yield from self.batches(phase, epoch, batches)
         else:
@@ -118,10 +118,10 @@ class Counting:
         self.settle(phase)
         if epoch >= 1 and self._progress.was_complete(phase, epoch):
             return
-        if self._progress.stopped is not None and self._phases.trains.get(phase):
+        if self._progress.stopped is not None and self._phases.training.get(phase):
             return
         current = self._phases.begin(phase, epoch, batches)
-        if wrong := self.weights.missing():
+        if wrong := self.weights.problem():
             raise Refused(f"{current.name}: {wrong}")
         self._used.setdefault(phase, Used())
         run = replace(current.tally.run, data=self._phases.fingerprint)
@@ -302,7 +302,7 @@ class Counting:
 
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
-        wrong = tally_line.text_problem("reason", reason) or self._progress.unopened(self._phases.open)
+        wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
         self._progress.stopped = reason
         for current in list(self._phases.open.values()):

@@ -171,7 +171,7 @@ class Loader(data.DataLoader[Any]):
         return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.arrays())
 
 
-def problem(options: Mapping[str, Any]) -> str | None:
+def options_problem(options: Mapping[str, Any]) -> str | None:
     """Return why account.loader() cannot take these arguments for the DataLoader."""
     for name in options:
         if name in _ASKED_FOR_BY:
@@ -182,8 +182,8 @@ def problem(options: Mapping[str, Any]) -> str | None:
     return None if collate is None or callable(collate) else f"collate_fn={collate!r} must be a function"
 
 
-def lacks(dataset: Any) -> str | None:
-    """Return what a dataset lacks for a loader, and what to do about it."""
+def dataset_problem(dataset: Any) -> str | None:
+    """Return why account.loader() cannot take a dataset, and what to do about it."""
     stream = isinstance(dataset, data.IterableDataset)
     if hasattr(dataset, "__len__") and (hasattr(dataset, "at_indices") or not stream):
         return None

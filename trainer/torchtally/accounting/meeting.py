@@ -22,7 +22,7 @@ from torchtally.accounting import stragglers
 from torchtally.accounting.step_time import StepTime, Times
 from torchtally.accounting.stragglers import RankTimes, Slow
 from torchtally.accounting.tally import Run
-from torchtally.accounting.weights import Few, apart
+from torchtally.accounting.weights import ParameterHashes, apart
 from torchtally.environment import progress_seconds
 from torchtally.log import log
 from torchtally.record.sentences import of_straggler
@@ -57,7 +57,7 @@ class Meeting:
         self._told: tuple[str, str] | None = None
         self._compared = False  # the weights of all ranks
 
-    def leave_weights(self, weights: Few | None) -> None:
+    def leave_weights(self, weights: ParameterHashes | None) -> None:
         """Leave this rank's weights, after as many commits as any other rank has made."""
         text = json.dumps(weights and asdict(weights))
         self._in_store(lambda store: store.set(f"weights {self._rank}", text))
@@ -127,7 +127,7 @@ class Meeting:
             return
         self._compared = True
         texts: list[Any] = store.multi_get(keys)
-        if sentence := apart(enumerate(Few.of(json.loads(text)) for text in texts)):
+        if sentence := apart(enumerate(ParameterHashes.of(json.loads(text)) for text in texts)):
             log.warning(f"{sentence}; otherwise, the epoch will not be proved")
 
     def _tell(self, slow: Slow | None) -> None:

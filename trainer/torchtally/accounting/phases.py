@@ -40,7 +40,7 @@ class Phases:
     def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None):
         self._progress, self._attempt, self._order = progress, attempt, order
         self.samplers: dict[str, Sampler] = {}
-        self.trains: dict[str, bool] = {}
+        self.training: dict[str, bool] = {}
         self.open: dict[str, EpochInProgress] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
         self._data: dict[str, tuple[Any, Facts]] = {}  # of those loaders
@@ -49,7 +49,7 @@ class Phases:
     @property
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
-        if not self.trains:
+        if not self.training:
             raise Refused("checkpoints: save() needs the loader or the sampler of a phase: make it before")
         known = self._progress.phases[self._first]
         reached = self._position(self._first)
@@ -67,7 +67,7 @@ class Phases:
         self.measure()
         planned = consumed = 0
         for phase, (epochs, end) in self._progress.extents.items():
-            if self.trains.get(phase):
+            if self.training.get(phase):
                 whole = replace(self.samplers[phase].shard, start=0, end=None).total
                 planned += epochs * whole - (whole - end if end is not None else 0)
                 consumed += self._progress.phases[phase].accounted + self._position(phase)
@@ -92,7 +92,7 @@ class Phases:
     @property
     def _first(self) -> str:
         """The first phase that trains, or else the first of all."""
-        return next((name for name, trains in self.trains.items() if trains), next(iter(self.trains)))
+        return next((name for name, trains in self.training.items() if trains), next(iter(self.training)))
 
     def _check_planned(self, phase: str) -> None:
         if phase not in self._progress.given:
@@ -144,10 +144,10 @@ class Phases:
             raise Refused(f"{phase}: {refused}") from None
         known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or UNKNOWN)
         self._progress.declare(phase, known)
-        self.samplers[phase], self.trains[phase] = sampler, trains
+        self.samplers[phase], self.training[phase] = sampler, trains
         return sampler
 
-    def load(
+    def make_loader(
         self,
         phase: str,
         dataset: Any,
@@ -160,7 +160,7 @@ class Phases:
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
-        if problem := loader.lacks(dataset) or loader.problem(options):
+        if problem := loader.dataset_problem(dataset) or loader.options_problem(options):
             raise Refused(f"{phase}: {problem}")
         if isinstance(dataset, dict) and (names := [name for name in dataset if isinstance(name, str)]):
             raise Refused(
@@ -268,7 +268,7 @@ class Phases:
         commits = position.commits if position else 0
         drops = Drops(tally.run, phase, epoch, before, leads=self._attempt.members.leads)
         self.open[phase] = EpochInProgress(
-            tally, sampler.schedule, drops=drops, trains=self.trains[phase], commits=commits
+            tally, sampler.schedule, drops=drops, trains=self.training[phase], commits=commits
         )
         return self.open[phase]
 

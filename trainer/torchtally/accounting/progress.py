@@ -47,7 +47,7 @@ class Progress:
         epochs, end = self.extents[phase]
         return end if epoch == epochs else None
 
-    def unopened(self, opened: Iterable[str]) -> str | None:
+    def stop_problem(self, opened: Iterable[str]) -> str | None:
         """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not gone on yet."""
         for phase, state in self.phases.items():
             if state.position and state.position.consumed and phase not in opened:
@@ -214,7 +214,7 @@ class Progress:
                     raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
                 if phase in self.phases and self.phases[phase].end is None:
                     self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
-        if unproven := self.unopened(()):
+        if unproven := self.stop_problem(()):
             raise Unproven(f"the run is not proved: {unproven}")
         begun = {name: phase for name, phase in self.phases.items() if phase.worlds}
         in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)

@@ -11,7 +11,7 @@ from torchtally import events, exchange, standard_output
 from torchtally.accounting import known
 from torchtally.accounting.printing import Wrong, emit, line_of
 from torchtally.accounting.tally import Tally
-from torchtally.accounting.weights import Few, apart
+from torchtally.accounting.weights import ParameterHashes, apart
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import decoder, digest, table
 from torchtally.proof.decoder import Stretch
@@ -38,7 +38,7 @@ def prove(
     *,
     leads: bool = True,
     problem: str | None = None,
-    weights: Few | None = None,
+    weights: ParameterHashes | None = None,
 ) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
@@ -119,14 +119,14 @@ class _Own:
     carried_dropped: Digest
     commits: int | None
     problem: str | None
-    weights: Few | None
+    weights: ParameterHashes | None
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
         """From JSON."""
         digests = ("digest", "carried", "dropped", "carried_dropped")
         found = {name: Digest(tuple(values[name]["words"])) for name in digests}
-        return cls(**values | found | {"weights": Few.of(values["weights"])})
+        return cls(**values | found | {"weights": ParameterHashes.of(values["weights"])})
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:

@@ -33,7 +33,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Few:
+class ParameterHashes:
     """A few of the parameters that a rank has stepped, as JSON has them.
 
     Attributes:
@@ -50,9 +50,9 @@ class Few:
         return values and cls(values["alike"], [_as_hash(each) for each in values["hashes"]])  # type: ignore[return-value]
 
 
-def apart(ranks: Iterable[tuple[int, Few | None]]) -> str | None:
+def apart(ranks: Iterable[tuple[int, ParameterHashes | None]]) -> str | None:
     """Return a sentence on the first rank whose parameters are none of those of another rank."""
-    firsts: dict[int, tuple[int, Few]] = {}
+    firsts: dict[int, tuple[int, ParameterHashes]] = {}
     for rank, each in ranks:
         if each is None or not each.hashes:
             continue
@@ -114,7 +114,7 @@ class Weights:
         if not torch.compiler.is_compiling() and (known := self._watched.get(optimizer)):
             known.versions = {id(each): each._version for each in parameters_of(optimizer)}
 
-    def few(self) -> Few | None:
+    def few(self) -> ParameterHashes | None:
         """A few of the parameters with their values now; None if there is nothing to compare with other ranks."""
         lasting = [*self._with_hashes_before()]
         if self._in_parts or self._members.world == 1 or not lasting:
@@ -122,7 +122,7 @@ class Weights:
         hashes = [found for each, before in lasting if (found := _hash(each))[2] != before]
         shapes = sorted((str(each.dtype), *each.shape) for each, _ in lasting)
         here = [self._members.first, shapes, conditions.of_this_rank(lasting[0][0].device)]
-        return Few(zlib.crc32(repr(here).encode()), _chosen((each[:2], each) for each in sorted(hashes)))
+        return ParameterHashes(zlib.crc32(repr(here).encode()), _chosen((each[:2], each) for each in sorted(hashes)))
 
     @property
     def saved(self) -> tuple[Hash, ...]:
@@ -142,7 +142,7 @@ class Weights:
         """Expect what a state was saved with, now or at the first batch: some optimizers rewrite what is loaded."""
         self._sought = set() if _find(set(saved)) else set(saved)
 
-    def missing(self) -> str | None:
+    def problem(self) -> str | None:
         """Why the weights are not those of the state, at the first batch."""
         sought, self._sought = self._sought, set()
         if not sought or _find(sought) is not False:
