@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from bench import machine, model, report
+from bench import machine, report
 from bench.measure import loading, overhead, ranks, sampler, simulated
 from bench.measure.throughput import STARTED, TASKS
 from bench.results import FOLDER, Results
@@ -86,10 +86,6 @@ def programs(number: int) -> Iterator[list[str]]:
     for workers in loading.WORKERS:
         yield ["loading", str(workers), "2"]
     yield ["meeting", *(["10", "100"] if number == 1 else []), "1000"]
-    if number == 3:  # late, as these are no goals
-        yield ["many"]
-        for world in model.WORLDS:
-            yield ["scaling", str(world)]
 
 
 def _measure(program: list[str], number: int, results: Results) -> bool:

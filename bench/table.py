@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from bench import scaling_table
 from bench.limit import limit
 from bench.markdown import markdown, number, shown
 from bench.results import Results, Series
@@ -19,7 +18,6 @@ def text(results: Results) -> str:
             "",
             *(_first_step(results)),
             "",
-            *(scaling_table.lines(results)),
             *(_rest(results)),
             "",
             conditions(results),
@@ -95,7 +93,7 @@ def _first_step(results: Results) -> list[str]:
 def _rest(results: Results) -> list[str]:
     rows = []
     for each in results.series:
-        if each.measure not in ("throughput", "first step", *scaling_table.MEASURES):
+        if each.measure not in ("throughput", "first step"):
             what = ", ".join(f"{value:,}" if isinstance(value, int) else value for value in each.case.values())
             rows.append([each.measure, what, shown(spread(each.values)), each.unit, str(len(each.values))])
     return markdown(["measure", "of", "median", "unit", "n"], rows, left=(0, 1, 3))

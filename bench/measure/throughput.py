@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.model import BATCH
+from bench.limit import BATCH
 from bench.sample import emit
 from torchtally import events
 from torchtally.environment import Places
