@@ -10,7 +10,7 @@ from bench.markdown import mark, markdown, number, shown
 from bench.measure.throughput import TASKS
 from bench.results import Results, Series
 from bench.spread import ratios, spread
-from bench.table import TOOLS, best, peers
+from bench.tools import TOOLS, best, peers
 
 # Throughput relative to the blog's loop, to the best peer, and to the limit, by task and number of ranks.
 _FASTER: dict[str, dict[int, dict[str, float]]] = {

@@ -17,7 +17,7 @@ from bench.markdown import markdown
 from bench.measure import throughput
 from bench.measure.products import step_of
 from bench.peers import common
-from bench.table import TOOLS
+from bench.tools import TOOLS
 from torchtally import tasks
 from torchtally.cli import start_with_huge_pages
 from torchtally.environment import Places
