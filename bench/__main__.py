@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from bench import machine, model, report
+from bench import machine, report
 from bench.measure import loading, overhead, ranks, sampler, simulated
-from bench.measure.throughput import STARTED, TASKS
+from bench.measure.throughput import TASKS
 from bench.results import FOLDER, Results
 from bench.sample import found_in
 
@@ -54,7 +54,7 @@ def main() -> int:
         results.save(path)
     shutil.rmtree(simulated.LOGS, ignore_errors=True)  # they take 1.5 GB
     report.write(results)
-    _say(f"wrote {path}, and the table and the plot beside it")
+    _say(f"wrote {path}, and its goals to {report.PAGE}")
     return 1 if failed else 0
 
 
@@ -62,9 +62,6 @@ def programs(number: int) -> Iterator[list[str]]:
     """The programs of round `number`: those of a goal in three rounds, and what varies widely in a fourth."""
     if number > 3:
         yield ["throughput", "mnist-cnn/4"]
-        for tool in TASKS[STARTED].tools:  # last, as these are no goals
-            if tool != "torchtally":  # whose first step is measured with its throughput
-                yield ["throughput", tool, STARTED, "1"]
         return
     yield ["limits"]
     yield ["startup"]
@@ -86,10 +83,6 @@ def programs(number: int) -> Iterator[list[str]]:
     for workers in loading.WORKERS:
         yield ["loading", str(workers), "2"]
     yield ["meeting", *(["10", "100"] if number == 1 else []), "1000"]
-    if number == 3:  # late, as these are no goals
-        yield ["many"]
-        for world in model.WORLDS:
-            yield ["scaling", str(world)]
 
 
 def _measure(program: list[str], number: int, results: Results) -> bool:

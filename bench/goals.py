@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-from bench import goals_gpu, model
+import numpy as np
+
+from bench import goals_gpu
 from bench.limit import limit
 from bench.markdown import mark, markdown, number, shown
 from bench.measure.throughput import TASKS
 from bench.results import Results, Series
 from bench.spread import ratios, spread
-from bench.table import TOOLS, best, peers
+from bench.tools import TOOLS, best, peers
 
 # Throughput relative to the blog's loop, to the best peer, and to the limit, by task and number of ranks.
 _FASTER: dict[str, dict[int, dict[str, float]]] = {
@@ -20,7 +22,7 @@ _TARGETS = {"blog": "{:g}× the blog's loop", "best": "{:g}× the best peer", "l
 _MODELS = {"gpt-ddp": ("gpt with DDP", 1.0, "the best peer"), **goals_gpu.MODELS}
 _LARGE = (10**9, 10**12)
 _PODS = 1000
-_MORE_PODS = 10_000  # by a model
+_MORE_PODS = 10_000  # not measured
 _SAMPLERS = {"torchtally": "torchtally", "torch": "DistributedSampler", "streaming": "mosaicml-streaming"}
 
 
@@ -188,15 +190,20 @@ def _meeting(results: Results) -> Iterator[list[str]]:
         "–",
         mark(growth <= 1.1),
     ]
-    share = model.extrapolated({int(each.case["pods"]): spread(each.values).median for each in shares}, _MORE_PODS, 1)
+    share = _extrapolated({int(each.case["pods"]): spread(each.values).median for each in shares}, 1)
     goal = f"heartbeats of {_MORE_PODS:,} pods by a linear fit, % of pod 0's core"
     yield [goal, "at most 100", number(share), "–", "–", mark(share <= 100)]
     # Each pod is sent the names of all.
     cpu = {int(each.case["pods"]): spread(each.values).median / 1000 for each in results.of("meeting, store's CPU")}
     if len(cpu) > 2:
-        seconds = model.extrapolated(cpu, _MORE_PODS, 2)
+        seconds = _extrapolated(cpu, 2)
         goal = f"the meeting of {_MORE_PODS:,} pods by a quadratic fit, s of pod 0's core"
         yield [goal, "at most 10", number(seconds), "–", "–", mark(seconds <= 10)]
+
+
+def _extrapolated(by_pods: Mapping[int, float], degree: int) -> float:
+    """The value for `_MORE_PODS` of the polynomial that fits best."""
+    return float(np.polyval(np.polyfit(list(by_pods), list(by_pods.values()), degree), _MORE_PODS))
 
 
 def _at_most(goal: str, series: Series, most: float) -> list[str]:

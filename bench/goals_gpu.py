@@ -7,8 +7,8 @@ from bench.measure.gpu import TOOLS
 from bench.measure.gpu_ranks import NOTE, WORLD
 from bench.results import Results, Series
 from bench.spread import ratios, spread
-from bench.table import TOOLS as NAMES
-from bench.table import best
+from bench.tools import TOOLS as NAMES
+from bench.tools import best
 
 HEADER = ["goal", "target", "torchtally", "compared with", "limit", "reached"]
 FAILED, LEFT_OUT = "failed: ", "left out"  # how notes of a program begin

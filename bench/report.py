@@ -1,18 +1,16 @@
-"""The tables and the plot of a file of results: `python -m bench.report [FILE.json]`."""
+"""Writes the table of goals from a file of results: `python -m bench.report [FILE.json]`."""
 
 import sys
 from pathlib import Path
 
-from bench import goals, plot, results, table
-from bench.results import FOLDER, Results
+from bench import goals, results
+from bench.results import Results
 
 PAGE = Path("docs/benchmarks.md")
 _BEGIN, _END = "<!-- python -m bench.report writes this: -->\n", "<!-- until here -->\n"
 
 
 def write(found: Results) -> None:
-    (FOLDER / "table.md").write_text(table.text(found) + "\n")
-    plot.draw(found, FOLDER / "plot.svg")
     PAGE.write_text(with_goals(PAGE.read_text(), found, results.newest_on_gpu()))
 
 
@@ -22,11 +20,26 @@ def with_goals(page: str, found: Results, on_gpu: Results | None) -> str:
     _, end, after = rest.partition(_END)
     if not (begin and end):
         raise ValueError(f"{PAGE} must have the lines {_BEGIN.strip()} and {_END.strip()} around the goals")
-    below = [table.conditions(found)]
+    below = [conditions(found)]
     if on_gpu:
-        below.append(f"On a GPU: {table.conditions(on_gpu)}")
+        below.append(f"On a GPU: {conditions(on_gpu)}")
     text = "\n\n".join([goals.text(found, on_gpu), *below])
     return f"{before}{begin}\n{text}\n\n{end}{after}"
+
+
+def conditions(found: Results) -> str:
+    """The conditions of the measurements, in one line."""
+    machine, versions = found.machine, found.versions
+    loads = [load for each in found.series for load in each.loads]
+    rounds = len({number for each in found.series for number in each.rounds})
+    gpu = f"{machine['gpu']} ({machine['gpu_memory_gb']} GB), " if "gpu" in machine else ""
+    return (
+        f"Medians of up to {rounds} rounds, with the minimum and the maximum in brackets; a ratio compares values of "
+        "the same round. "
+        f"{gpu}{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
+        f"{', '.join(f'{name} {version}' for name, version in versions.items())}; "
+        f"load average {min(loads):.1f} to {max(loads):.1f}; commit {found.commit}, {found.began}."
+    )
 
 
 if __name__ == "__main__":

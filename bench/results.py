@@ -1,4 +1,4 @@
-"""A file of results: all samples of a run of `make bench`, and its machine. Tables, plot and comparison read it."""
+"""A file of results: all samples of a run of `make bench`, and its machine. The goals and the comparison read it."""
 
 import json
 from dataclasses import asdict, dataclass, field

@@ -35,7 +35,7 @@ IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torc
 IMPORTED += ["torch._dynamo", "torchtally.training.loop", "torchtally.accounting.account"]
 # What test files and their programs need as well: with several workers, which collect all files, it is worth its time.
 ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "lightning.pytorch"]
-ALL += ["matplotlib.pyplot", "mlflow", "pooch", "pytest", "scipy.stats", "testcontainers.core.container"]
+ALL += ["mlflow", "pooch", "pytest", "scipy.stats", "testcontainers.core.container"]
 ALL += ["torchmetrics", "transformers.trainer"]
 PYTEST = "import torch, sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"  # `python -c` of it starts as a fork
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.model import BATCH
+from bench.limit import BATCH
 from bench.sample import emit
 from torchtally import events
 from torchtally.environment import Places
@@ -49,7 +49,6 @@ TASKS = {
     "image-folder-64": Compared(24, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=2),
     "image-folder-224": Compared(4, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=4),
 }
-STARTED = "fashion-mnist"  # the task whose start `make bench` compares as well
 _TOKENS = 64  # of a sample of a GPT
 _SCRIPT = Path(sys.executable).with_name("torchtally")
 TORCHTALLY = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "torchtally.cli"]  # not installed there

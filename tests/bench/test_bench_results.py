@@ -1,11 +1,11 @@
-"""A file of results, and the table that is made of it."""
+"""A file of results, and the goals that are judged by it."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from bench import goals, limit, plot, report, results, sample, table
+from bench import goals, limit, report, results, sample
 from bench.results import Results
 from bench.sample import Sample
 
@@ -67,23 +67,6 @@ def test_samples_are_found_among_other_output(capsys: pytest.CaptureFixture[str]
     assert found == Sample(measure="start", case={"what": "it"}, unit="s", better="lower", value=1.5)
 
 
-def test_the_table_has_medians_and_the_ratios_of_rounds() -> None:
-    (row,) = (line for line in table.text(some()).splitlines() if line.startswith("| fashion-mnist"))
-    cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells == [
-        "fashion-mnist",
-        "2",
-        "6,000 [3,000–9,000]",
-        "1,000 [1,000–3,000]",
-        "–",  # Accelerate was not measured
-        "2,000 [2,000–2,000]",
-        "3",
-        "3.00× [3.00–6.00]",  # of 3, 6 and 3, and not 6000 / 1000
-        "3.00× [1.50–4.50]",  # Lightning is the best peer
-        "–",
-    ]
-
-
 @pytest.mark.parametrize("task", limit.PARTS)
 def test_the_limit_is_what_its_parts_allow(task: str) -> None:
     found, parts = some(), limit.PARTS[task]
@@ -94,19 +77,10 @@ def test_the_limit_is_what_its_parts_allow(task: str) -> None:
     assert limit.limit(found, task, 4) == pytest.approx(128 / (2 * (1e-3 + 1.5 * parts.gradient / 2e9)))
 
 
-def test_the_plot_is_the_same_from_the_same_results(tmp_path: Path) -> None:
-    plot.draw(some(), tmp_path / "a.svg")
-    plot.draw(some(), tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert "Lightning" in (tmp_path / "a.svg").read_text()
-
-
-def test_the_table_that_is_kept_is_that_of_the_latest_results() -> None:
+def test_the_goals_of_the_page_are_those_of_the_latest_results() -> None:
     if not list(results.FOLDER.glob("*.json")):
         pytest.skip("no results are kept yet: make bench")
-    kept = (results.FOLDER / "table.md").read_text()
     newest = results.load(results.newest())
-    assert kept == table.text(newest) + "\n", "python -m bench.report writes it"
     page = report.PAGE.read_text()
     assert page == report.with_goals(page, newest, results.newest_on_gpu()), "python -m bench.report writes its goals"
 

@@ -14,7 +14,8 @@ from torchtally.proof import digest, rules
 from torchtally.proof import mixture as mixtures
 from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
-from torchtally.proof.digest import Digest
+from torchtally.proof.drop_counts import Accounted
+from torchtally.proof.integers import are_in
 from torchtally.proof.mixture import Counts
 from torchtally.proof.modular import P
 from torchtally.proof.rules import HUGE, Rule, Values
@@ -68,10 +69,7 @@ def _mixture(line: Values, name: str) -> dict[str, Counts]:
 
 def _is_counts(source: Any, value: Any) -> bool:
     named = isinstance(source, str) and source.strip() and source.isprintable()
-    if not named or not isinstance(value, list | tuple) or [type(each) for each in value] != [int] * 3:
-        return False
-    weight, size, rows = value
-    return bool(1 <= weight <= mixtures.MOST and 1 <= size < HUGE and 0 <= rows < HUGE)
+    return bool(named and are_in(value, range(1, mixtures.MOST + 1), range(1, HUGE), range(HUGE)))
 
 
 def _count(other: str) -> Rule:
@@ -97,7 +95,7 @@ def _named(counted: str, low: int, high: int | None) -> Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TallyLine:
+class TallyLine(Accounted):
     """What one rank, or all of them together, consumed in one phase of one epoch."""
 
     run: Annotated[str, rules.text]  # the run's id
@@ -173,26 +171,6 @@ class TallyLine:
     def sources(self) -> list[str]:
         """A sentence on each source of a mixture."""
         return [] if self.mixture is None else mixtures.described(self.mixture, self.shard)
-
-    @property
-    def consumed_digest(self) -> Digest:
-        """The digest, unpacked."""
-        return digest.unpack(self.digest)
-
-    @property
-    def accounted(self) -> int:
-        """Samples that were consumed or dropped."""
-        return self.consumed + (self.dropped or 0)
-
-    @property
-    def of_dropped(self) -> Digest:
-        """The digest of what was dropped, unpacked."""
-        return digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
-
-    @property
-    def accounted_digest(self) -> Digest:
-        """The digest of what was consumed or dropped."""
-        return self.consumed_digest + self.of_dropped
 
     @property
     def outside(self) -> int:

@@ -13,6 +13,7 @@ from torchtally.proof import digest, drop_counts, rules
 from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
+from torchtally.proof.integers import are_in
 from torchtally.proof.line import VERSION, Attempt
 from torchtally.proof.rules import HUGE, MANY, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
@@ -29,15 +30,14 @@ def _worlds_of_phase(line: Values, name: str) -> tuple[World, ...]:
 
 def _end_of_phase(line: Values, name: str) -> tuple[int, int]:
     stated, epochs, n = line.values.get(name), line.values[_EPOCHS], rules.samples(line, "n")
-    if isinstance(stated, list) and [type(each) for each in stated] == [int] * 2:
+    if are_in(stated, range(1, epochs + 1), range(n)):
         epoch, position = stated
-        if 1 <= epoch <= epochs and 0 <= position < n:
-            return epoch, position
+        return epoch, position
     raise line.bad(name, f"[epoch, position], up to epoch {epochs} and position {n - 1}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSummary:
+class PhaseSummary(drop_counts.Accounted):
     """What all ranks together consumed in all epochs of a phase."""
 
     n: Annotated[int, rules.samples]
@@ -55,21 +55,6 @@ class PhaseSummary:
     dropped_in: Annotated[drop_counts.Runs | None, drop_counts.in_epochs] = None  # of several epochs, if there is room
     # Epoch and position before which the phase ends: its plan is in steps, or the run has stopped before.
     end: Annotated[tuple[int, int] | None, _end_of_phase] = None
-
-    @property
-    def accounted(self) -> int:
-        """Samples that were consumed or dropped."""
-        return self.consumed + (self.dropped or 0)
-
-    @property
-    def of_dropped(self) -> Digest:
-        """The digest of what was dropped, unpacked."""
-        return digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
-
-    @property
-    def accounted_digest(self) -> Digest:
-        """The digest of what was consumed or dropped."""
-        return digest.unpack(self.digest) + self.of_dropped
 
     def values(self) -> dict[str, Any]:
         """The fields that the line has, as JSON has them."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from torchtally.proof.integers import are_in
 from torchtally.proof.modular import exact_sum
 from torchtally.proof.permutation import Indices
 
@@ -35,7 +36,9 @@ class ShardSizes:
     @classmethod
     def of_runs(cls, runs: Any) -> Self:
         """The sizes in run-length form, each run as long as it can be. Raises ValueError for anything else."""
-        if not isinstance(runs, list) or not all(_is_run(run) for run in runs) or sum(run[0] for run in runs) > MOST:
+        allowed = range(1, MOST + 1), range(1 << 62)
+        fit = isinstance(runs, list) and all(are_in(run, *allowed) for run in runs)
+        if not fit or sum(run[0] for run in runs) > MOST:
             raise ValueError("a list of [count, size]")
         counts, sizes = zip(*runs, strict=True) if runs else ((), ())
         if any(one == other for one, other in pairwise(sizes)):
@@ -62,13 +65,6 @@ def stated_runs(sizes: ShardSizes | None) -> list[Run] | None:
     if sizes is None or sizes.array is None or np.count_nonzero(np.diff(sizes.array)) >= STATED:
         return None
     return sizes.runs
-
-
-def _is_run(run: Any) -> bool:
-    if not isinstance(run, list | tuple) or [type(each) for each in run] != [int, int]:
-        return False
-    count, size = run
-    return bool(1 <= count <= MOST and 0 <= size < 1 << 62)
 
 
 def by_fingerprint(several: Iterable[ShardSizes | None]) -> dict[str, ShardSizes]:

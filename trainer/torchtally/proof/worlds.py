@@ -3,8 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
+from torchtally.proof.integers import are_in
 from torchtally.proof.rules import MANY, Values
 
 World = tuple[int, int, int]  # epoch, position, ranks: from there on the training continued with so many ranks
@@ -14,7 +14,8 @@ RESUMED = "train"  # the only phase that resumes in its middle, among those with
 def worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]:
     """The worlds that a line states for so many epochs of n samples. Raises ValueError."""
     stated = line.values.get(name)
-    if isinstance(stated, list) and all(_is_world(each, epochs, n) for each in stated):
+    allowed = range(1, epochs + 1), range(n), range(1, MANY + 1)
+    if isinstance(stated, list) and all(are_in(each, *allowed) for each in stated):
         worlds = tuple((epoch, position, ranks) for epoch, position, ranks in stated)
         places = [(epoch, position) for epoch, position, _ in worlds]
         if places[:1] == [(1, 0)] and places == sorted(set(places)):
@@ -24,13 +25,6 @@ def worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]
         f"a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
         f"up to epoch {epochs} and position {n - 1}, with 1 to {MANY} ranks",
     )
-
-
-def _is_world(value: Any, epochs: int, n: int) -> bool:
-    if not isinstance(value, list) or [type(each) for each in value] != [int] * 3:
-        return False
-    epoch, position, ranks = value
-    return bool(1 <= epoch <= epochs and 0 <= position < n and 1 <= ranks <= MANY)
 
 
 def within(worlds: Sequence[World], epochs: int, *, resumes: bool) -> tuple[World, ...]:
