@@ -167,7 +167,7 @@ def test_the_time_left_follows_from_the_speed_of_this_start(monkeypatch: pytest.
     monkeypatch.setattr(time, "monotonic", lambda: now)
     metrics = RunMetrics(RUN, None)
     value = registry(metrics).get_sample_value
-    metrics.begin(10, 0.5, [])
+    metrics.begin(10, 0.5)
     assert math.isnan(value("torchtally_remaining_seconds") or 0)
     now = 130.0
     metrics.step(2, 5, 0.6)

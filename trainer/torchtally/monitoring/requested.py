@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from torchtally.environment import Process, StatusServer, metrics_port, mlflow_experiment, tensorboard_folder
-from torchtally.monitoring import mlflow_client, tensorboard, trainjob_status
+from torchtally.environment import Process, metrics_port, mlflow_experiment, tensorboard_folder
+from torchtally.monitoring import mlflow_client, tensorboard
 from torchtally.monitoring.callback import Callback, Run
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ class Requested:
 
     experiment: str | None  # of MLflow
     folder: str | None  # of TensorBoard, or a URL
-    server: StatusServer | None  # of Kubeflow Trainer
 
     @classmethod
     def of(cls, experiment: str | None = None, folder: str | None = None) -> Self:
@@ -30,7 +29,7 @@ class Requested:
             mlflow_client.check(experiment)
         if folder is not None:
             tensorboard.check(folder)
-        return cls(experiment=experiment, folder=folder, server=StatusServer.from_env())
+        return cls(experiment=experiment, folder=folder)
 
     def callbacks(
         self, run: Run, options: Mapping[str, Any], output: Path, example: Any = None
@@ -43,8 +42,6 @@ class Requested:
             yield mlflow_client.recorder(self.experiment, run, options, output, example)
         if self.folder is not None:
             yield tensorboard.recorder(self.folder, run, options)
-        if self.server:
-            yield trainjob_status.reporter(self.server)
 
 
 def exporter(process: Process) -> "Exporter | None":

@@ -3,7 +3,7 @@
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -60,7 +60,7 @@ class RunMetrics(Callback, Collector):
         self._taken = {family.name + suffix for family in families for suffix in _SUFFIXES}
         self._refused: set[str] = set()  # names of the program's own numbers
 
-    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, step: int, done: float) -> None:
         self._began, self._done_before, self._done = time.monotonic(), done, done
 
     def step(self, epoch: int, samples: int, done: float) -> None:
