@@ -2,6 +2,8 @@
 
 import re
 
+from prometheus_client import CollectorRegistry
+
 from torchtally.accounting.tally import Run
 from torchtally.monitoring.pod_metrics import PodMetrics
 from torchtally.monitoring.run_metrics import RunMetrics
@@ -31,11 +33,13 @@ LINE = Handed(
     steps=12,
     gradients=True,
 )
+REGISTRY = CollectorRegistry()
+RunMetrics(RUN, Saves(), REGISTRY)
 OBSERVED = Observed()
 OBSERVED.add(LINE)
 FAMILIES = {
     "pod": [*PodMetrics(RUN, 1.0).collect()],
-    "run": [*RunMetrics(RUN, Saves()).collect()],
+    "run": [*REGISTRY.collect()],
     "observed": [*OBSERVED.collect()],
 }
 SERVED = {sample.name for families in FAMILIES.values() for family in families for sample in family.samples}

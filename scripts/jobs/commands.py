@@ -152,7 +152,7 @@ def report(options: Options) -> int:
         cluster = _cluster(options)
         _, _, log = views.read_job(cluster, cluster.job(options.job))
     observation = observing.observation(log)
-    snapshot, path = replace(log.record.snapshot, observation=observation), Path(options.page)
+    snapshot, path = replace(log.snapshot, observation=observation), Path(options.page)
     try:
         if snapshot.run:
             verdict = judge(log, snapshot.run.id)[0]

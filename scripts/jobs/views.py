@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtally.observed import report as observed
+from torchtally.record.record import Record
 from torchtally.verifier import observing, phrasing
 from torchtally.verifier.log import Log
 from torchtally.verifier.outcome import Outcome, worst
@@ -18,7 +19,6 @@ from . import overview, standing
 from .cluster import Cluster, Pod, lives, restarts, waits
 from .files import found
 from .overview import Overview
-from .reading import RecordingLog
 from .standing import Standing
 
 Pods = dict[str, Pod]
@@ -30,15 +30,15 @@ def of_job(cluster: Cluster, job: ClusterJob) -> Overview:
     return judged(log, job, pods, warnings)
 
 
-def read_job(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str], RecordingLog]:
+def read_job(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str], Record]:
     """The pods, the cluster's warnings, and all logs. Raises ClusterError."""
     pods, warnings = _asked(cluster, job)
-    log = RecordingLog()
+    log = Record()
     for name, pod in pods.items():
         if restarts(pod, job.container):  # the verifier needs no log of an earlier start
             with cluster.log(name, job, previous=True) as stream:
                 for line in stream:
-                    log.record.add(name, line)
+                    log.add_event(name, line)
     verified.read(cluster.core, job, log)
     tell(log, job, pods)
     return pods, warnings, log
@@ -49,7 +49,7 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
 
     Raises ClusterError.
     """
-    log = RecordingLog()
+    log = Record()
     own = {name: pod for name, pod in pods.items() if _is_of(pod, job)}
     expected = job.pods(cluster.core)
     names = [name for name in expected if name in own] or expected[:1]  # one that is gone, to say so
@@ -67,27 +67,27 @@ def of_files(path: Path) -> Overview:
     outcome, sentence = _judgement(log)
     return overview.of(
         path.name or str(path),
-        log.record.snapshot,
+        log.snapshot,
         at=time.time(),
         standing=standing.of(outcome, None),
         proof=sentence,
     )
 
 
-def read_files(path: Path) -> RecordingLog:
+def read_files(path: Path) -> Record:
     """All logs. Raises NoLogs."""
-    log = RecordingLog()
+    log = Record()
     for file in found(path):
         with file.open(encoding="utf-8", errors="replace", newline="") as stream:
             log.read(str(file), stream)
     return log
 
 
-def so_far(log: RecordingLog, name: str, job: ClusterJob | None, pods: Pods, warnings: Iterable[str]) -> Overview:
+def so_far(log: Record, name: str, job: ClusterJob | None, pods: Pods, warnings: Iterable[str]) -> Overview:
     """Of a job that has not ended, without a judgement: that takes long for many pods."""
     return overview.of(
         name,
-        log.record.snapshot,
+        log.snapshot,
         at=time.time(),
         standing=standing.of(Outcome.PENDING, job) if job else Standing.RUNNING,
         **_known(job, pods),
@@ -95,12 +95,12 @@ def so_far(log: RecordingLog, name: str, job: ClusterJob | None, pods: Pods, war
     )
 
 
-def tell(log: RecordingLog, job: ClusterJob, pods: Pods) -> None:
+def tell(log: Record, job: ClusterJob, pods: Pods) -> None:
     """Tell the record what the status of each pod says."""
     for name, pod in pods.items():
         for life in lives(pod, job.container):
             if life.container is not None or life.created is not None:
-                log.record.tell(name, life)
+                log.add_life(name, life)
 
 
 def _asked(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str]]:
@@ -115,12 +115,12 @@ def _asked(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str]]:
         return pods, [str(error)]
 
 
-def judged(log: RecordingLog, job: ClusterJob, pods: Pods, warnings: Iterable[str] = ()) -> Overview:
+def judged(log: Record, job: ClusterJob, pods: Pods, warnings: Iterable[str] = ()) -> Overview:
     """Of a job whose logs are read."""
     outcome, sentence = _judgement(log)
     return overview.of(
         job.name,
-        log.record.snapshot,
+        log.snapshot,
         at=time.time(),
         standing=standing.of(outcome, job),
         proof=sentence,

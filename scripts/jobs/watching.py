@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.live import Live
 
+from torchtally.record.record import Record
 from verify import cluster as verified
 from verify.job_kinds import ClusterError, NoJob, Unreachable
 
@@ -15,7 +16,6 @@ from .cluster import Cluster
 from .files import Growing, found, parted
 from .follow import MOST, Follower
 from .overview import Overview
-from .reading import RecordingLog
 from .standing import Standing
 
 _LOOK = 2.0  # seconds between two looks at the cluster
@@ -72,7 +72,7 @@ class Screen:
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
     """Watch a job in the cluster to its end. Raises ClusterError."""
     found_job = cluster.job(name)
-    follower, log = Follower(cluster, found_job), RecordingLog()
+    follower, log = Follower(cluster, found_job), Record()
     pods: views.Pods = {}
     warnings: list[str] = []
     looked = ended_at = 0.0
@@ -112,7 +112,7 @@ def logs(path: Path, screen: Screen, running: Callable[[], bool] | None = None) 
 
     Raises NoLogs.
     """
-    log, files = RecordingLog(), dict[Path, Growing]()
+    log, files = Record(), dict[Path, Growing]()
     with screen.open():
         while True:
             over = running is not None and not running()  # before the last lines are read
@@ -121,7 +121,7 @@ def logs(path: Path, screen: Screen, running: Callable[[], bool] | None = None) 
                 for text in growing.lines():
                     pod, _, line = parted(file, text)
                     log.add_line(pod, line)
-            if over or (running is None and overview.over(log.record.snapshot)):
+            if over or (running is None and overview.over(log.snapshot)):
                 break
             screen.show(views.so_far(log, path.name, None, {}, []))
             time.sleep(_REDRAW)

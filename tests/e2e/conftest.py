@@ -70,7 +70,7 @@ def restricted_operator(own_cluster: None, operator: None, tmp_path: Path) -> It
 
 @pytest.fixture(scope="session")
 def trainer(own_cluster: None) -> None:
-    """Kubeflow Trainer, with its gate of progress reports open, and its runtimes."""
+    """Kubeflow Trainer and its runtimes."""
     controllers.apply_trainer()
     # Its webhook is asked about runtimes, and answers some time after it is ready.
     wait_for("the webhook of Kubeflow Trainer", lambda: controllers.accepts(controllers.RUNTIMES))

@@ -26,7 +26,6 @@ class Release:
     url: str = ""
     kustomize: bool = False
     chart: tuple[str, ...] | None = None  # the options of a Helm chart
-    change: tuple[str, str] | None = None  # of one place in its manifests: a pattern, and what is put there
     namespace: str = ""  # of its deployments; empty: it has none
     anywhere: bool = False  # its manifests name no namespace, so they go into this one
     images: tuple[str, ...] = ()  # that its manifests name otherwise than as the image of a container
@@ -38,10 +37,6 @@ TRAINER = Release(
     name="trainer",
     url="https://github.com/kubeflow/trainer//manifests/overlays/manager?ref=v2.3.0",
     kustomize=True,
-    change=(
-        r"^( *)apiVersion: config.trainer.kubeflow.org/v1alpha1\n",
-        r"\g<0>\1featureGates: {TrainJobStatus: true}\n",
-    ),
     namespace="kubeflow-system",
 )
 RUNTIMES = Release(
@@ -198,7 +193,4 @@ def _manifests(release: Release) -> str:
         text += run("helm", "template", release.name, release.url, *options).stdout
     else:
         text = run("kubectl", "create", "--dry-run=client", "--output=yaml", "--filename", release.url).stdout
-    if release.change:
-        text, count = re.subn(*release.change, text, flags=re.MULTILINE)
-        assert count == 1, f"{release.name}: {count} places are like {release.change[0]}"
     return text.replace("imagePullPolicy: Always", "imagePullPolicy: IfNotPresent")  # which a loaded image has

@@ -66,7 +66,7 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
     (fetch,) = [line.split() for line in notes.splitlines() if line.startswith("  scripts/torchtally_jobs.py fetch")]
     script, *arguments = [str(tmp_path / "output") if part == "./output" else part for part in fetch]
     run(sys.executable, str(ROOT / script), *arguments)
-    assert {file.name for file in (tmp_path / "output").iterdir()} == {"model.pt", "proof.json", "report.html"}
+    assert {file.name for file in (tmp_path / "output").iterdir()} == {"model.pt", "proof.json"}
 
     namespace.helm("uninstall", "demo", "--wait")
     kept = before | {"persistentvolumeclaim/demo-model"}

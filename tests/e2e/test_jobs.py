@@ -57,7 +57,7 @@ def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp
     assert json.loads(asked(namespace, "verify", "demo", "--json"))["holds"]
     assert "[demo-master-0] torchtally: wrote /output/model.pt" in asked(namespace, "logs", "demo")
     asked(namespace, "fetch", "demo", str(tmp_path / "results"))
-    assert {file.name for file in (tmp_path / "results").iterdir()} == {"model.pt", "proof.json", "report.html"}
+    assert {file.name for file in (tmp_path / "results").iterdir()} == {"model.pt", "proof.json"}
     assert not [name for name in namespace.list("pod") if "fetch" in name]
     asked(namespace, "status", "another", code=2)
 

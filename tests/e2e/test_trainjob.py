@@ -49,12 +49,6 @@ def train(namespace: Namespace, data: list[str]) -> None:
     shards = verify(namespace, "--expect-per-pod", "15000")
     assert sorted(shards["train", 1].values()) == [[rank, 15000, 15000, 0, 0] for rank in range(4)]
 
-    # Its progress went to Trainer, which made it a part of the job's status.
-    status = json.loads(namespace.kubectl("get", KIND, "demo", "--output=json"))["status"]["trainerStatus"]
-    assert status["progressPercentage"] == 100
-    metrics = {each["name"]: float(each["value"]) for each in status["metrics"]}
-    assert 0.4 < metrics["test_accuracy"] < 0.6
-
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
     refused = namespace.helm("upgrade", "demo", str(CHART), "--reuse-values", "--set=workers=1", check=False)
     assert "TrainJob demo has finished and cannot restart" in refused.stderr

@@ -25,7 +25,7 @@ def run(pods: int, epochs: int) -> tuple[Snapshot, Verdict]:
     record = Record()
     for pod in map(_name, range(pods)):
         for line in _events(pod, pods, epochs).splitlines():
-            record.add(pod, line)
+            record.add_line(pod, line)
     return record.snapshot, Verdict(RUN, groups=groups, problems=problems)
 
 

@@ -12,7 +12,6 @@ from playwright.sync_api import Browser, Page
 from torchtally import events
 from torchtally.page import document
 from torchtally.record.record import Record
-from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import Verdict, judge
 
 BEGAN = bruteforce.BEGAN / 1000
@@ -21,12 +20,10 @@ VERSIONS = {"torchtally": "0.1.0", "torch": "2.14.1", "python": "3.13.1"}
 
 def write(logs: Mapping[str, str], path: Path) -> Verdict:
     """The page of a run whose pods have these logs."""
-    log, record = Log(), Record()
+    record = Record()
     for pod, text in logs.items():
-        log.read(pod, io.StringIO(text, newline=""))
-        for line in text.splitlines():
-            record.add(pod, line)
-    [verdict] = judge(log)
+        record.read(pod, io.StringIO(text, newline=""))
+    [verdict] = judge(record)
     document.write(record.snapshot, verdict, path)
     return verdict
 

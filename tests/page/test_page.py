@@ -101,7 +101,7 @@ def observed(tmp_path: Path, lines: list[str]) -> Path:
     """The page of these lines of a program that keeps no account."""
     record = Record()
     for line in lines:
-        record.add(*line.removeprefix("[").split("] ", 1))
+        record.add_line(*line.removeprefix("[").split("] ", 1))
     snapshot, path = record.snapshot, tmp_path / "report.html"
     assert snapshot.observation
     document.write_observed(snapshot, observing.outcome(snapshot.observation, None), path)
@@ -156,7 +156,7 @@ def test_many_ranks_and_passes_fit_in_2_mb(browser: Browser, tmp_path: Path) -> 
     for rank in range(300):
         for number in range(50):
             line = seen.line(0, [rank % 40], number, world=300, **{"rank": rank, "pod": f"pod-{rank}"})
-            observation.add("pod", line)
+            observation.add_line("pod", line)
     path = tmp_path / "report.html"
     document.write_observed(observation.snapshot, Outcome.OBSERVED, path)
     assert path.stat().st_size < 2_000_000

@@ -40,7 +40,7 @@ def drawn(lines: list[str], width: int, standing: Standing, seconds: float) -> l
     record = Record()
     for line in lines:
         pod, _, text = files.parted(Path("demo.log"), line)
-        record.add(pod, text)
+        record.add_line(pod, text)
     found = overview.of("demo", record.snapshot, at=told.BEGAN + seconds, standing=standing)
     show.console(width, text := io.StringIO()).print(show.whole(found, "utf-8", width))
     return [line.rstrip() for line in text.getvalue().splitlines()]
@@ -157,7 +157,7 @@ def test_what_a_preflight_has_found_is_a_note() -> None:
 def test_each_step_of_a_start() -> None:
     record, does = Record(), []
     for line in [*told.start(0)[:3], *told.KILLED[6:8], progress_of_master()]:
-        record.add(told.MASTER, line.removeprefix(f"[{told.MASTER}] "))
+        record.add_line(told.MASTER, line.removeprefix(f"[{told.MASTER}] "))
         does.append(overview.does(record.snapshot.pods[0].life))
     steps = ["waits for the other pods", "loads its data", "makes its first step", "makes its first step", "trains"]
     assert does == [*steps, "trains"]

@@ -1,11 +1,10 @@
 """What PyTorchJob injects, and every contradiction in it as one sentence that names variables and values."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torchtally.environment import Job, Places, StatusServer
+from torchtally.environment import Job, Places
 from torchtally.errors import Refused
 
 # One worker of 1 + 3 pods, as the training operator 1.9 makes it.
@@ -110,43 +109,6 @@ def test_a_contradiction_names_variables_and_values(change: dict[str, Any], name
 def test_a_wrong_elastic_job_is_refused(change: dict[str, str], named: str) -> None:
     with pytest.raises(Refused, match=named):
         Job.from_env({**ELASTIC, **change})
-
-
-STATUS = {
-    "KUBEFLOW_TRAINER_SERVER_URL": "https://trainer.kubeflow-system.svc:10443/apis/namespaces/a/trainjobs/b/status",
-    "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/var/run/secrets/kubeflow/trainer/ca.crt",
-    "KUBEFLOW_TRAINER_SERVER_TOKEN": "/var/run/secrets/kubeflow/trainer/token",
-}
-
-
-def test_where_trainer_takes_reports() -> None:
-    assert StatusServer.from_env(WORKER) is None
-    assert StatusServer.from_env({**WORKER, **STATUS}) == StatusServer(
-        host="trainer.kubeflow-system.svc",
-        port=10443,
-        path="/apis/namespaces/a/trainjobs/b/status",
-        ca=Path("/var/run/secrets/kubeflow/trainer/ca.crt"),
-        token=Path("/var/run/secrets/kubeflow/trainer/token"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("URL", "", "need KUBEFLOW_TRAINER_SERVER_URL besides .*CA_CERT, KUBEFLOW_TRAINER_SERVER_TOKEN$"),
-        ("TOKEN", "", "need KUBEFLOW_TRAINER_SERVER_TOKEN besides "),
-        ("URL", "http://secret@trainer/status", "URL must be https://HOST:PORT/PATH"),
-        ("URL", "https:///secret", "URL must be https://HOST:PORT/PATH"),
-        ("URL", "https://trainer:secret/status", "URL must be https://HOST:PORT/PATH with a port from 1 to 65535"),
-        ("URL", "https://secret:0/status", "a port from 1 to 65535"),
-        ("CA_CERT", "secret.crt", "CA_CERT must be the absolute path of a file"),
-        ("TOKEN", "secret", "TOKEN must be the absolute path of a file"),
-    ],
-)
-def test_reports_that_cannot_be_made_are_refused_and_no_secret_is_told(name: str, value: str, said: str) -> None:
-    with pytest.raises(Refused, match=said) as refused:
-        StatusServer.from_env({**STATUS, f"KUBEFLOW_TRAINER_SERVER_{name}": value})
-    assert "secret" not in str(refused.value)
 
 
 def test_a_container_that_was_given_gpus_asked_for_them() -> None:

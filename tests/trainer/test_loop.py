@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -105,7 +105,7 @@ class Listening(Callback):
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, step: int, done: float) -> None:
         self.heard.append(("begin", step, done))
 
     def step(self, epoch: int, samples: int, done: float) -> None:

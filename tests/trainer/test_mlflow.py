@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import launched
 import objectstore
 import pytest
 import ranks
@@ -19,8 +20,8 @@ from launched import LIMIT, until
 
 from torchtally import tasks
 from torchtally.accounting.tally import Run
-from torchtally.monitoring import mlflow_client
-from torchtally.monitoring.mlflow_client import Recorder
+from torchtally.monitoring import mlflow_recorder
+from torchtally.monitoring.mlflow_recorder import Recorder
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -80,9 +81,16 @@ def output(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def trained(output: Path) -> tuple[torch.nn.Module, torch.Tensor]:
+    model = tasks.load("fashion-mnist").model(CHOSEN)
+    model.load_state_dict(torch.load(output / "model.pt"))
+    return model, torch.zeros(2, 28, 28)
+
+
 def tracker(output: Path, run: str) -> Recorder:
     place = {"attempt": 0, "pod": "demo-master-0", "plan": {"train": 3}, "rank": 0, "world": 4, "seed": 0}
-    return Recorder("tests", Run(run=run, task="fashion-mnist", data="", **place), {"hidden": 4, "epochs": 3}, output)
+    of = Run(run=run, task="fashion-mnist", data="", **place)
+    return Recorder("tests", of, {"hidden": 4, "epochs": 3}, output, lambda: trained(output))
 
 
 def found(uri: str, run: str) -> Any:
@@ -98,10 +106,12 @@ def test_a_run_is_recorded_with_its_model_and_its_proof(
     server: str, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.5")
     record = tracker(output, "aaa")
     record.metrics(100, train_loss=2.5)
     record.metrics(200, train_loss=1.5, test_loss=1.25)
-    record.end("FINISHED", torch.zeros(2, 28, 28).tolist())
+    until("the machine is sampled", lambda: (run := found(server, "aaa")) and "system/cpu" in str(run.data.metrics))
+    record.end("FINISHED")
 
     run = found(server, "aaa")
     assert run.info.status == "FINISHED"
@@ -118,8 +128,7 @@ def test_a_run_is_recorded_with_its_model_and_its_proof(
     mlflow.set_tracking_uri(server)
     uri = f"runs:/{run.info.run_id}/model"
     inputs = torch.rand(3, 28, 28)
-    model = tasks.load("fashion-mnist").model(CHOSEN)
-    model.load_state_dict(torch.load(output / "model.pt"))
+    model, _ = trained(output)
     assert torch.equal(mlflow.pytorch.load_model(uri)(inputs), model(inputs))
     signature = mlflow.models.get_model_info(uri).signature
     assert "(-1, 28, 28)" in str(signature.inputs) and "(-1, 10)" in str(signature.outputs)
@@ -150,11 +159,10 @@ def test_a_run_that_starts_again_goes_on_with_its_record(
     record.metrics(100, train_loss=2.5)
     until("the first value is recorded", lambda: (run := found(server, "bbb")) and run.data.metrics)
     first = found(server, "bbb").info.run_id
-    record._process.kill()  # with its pod
     record = tracker(output, "bbb")
     record.metrics(200, train_loss=1.5)
     until("the second is, too", lambda: found(server, "bbb").data.metrics["train_loss"] == 1.5)
-    monkeypatch.setitem(mlflow_client._TIMEOUT, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_recorder._TIMEOUT, "FAILED", LIMIT)
     record.end("FAILED")
     run = found(server, "bbb")
     assert (run.info.run_id, run.info.status) == (first, "FAILED")
@@ -168,10 +176,13 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
     """Nobody listens at its address until something passes on what comes."""
     later = ranks.free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://name:secret@127.0.0.1:{later}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(mlflow_recorder, "_RETRY", 1.0)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.5")
     record = tracker(output, "ccc")
     for step in range(1, 1500):
         record.metrics(step, train_loss=1 / step)
-    monkeypatch.setitem(mlflow_client._TIMEOUT, "FAILED", LIMIT)
+    monkeypatch.setitem(mlflow_recorder._TIMEOUT, "FAILED", LIMIT)
     said = ""
 
     def has_said(sentence: str) -> bool:
@@ -192,35 +203,43 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
     assert "secret" not in said
 
 
-def test_a_server_that_never_answers_keeps_nobody(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        record = tracker(output, "ddd")
-        for step in range(100_000):  # far more than a pipe holds
-            record.metrics(step, train_loss=1.0)
-        record.end("KILLED")
-    assert record._process.poll() is not None
+def ends_beside(silent: int) -> None:
+    """An own loop whose server takes connections and never answers."""
+    mlflow_recorder._TIMEOUT["FINISHED"] = 0.5
+    logs_its_loss({"TORCHTALLY_MLFLOW": "tests", "MLFLOW_TRACKING_URI": f"http://name:secret@127.0.0.1:{silent}"})
 
 
-def test_without_a_server_the_record_is_in_the_output_folder(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    record = tracker(output, "eee")
-    record.metrics(100, train_loss=2.5)
-    record.end("FINISHED", torch.zeros(2, 28, 28).tolist())
-    run = found(f"sqlite:///{output}/mlflow.db", "eee")
-    assert (run.info.status, run.data.metrics["train_loss"]) == ("FINISHED", 2.5)
-    assert run.info.artifact_uri.startswith(f"file://{output}")
+def test_a_server_that_never_answers_keeps_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        (ended,) = run_ranks(1, ends_beside, silent.getsockname()[1])
+    assert ended["code"] == 0, ended["err"]
+    assert ended["err"].count("MLflow did not accept the complete record of the run within") == 1
+    assert "secret" not in ended["err"]
 
 
-def test_the_training_goes_on_when_the_recording_process_is_gone(
-    output: Path, capfd: pytest.CaptureFixture[str]
+def test_a_run_whose_proof_does_not_hold_is_not_recorded_as_proved(
+    server: str, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = tracker(output, "fff")
-    record._process.kill()
-    record._process.wait(LIMIT)
-    for step in range(10):
-        record.metrics(step, train_loss=1.0)
-    record.end("FINISHED")
-    assert capfd.readouterr().err.count("the training continues without a record") == 1
+    """As `--tally report` has it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    (output / "proof.json").write_text(json.dumps({"predicate": {"holds": False}}))
+    tracker(output, "ggg").end("FINISHED")
+    assert found(server, "ggg").data.tags["torchtally.proof"] == "does not hold"
+
+
+def test_a_task_is_recorded_in_the_output_folder_without_a_server(fashion_mnist: Path, tmp_path: Path) -> None:
+    options = ["--epochs", "1", "--batch-size", "250", "--hidden", "8", "--mlflow", "tests", "--output", str(tmp_path)]
+    command = [sys.executable, "-c", launched.ENTRY, "run", "fashion-mnist", *options]
+    variables = launched.environment(TORCHTALLY_DATA=str(fashion_mnist))
+    variables.pop("MLFLOW_TRACKING_URI", None)
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "MLflow" not in ended.stderr and "Traceback" not in ended.stderr
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    run = found(uri, json.loads((tmp_path / "proof.json").read_text())["predicate"]["run"])
+    assert (run.info.status, run.data.params["hidden"]) == ("FINISHED", "8")
+    assert run.data.tags["torchtally.proof"] == "every sample as the contract says"
+    assert 0 < run.data.metrics["test_loss"] < 5
+    assert run.info.artifact_uri.startswith(f"file://{tmp_path}")
+    mlflow.set_tracking_uri(uri)
+    assert mlflow.pytorch.load_model(f"runs:/{run.info.run_id}/model")(torch.zeros(3, 28, 28)).shape == (3, 10)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from accounts import tallied, tallies
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from torchtally import events
 
@@ -112,8 +113,8 @@ def test_a_librarys_script_runs_as_it_is(library: str, seen: int) -> None:
 
 
 @pytest.mark.parametrize(("library", "seen"), LIBRARIES.items())
-def test_a_librarys_loader_is_tallied(library: str, seen: int) -> None:
-    ended = started(SCRIPTS / f"{library}_tallied.py")
+def test_a_librarys_loader_is_tallied_and_watched(library: str, seen: int, tmp_path: Path) -> None:
+    ended = started(SCRIPTS / f"{library}_tallied.py", TORCHTALLY_TENSORBOARD=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert sorted(re.findall(r"rank \d of \d: \d+ samples", ended.stdout)) == [
         f"rank {rank} of 2: {seen} samples" for rank in range(2)
@@ -121,6 +122,11 @@ def test_a_librarys_loader_is_tallied(library: str, seen: int) -> None:
     assert "2 ranks, train 2 epochs" in verified(ended.stdout)
     *_, last = tallied(ended.stdout)
     assert last["phases"]["train"]["consumed"] == 2 * seen
+    (folder,) = tmp_path.iterdir()
+    recorded = EventAccumulator(str(folder)).Reload()
+    assert [each.value for each in recorded.Scalars("train_samples_lost")] == [0, 0]
+    assert len(recorded.Scalars("samples_per_second")) == 2
+    assert ("train_loss" in recorded.Tags()["scalars"]) == (library != "accelerate")  # whose loop is the user's own
 
 
 # The example of a loop of one's own.

@@ -52,7 +52,7 @@ def command(epochs: int) -> list[str]:
 
 
 def registry(collector: Collector) -> CollectorRegistry:
-    found = CollectorRegistry()
+    found = CollectorRegistry(auto_describe=True)
     found.register(collector)
     return found
 
@@ -125,8 +125,8 @@ def line(phase: str, lost: int | None, doubled: int | None) -> dict[str, Any]:
 
 
 def test_what_is_wrong_is_counted() -> None:
-    metrics = RunMetrics(RUN, None)
-    value = registry(metrics).get_sample_value
+    metrics = RunMetrics(RUN, None, found := CollectorRegistry())
+    value = found.get_sample_value
     assert math.isnan(value("torchtally_test_loss") or 0)
     metrics.proof(line("train", 0, 0), True)
     metrics.proof(line("train", 3, 1), False)
@@ -140,23 +140,22 @@ def test_what_is_wrong_is_counted() -> None:
 
 
 def test_a_programs_own_number_does_not_replace_another_metric(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = RunMetrics(RUN, None)
+    found = registry(PodMetrics(RUN, 1.0))
+    metrics = RunMetrics(RUN, None, found)
     for value in (1.0, 2.0):
         metrics.metrics(1, train_perplexity=value, step_seconds=value, pod_samples_total=value)
-    found = registry(metrics)
     assert found.get_sample_value("torchtally_train_perplexity") == 2
     assert found.get_sample_value("torchtally_step_seconds_count") == 0
-    assert found.get_sample_value("torchtally_pod_samples_total") is None
+    assert found.get_sample_value("torchtally_pod_samples_total") == 0
     printed = capsys.readouterr().err
     assert printed.count("torchtally_step_seconds is another metric") == 1
     assert printed.count("torchtally_pod_samples_total is another metric") == 1
 
 
 def test_the_test_between_two_epochs_is_no_step() -> None:
-    metrics = RunMetrics(RUN, None)
+    metrics = RunMetrics(RUN, None, found := CollectorRegistry())
     for epoch in (1, 1, 1, 2, 2):
         metrics.step(epoch, 5, 0.1)
-    found = registry(metrics)
     assert found.get_sample_value("torchtally_step_seconds_count") == 3
     assert found.get_sample_value("torchtally_step_seconds_bucket", {"le": "+Inf"}) == 3
     assert found.get_sample_value("torchtally_samples_total") == 25
@@ -165,9 +164,9 @@ def test_the_test_between_two_epochs_is_no_step() -> None:
 def test_the_time_left_follows_from_the_speed_of_this_start(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    metrics = RunMetrics(RUN, None)
-    value = registry(metrics).get_sample_value
-    metrics.begin(10, 0.5, [])
+    metrics = RunMetrics(RUN, None, found := CollectorRegistry())
+    value = found.get_sample_value
+    metrics.begin(10, 0.5)
     assert math.isnan(value("torchtally_remaining_seconds") or 0)
     now = 130.0
     metrics.step(2, 5, 0.6)

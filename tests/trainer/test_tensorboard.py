@@ -51,13 +51,13 @@ LINE = {"phase": "train"}
 def test_a_run_that_starts_again_has_each_step_once(tmp_path: Path) -> None:
     """The first start has got further than the checkpoint at which the second goes on."""
     first = recorder(tmp_path)
-    first.begin(0, 0.0, [])
+    first.begin(0, 0.0)
     for step in range(1, 8):
         first.metrics(step, train_loss=1 / step, test_accuracy=float("nan") if step < 4 else step / 10)
     first.proof({**LINE, "lost": 0, "doubled": 0}, True)
     first.end()
     second = recorder(tmp_path, attempt=1)
-    second.begin(4, 0.5, [])
+    second.begin(4, 0.5)
     for step in range(5, 11, 2):
         second.metrics(step, train_loss=100 + step)
     second.proof({**LINE, "lost": None, "doubled": 3}, False)
@@ -136,7 +136,7 @@ def test_a_task_is_recorded_by_an_option(fashion_mnist: Path, tmp_path: Path) ->
 def test_a_url_takes_the_record_as_a_folder_does() -> None:
     """Of a store that fsspec knows, in memory."""
     record = recorder("memory://board/run")
-    record.begin(0, 0.0, [])
+    record.begin(0, 0.0)
     record.metrics(1, train_loss=0.5)
     record.end()
     assert points(read("memory://board/run"), "train_loss") == [(1, 0.5)]
@@ -147,7 +147,7 @@ def test_what_cannot_be_written_is_said_once_and_ends_nothing(
 ) -> None:
     (tmp_path / "file").touch()
     record = recorder(tmp_path / "file" / "board")
-    record.begin(0, 0.0, [])
+    record.begin(0, 0.0)
     for step in range(1, 9):
         record.metrics(step, train_loss=1.0)
     record.proof({**LINE, "lost": 0, "doubled": 0}, True)
@@ -160,7 +160,7 @@ def test_a_store_that_never_answers_does_not_hold_up_the_end(
 ) -> None:
     monkeypatch.setattr(tensorboard, "_END_TIMEOUT", 0.1)
     record, answer = recorder(tmp_path), threading.Event()
-    record.begin(0, 0.0, [])
+    record.begin(0, 0.0)
     monkeypatch.setattr(record._writer, "close", answer.wait)
     record.end()
     answer.set()

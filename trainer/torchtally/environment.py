@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
-from urllib.parse import urlsplit
 
 from torchtally.errors import Refused
 
@@ -23,8 +22,6 @@ ProcessCount = int | Literal["auto", "cpu", "gpu"]
 # PyTorchJob sets the former only in a job with a Master, and the latter only in an elastic one.
 _STATIC = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _ELASTIC = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID")
-# Kubeflow Trainer sets these in all pods of a TrainJob if its feature gate TrainJobStatus is on.
-_STATUS = tuple(f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,38 +175,6 @@ class Places:
             output=Path(env.get("TORCHTALLY_OUTPUT") or "output"),
             device=device,  # type: ignore[arg-type]  # checked above
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatusServer:
-    """Kubeflow Trainer's endpoint for the status of a TrainJob, and the files with its CA and the bearer token."""
-
-    host: str
-    port: int
-    path: str
-    ca: Path
-    token: Path
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> "StatusServer | None":
-        """The endpoint, or None if Trainer sets none. Raises Refused, without values that can be secret."""
-        given = _given(env, _STATUS)
-        if not given:
-            return None
-        if missing := [name for name in _STATUS if name not in given]:
-            raise Refused(f"reports to Kubeflow Trainer need {', '.join(missing)} besides {', '.join(given)}")
-        try:
-            url = urlsplit(given[_STATUS[0]])
-            port = 443 if url.port is None else url.port
-        except ValueError:
-            url, port = urlsplit(""), 0
-        if url.scheme != "https" or not url.hostname or not port:
-            raise Refused(f"{_STATUS[0]} must be https://HOST:PORT/PATH with a port from 1 to 65535")
-        for name in _STATUS[1:]:
-            if not Path(given[name]).is_absolute():
-                raise Refused(f"{name} must be the absolute path of a file")
-        ca, token = (Path(given[name]) for name in _STATUS[1:])
-        return cls(host=url.hostname, port=port, path=url.path or "/", ca=ca, token=token)
 
 
 def store_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:

@@ -10,7 +10,6 @@ import json
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Annotated, Any, get_args, get_type_hints
@@ -20,9 +19,6 @@ from torchtally import standard_output
 PREFIX = "TORCHTALLY-EVENT "
 VERSION = 1
 _LONGEST = 1000  # characters of a cause: a line is one write to a pipe, and a long one may mix with others'
-
-
-emitted: deque[str] = deque(maxlen=10_000)  # the newest lines of this process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +286,6 @@ def emit(event: Event, source: Source) -> None:
     The stdout of an entry point belongs to the command that it runs.
     """
     text = line(Record(round(time.time(), 3), source, event))
-    emitted.append(text)
     if source.rank is not None:
         standard_output.write(text)
         return

@@ -85,11 +85,6 @@ class Phases:
         return self._progress.phases[self._first].data
 
     @property
-    def proved(self) -> int:
-        """Number of epochs that are proved, over all starts."""
-        return sum(phase.completed for phase in self._progress.phases.values())
-
-    @property
     def _first(self) -> str:
         """The first phase that trains, or else the first of all."""
         return next((name for name, trains in self.training.items() if trains), next(iter(self.training)))

@@ -119,8 +119,7 @@ class Reports:
             atexit.register(self._abandoned)
             self._watchers = Callbacks(watchers)
             share = self._consumed / self._planned if self._planned else 0.0
-            # Earlier epochs were proved, or there would be no state.
-            self._watchers.begin(self._phases.steps_so_far, share, [{"lost": 0, "doubled": 0}] * self._phases.proved)
+            self._watchers.begin(self._phases.steps_so_far, share)
 
     def _abandoned(self) -> None:
         """Python ends, and the account was not left."""

@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from torchtally import compat, events, tasks
 from torchtally.accounting.tally import Run
@@ -99,8 +101,14 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             if process.rank == 0:
                 callbacks.append(context.exporter.of_run(run, checkpointer))
         if requested:
-            example = task.inputs(context.test.inputs[:2]).tolist()
-            watchers = requested.callbacks(run, options.training_options(), output, example)
+            example = task.inputs(context.test.inputs[:2])
+
+            def trained() -> tuple[nn.Module, Tensor]:
+                found = task.model(options)
+                found.load_state_dict(torch.load(output / artifacts.MODEL, map_location="cpu", weights_only=True))
+                return found, example
+
+            watchers = requested.callbacks(run, options.training_options(), output, trained)
             callbacks += [stack.enter_context(each) for each in watchers]
         training = loop.Loop(
             task=task,

@@ -1,1 +1,1 @@
-"""Watchers of a training: MLflow, TensorBoard, Prometheus, and Kubeflow Trainer."""
+"""Watchers of a training: MLflow, TensorBoard, and Prometheus."""

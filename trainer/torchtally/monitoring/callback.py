@@ -1,4 +1,4 @@
-"""The interface by which rank 0 notifies MLflow, TensorBoard, Prometheus, and Kubeflow Trainer of its training."""
+"""The interface by which rank 0 notifies MLflow, TensorBoard, and Prometheus of its training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -34,11 +34,8 @@ class Run(Protocol):
 class Callback:
     """A callback that ignores all events. A subclass must neither stop nor slow the training."""
 
-    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
-        """The training starts, or resumes after `step`, counted as in `metrics`.
-
-        `done`: its completed share, 0 to 1; `lines`: all ranks' lines so far.
-        """
+    def begin(self, step: int, done: float) -> None:
+        """The training starts, or resumes after `step`, counted as in `metrics`; `done` is its completed share."""
 
     def step(self, epoch: int, samples: int, done: float) -> None:
         """All ranks together have trained on `samples` in one step; `done` is the training's completed share."""
@@ -59,9 +56,9 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
 
-    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, step: int, done: float) -> None:
         for each in self._callbacks:
-            each.begin(step, done, lines)
+            each.begin(step, done)
 
     def step(self, epoch: int, samples: int, done: float) -> None:
         for each in self._callbacks:

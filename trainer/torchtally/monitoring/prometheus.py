@@ -21,7 +21,7 @@ class Exporter:
 
     def __init__(self, port: int, share: float):
         self._port, self._share = port, share
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry(auto_describe=True)  # the names that are taken
         self._pod: PodMetrics | None = None  # once it is open
         self._served = ExitStack()
 
@@ -35,9 +35,7 @@ class Exporter:
 
     def of_run(self, run: Run, saving: Saving | None) -> Callback:
         """Serve the metrics of the run as well, on rank 0, and return what is told of it."""
-        found = RunMetrics(run, saving)
-        self._registry.register(found)
-        return found
+        return RunMetrics(run, saving, self._registry)
 
     def begin(self, epoch: Epoch, timer: Timer) -> None:
         """An epoch of training begins, or goes on."""

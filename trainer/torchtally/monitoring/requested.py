@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from torchtally.environment import Process, StatusServer, metrics_port, mlflow_experiment, tensorboard_folder
-from torchtally.monitoring import mlflow_client, tensorboard, trainjob_status
+from torchtally.environment import Process, metrics_port, mlflow_experiment, tensorboard_folder
+from torchtally.monitoring import mlflow_recorder, tensorboard
 from torchtally.monitoring.callback import Callback, Run
+from torchtally.monitoring.mlflow_recorder import Trained
 
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
@@ -20,31 +21,28 @@ class Requested:
 
     experiment: str | None  # of MLflow
     folder: str | None  # of TensorBoard, or a URL
-    server: StatusServer | None  # of Kubeflow Trainer
 
     @classmethod
     def of(cls, experiment: str | None = None, folder: str | None = None) -> Self:
         """What the environment requests, and this experiment of MLflow and folder of TensorBoard. Raises Refused."""
         experiment, folder = experiment or mlflow_experiment(), folder or tensorboard_folder()
         if experiment is not None:
-            mlflow_client.check(experiment)
+            mlflow_recorder.check(experiment)
         if folder is not None:
             tensorboard.check(folder)
-        return cls(experiment=experiment, folder=folder, server=StatusServer.from_env())
+        return cls(experiment=experiment, folder=folder)
 
     def callbacks(
-        self, run: Run, options: Mapping[str, Any], output: Path, example: Any = None
+        self, run: Run, options: Mapping[str, Any], output: Path, trained: Trained | None = None
     ) -> Iterator[AbstractContextManager[Callback]]:
         """Yield what notifies each of them in a `with` block, which is the training.
 
-        `output` has the database of MLflow if there is no server. `example`: inputs of a built-in task's model.
+        `output` has the database of MLflow if there is no server. `trained`: the model of a built-in task.
         """
         if self.experiment is not None:
-            yield mlflow_client.recorder(self.experiment, run, options, output, example)
+            yield mlflow_recorder.recorder(self.experiment, run, options, output, trained)
         if self.folder is not None:
             yield tensorboard.recorder(self.folder, run, options)
-        if self.server:
-            yield trainjob_status.reporter(self.server)
 
 
 def exporter(process: Process) -> "Exporter | None":

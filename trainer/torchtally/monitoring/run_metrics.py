@@ -1,21 +1,16 @@
-"""Metrics of a run, which rank 0 serves. A step changes plain numbers and takes no lock."""
+"""Metrics of a run, which rank 0 serves."""
 
 import math
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from torchtally.log import log
 from torchtally.monitoring.callback import LOSS_INTERVAL, Callback, Run
-from torchtally.monitoring.pod_metrics import PodMetrics
 
-_STEP_BUCKETS = [*(0.001 * 2**power for power in range(16)), math.inf]  # seconds: a millisecond to half a minute
+_STEP_BUCKETS = [0.001 * 2**power for power in range(16)]  # seconds: a millisecond to half a minute
 _VALUES = {
     "train_loss": f"Mean loss of rank 0's samples in a step, every {LOSS_INTERVAL} steps",
     "epoch_loss": "Mean loss of all training samples in the last epoch",
@@ -23,7 +18,6 @@ _VALUES = {
     "test_accuracy": "Share of test samples classified correctly after the last epoch",
     "samples_per_second": "Training samples of all ranks per second in the last epoch",
 }
-_SUFFIXES = ("", "_total", "_bucket", "_count", "_sum", "_info", "_created")  # of samples of a metric
 
 
 class Saving(Protocol):
@@ -38,103 +32,85 @@ class Saving(Protocol):
         """Seconds between two checkpoints."""
 
 
-class RunMetrics(Callback, Collector):
+class RunMetrics(Callback):
     """The metrics of a run. Its counters begin at 0 with each start of the run, as Prometheus expects.
 
     Args:
         run: The run.
         saving: Its checkpoints, if torchtally saves them.
+        registry: Where the metrics are registered.
     """
 
-    def __init__(self, run: Run, saving: Saving | None):
-        self._run, self._saving = run, saving
-        self._epoch = self._samples = 0
+    def __init__(self, run: Run, saving: Saving | None, registry: CollectorRegistry):
+        self._registry = registry
         self._began = self._done_before = self._done = 0.0  # time, and the completed share of the run then and now
-        self._last_step: tuple[int, float] | None = None  # epoch and time
-        self._buckets, self._seconds = [0] * len(_STEP_BUCKETS), 0.0  # of steps
-        # Replaced and never changed, as another thread reads them.
-        self._values = dict.fromkeys(_VALUES, math.nan)  # unknown
-        self._proofs = {(phase, holds): 0 for phase in run.plan for holds in ("true", "false")}
-        self._wrong = {(phase, how): 0 for phase in run.plan for how in ("lost", "doubled")}
-        families = [*self.collect(), *PodMetrics(run, 1.0).collect()]
-        self._taken = {family.name + suffix for family in families for suffix in _SUFFIXES}
-        self._refused: set[str] = set()  # names of the program's own numbers
+        self._epoch = 0
+        self._stepped: float | None = None  # when the last step of the epoch was over
+        self._gauge("world_size", "Number of ranks").set(run.world)
+        self._gauge("attempt", "Number of restarts of the run").set(run.attempt)
+        self._gauge("epochs", "Number of epochs of the run").set(max(run.plan.values()))
+        self._gauge("epoch", "Current epoch; 0 before the first step").set_function(lambda: self._epoch)
+        done = self._gauge("progress_ratio", "Completed share of the run, from 0 to 1")
+        done.set_function(lambda: self._done)
+        about = "Time until the plan is fulfilled, by the speed since this start of the run; NaN if unknown"
+        self._gauge("remaining_seconds", about).set_function(self._remaining)
+        about = "Samples that all ranks have trained on since this start of the run"
+        self._samples = Counter("torchtally_samples", about, registry=registry)
+        self._seconds = Histogram(
+            "torchtally_step_seconds", "Duration of a step", buckets=_STEP_BUCKETS, registry=registry
+        )
+        self._values: dict[str, Gauge | None] = {}  # None: another metric has that name
+        for name, about in _VALUES.items():
+            self._values[name] = gauge = self._gauge(name, about)
+            gauge.set(math.nan)  # unknown
+        about = "Epochs of a phase whose proof held or failed"
+        self._proofs = Counter("torchtally_proofs", about, ["phase", "holds"], registry=registry)
+        about = "Samples that were `lost` or `doubled`"
+        self._wrong = Counter("torchtally_wrong_samples", about, ["phase", "how"], registry=registry)
+        for phase in run.plan:
+            for holds, how in (("true", "lost"), ("false", "doubled")):
+                self._proofs.labels(phase, holds)
+                self._wrong.labels(phase, how)
+        if saving:
+            about = "When the newest checkpoint was written, or this start of the run began if it has written none"
+            self._gauge("last_checkpoint_timestamp_seconds", about).set_function(lambda: saving.saved_at)
+            about = "Time between two checkpoints"
+            self._gauge("checkpoint_interval_seconds", about).set_function(lambda: saving.interval)
 
-    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, step: int, done: float) -> None:
         self._began, self._done_before, self._done = time.monotonic(), done, done
 
     def step(self, epoch: int, samples: int, done: float) -> None:
         now = time.perf_counter()
-        if self._last_step and self._last_step[0] == epoch:  # before an epoch's first step is an evaluation
-            seconds = now - self._last_step[1]
-            self._buckets[bisect_left(_STEP_BUCKETS, seconds)] += 1
-            self._seconds += seconds
-        self._last_step = epoch, now
-        self._epoch, self._done = epoch, done
-        self._samples += samples
+        if self._stepped is not None and self._epoch == epoch:  # before an epoch's first step is an evaluation
+            self._seconds.observe(now - self._stepped)
+        self._stepped, self._epoch, self._done = now, epoch, done
+        self._samples.inc(samples)
 
     def metrics(self, step: int, **values: float) -> None:
-        if clashing := {name for name in values.keys() - self._values.keys() if f"torchtally_{name}" in self._taken}:
-            for name in sorted(clashing - self._refused):
-                log.warning(f"torchtally_{name} is another metric, so the program's own number is not served")
-            self._refused |= clashing
-        self._values = {**self._values, **{name: value for name, value in values.items() if name not in clashing}}
+        for name, value in values.items():
+            if name not in self._values:
+                self._values[name] = self._own(name)
+            if gauge := self._values[name]:
+                gauge.set(value)
 
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
-        key = line["phase"], "true" if holds else "false"
-        self._proofs = {**self._proofs, key: self._proofs[key] + 1}
-        # None: too many to count.
-        counts = {(phase, how): line[how] or 0 for phase, how in self._wrong if phase == line["phase"]}
-        self._wrong = {**self._wrong, **{key: self._wrong[key] + count for key, count in counts.items()}}
+        self._proofs.labels(line["phase"], "true" if holds else "false").inc()
+        for how in ("lost", "doubled"):
+            self._wrong.labels(line["phase"], how).inc(line[how] or 0)  # None: too many to count
 
-    def collect(self) -> Iterator[Metric]:
-        run, done = self._run, self._done
-        yield GaugeMetricFamily("torchtally_world_size", "Number of ranks", run.world)
-        yield GaugeMetricFamily("torchtally_attempt", "Number of restarts of the run", run.attempt)
-        yield GaugeMetricFamily("torchtally_epochs", "Number of epochs of the run", max(run.plan.values()))
-        yield GaugeMetricFamily("torchtally_epoch", "Current epoch; 0 before the first step", self._epoch)
-        yield GaugeMetricFamily("torchtally_progress_ratio", "Completed share of the run, from 0 to 1", done)
-        yield GaugeMetricFamily(
-            "torchtally_remaining_seconds",
-            "Time until the plan is fulfilled, by the speed since this start of the run; NaN if unknown",
-            self._remaining(done),
-        )
-        yield CounterMetricFamily(
-            "torchtally_samples", "Samples that all ranks have trained on since this start of the run", self._samples
-        )
-        yield self._step_seconds()
-        for name, value in self._values.items():
-            about = _VALUES.get(name, "Last value that the program logged")
-            yield GaugeMetricFamily(f"torchtally_{name}", about, value)
-        proofs = CounterMetricFamily(
-            "torchtally_proofs", "Epochs of a phase whose proof held or failed", labels=["phase", "holds"]
-        )
-        wrong = CounterMetricFamily(
-            "torchtally_wrong_samples", "Samples that were `lost` or `doubled`", labels=["phase", "how"]
-        )
-        for family, counts in ((proofs, self._proofs), (wrong, self._wrong)):
-            for labels, count in counts.items():
-                family.add_metric(labels, count)
-            yield family
-        if self._saving:
-            yield GaugeMetricFamily(
-                "torchtally_last_checkpoint_timestamp_seconds",
-                "When the newest checkpoint was written, or this start of the run began if it has written none",
-                self._saving.saved_at,
-            )
-            yield GaugeMetricFamily(
-                "torchtally_checkpoint_interval_seconds", "Time between two checkpoints", self._saving.interval
-            )
+    def _gauge(self, name: str, about: str) -> Gauge:
+        return Gauge(f"torchtally_{name}", about, registry=self._registry)
 
-    def _remaining(self, done: float) -> float:
-        if done <= self._done_before:
+    def _own(self, name: str) -> Gauge | None:
+        """A metric of the program's own number, unless another has that name."""
+        try:
+            return self._gauge(name, "Last value that the program logged")
+        except ValueError:
+            log.warning(f"torchtally_{name} is another metric, so the program's own number is not served")
+            return None
+
+    def _remaining(self) -> float:
+        if self._done <= self._done_before:
             return math.nan
-        return max(0.0, (time.monotonic() - self._began) * (1 - done) / (done - self._done_before))
-
-    def _step_seconds(self) -> Metric:
-        counts = accumulate(self._buckets.copy())
-        buckets = [
-            ("+Inf" if math.isinf(limit) else str(limit), count)
-            for limit, count in zip(_STEP_BUCKETS, counts, strict=True)
-        ]
-        return HistogramMetricFamily("torchtally_step_seconds", "Duration of a step", buckets, self._seconds)
+        return max(0.0, (time.monotonic() - self._began) * (1 - self._done) / (self._done - self._done_before))

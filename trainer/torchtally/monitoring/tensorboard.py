@@ -8,7 +8,7 @@ import importlib.util
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ class Recorder(Callback):
         self._failed = False
         self._step = 0  # the last one with values
 
-    def begin(self, step: int, done: float, lines: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, step: int, done: float) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         def open_file() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from torchtally.page import curves, shard_map, timeline
 from torchtally.page.chart import Chart
@@ -27,8 +27,6 @@ class Content:
     verdict: Verdict
     snapshot: Snapshot
     run: Run | None  # that the verdict is about
-    options: Mapping[str, Any]
-    alone: bool  # rank 0 tells what it knows
     lives: Sequence[Lived]
     restarts: Sequence[Restart]
     epochs: Sequence[Epoch]  # of those made twice, the later one
@@ -37,7 +35,7 @@ class Content:
     timeline: Chart | None
 
     @classmethod
-    def of(cls, snapshot: Snapshot, verdict: Verdict, options: Mapping[str, Any], *, alone: bool) -> Self:
+    def of(cls, snapshot: Snapshot, verdict: Verdict) -> Self:
         run = next((run for run in snapshot.runs if run.id == verdict.run), None)
         lives = lived(snapshot, run)
         again = [*restarts(snapshot, run)] if run else []
@@ -51,8 +49,6 @@ class Content:
             verdict=verdict,
             snapshot=snapshot,
             run=run,
-            options=options,
-            alone=alone,
             lives=lives,
             restarts=again,
             epochs=epochs,
@@ -81,8 +77,3 @@ class Content:
     @property
     def charts(self) -> list[Chart]:
         return [*self.maps.values(), *self.curves, *([self.timeline] if self.timeline else [])]
-
-    @property
-    def together(self) -> list[TallyLine]:
-        """The lines of all ranks together."""
-        return self.verdict.together

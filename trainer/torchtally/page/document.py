@@ -2,12 +2,11 @@
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from torchtally import atomic_file
 from torchtally.observed.judge import Observation
@@ -24,36 +23,17 @@ from torchtally.verifier.verdict import Verdict
 _ZOOM = "Drag to move. The buttons zoom, as does the wheel while Ctrl is held."
 
 
-def write(
-    snapshot: Snapshot, verdict: Verdict, path: Path, options: Mapping[str, Any] | None = None, *, alone: bool = False
-) -> None:
-    """Write the page of the run that the verdict is about, in place of one that is there. Raises OSError.
-
-    Args:
-        snapshot: What happened in the job.
-        verdict: What the verifier says of the run.
-        path: The file.
-        options: The options of the run, as far as they are known.
-        alone: Whether rank 0 tells what it knows, and the logs of all pods were not read.
-    """
-    atomic_file.replace(path, render(snapshot, verdict, options or {}, alone=alone).encode())
-
-
-def render(snapshot: Snapshot, verdict: Verdict, options: Mapping[str, Any], *, alone: bool = False) -> str:
-    """The page as HTML."""
-    content = Content.of(snapshot, verdict, options, alone=alone)
+def write(snapshot: Snapshot, verdict: Verdict, path: Path) -> None:
+    """Write the page of the run that the verdict is about, in place of one that is there. Raises OSError."""
+    content = Content.of(snapshot, verdict)
     maps = observed.maps(snapshot.observation) if snapshot.observation else []
     sections = chain(_sections(content), _observed(snapshot.observation, maps))
-    return _page(f"{content.mark} {content.task}", sections, [*content.charts, *maps])
+    page = _page(f"{content.mark} {content.task}", sections, [*content.charts, *maps])
+    atomic_file.replace(path, page.encode())
 
 
 def write_observed(snapshot: Snapshot, outcome: Outcome, path: Path) -> None:
     """Write the page of a program that keeps no account, and what its observation comes to. Raises OSError."""
-    atomic_file.replace(path, render_observed(snapshot, outcome).encode())
-
-
-def render_observed(snapshot: Snapshot, outcome: Outcome) -> str:
-    """The page as HTML."""
     observation = snapshot.observation
     assert observation
     maps, lives = observed.maps(observation), lived(snapshot, None)
@@ -70,7 +50,8 @@ def render_observed(snapshot: Snapshot, outcome: Outcome) -> str:
         yield from observed.method()
 
     title = f"{observed.mark(observation, outcome)} {observed.TITLE}".lstrip()
-    return _page(title, sections(), [*maps, *([times] if times else [])])
+    page = _page(title, sections(), [*maps, *([times] if times else [])])
+    atomic_file.replace(path, page.encode())
 
 
 def _page(title: str, sections: Iterable[Html], charts: Sequence[Chart]) -> str:
@@ -149,15 +130,9 @@ def _curves(content: Content) -> Iterator[Html]:
 
 def _timeline(content: Content) -> Iterator[Html]:
     yield element("h2", "Timeline")
-    if content.alone:
-        yield element(
-            "p",
-            "Rank 0 wrote this page at the end of the run, and knows its own events since its last start. A page that "
-            "is made from the logs of all pods shows each of them, with their ends and the causes.",
-        )
     if content.lives:
         yield _lives(content.timeline, content.lives)
-    elif not content.alone:
+    else:
         yield element("p", "These logs have no event, so nothing is known of the lives of the pods.")
 
 

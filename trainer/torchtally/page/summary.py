@@ -37,10 +37,8 @@ def facts(given: Iterable[Fact]) -> Iterator[Html]:
 
 def _verdict(content: Content) -> Html:
     verdict = content.verdict
-    notes = list(verdict.notes)
-    if content.alone:
-        notes.append("rank 0 judged this from the lines that it knows. The logs of all pods may show more.")
-    return box(content.mark, verdict.outcome, conclusion(verdict), [str(each) for each in verdict.problems], notes)
+    problems = [str(each) for each in verdict.problems]
+    return box(content.mark, verdict.outcome, conclusion(verdict), problems, list(verdict.notes))
 
 
 def box(mark: str, outcome: Outcome, sentence: str, problems: list[str], notes: list[str]) -> Html:
@@ -82,7 +80,7 @@ def _facts(content: Content) -> Iterator[Fact]:
         if newest_epoch.loss is not None:
             yield "Training loss", f"{newest_epoch.loss:.4f}", after
         yield "Samples a second", f"{newest_epoch.samples_per_second:,.0f}", "of all ranks"
-    if content.run and not content.alone:
+    if content.run:
         count = len(content.restarts)
         yield "Restarts", count, f"{last.discarded:,} samples discarded" if last and count else ""
     saved = [each.seconds for each in content.run.checkpoints if each.seconds is not None] if content.run else []

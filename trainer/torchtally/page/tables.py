@@ -1,6 +1,5 @@
 """The tables of the page: what the charts show, for readers without eyes for them, and what needs no chart."""
 
-import json
 from collections.abc import Iterator, Sequence, Set
 from itertools import islice
 from pathlib import PurePath
@@ -169,7 +168,7 @@ def checkpoints(content: Content) -> Iterator[Html]:
 
 
 def setting(content: Content) -> Iterator[Html]:
-    """Versions and options."""
+    """Versions and data."""
     rows = [*_versions(content.snapshot)]
     if content.run:
         rows.append(("seed", content.run.seed))
@@ -179,10 +178,9 @@ def setting(content: Content) -> Iterator[Html]:
         rows += {f"data of {phase.name}": phase.data for phase in content.run.phases}.items()
     if content.verdict.last and content.verdict.last.model:
         rows.append(("model", content.verdict.last.model))
-    rows += [(name, json.dumps(value)) for name, value in content.options.items()]
     if rows:
-        yield element("h2", "Versions and options")
-        yield table("Versions and options", ["name", "value"], [(name, element("code", each)) for name, each in rows])
+        yield element("h2", "Versions and data")
+        yield table("Versions and data", ["name", "value"], [(name, element("code", each)) for name, each in rows])
 
 
 def versions(snapshot: Snapshot) -> Iterator[Html]:

@@ -10,7 +10,6 @@ from enum import StrEnum
 
 from torchtally.observed.judge import Observation
 from torchtally.proof.contract import Contract
-from torchtally.proof.shards import Shard
 
 
 class State(StrEnum):
@@ -92,57 +91,13 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankProof:
-    """The line of a rank that has lost or doubled samples; None where they are too many to count."""
-
-    rank: int
-    pod: str
-    expected: int
-    consumed: int
-    lost: int | None
-    doubled: int | None
-    lost_indices: tuple[int, ...]  # some of them
-    doubled_indices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochProof:
-    """What the lines of all ranks state about one phase of one epoch.
+    """What the lines of all ranks state about one phase of one epoch."""
 
-    Rank r of `world` consumes the positions `start` + r, `start` + r + world, ... below `end`; `first_and_last` has the
-    ends. Ranks without a fault are counted, not listed: `missing` has those without a line, as first and last.
-    """
-
-    attempt: int
-    began: int  # of the attempt
-    superseded: bool  # a later attempt went back before it, so it is not behind the final weights
     phase: str
     epoch: int
-    world: int
-    n: int
-    start: int
-    end: int | None  # the position before which the epoch ends, if not that of its order
-    contract: Contract
-    time: float | None  # of the event `proved`
-    holds: bool | None  # as the lines and the event state it; None: the line of all ranks has not come
-    expected: int | None  # of all ranks together, as are the next ones; None: that line has not come
-    consumed: int | None
-    dropped: int
-    lost: int | None  # None, beside a line of all ranks: too many to count
-    doubled: int | None
-    lost_indices: tuple[int, ...]
-    doubled_indices: tuple[int, ...]
-    ranks: int  # whose lines have come
-    missing: tuple[tuple[int, int], ...]
-    wrong: tuple[RankProof, ...]
-
-    def first_and_last(self, rank: int) -> tuple[int, int] | None:
-        """The first and the last position of a rank's shard; None if it is empty. The last can wrap in `padded`."""
-        shard = Shard(n=self.n, rank=rank, world=self.world, contract=self.contract, start=self.start, end=self.end)
-        if not shard.size:
-            return None
-        last = shard.start + rank + (shard.size - 1) * self.world
-        return (shard.start + rank) % self.n, last % self.n
+    holds: bool | None  # as the lines and the event `proved` state it; None: the line of all ranks has not come
+    superseded: bool  # a later attempt went back before it, so it is not behind the final weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,17 +178,6 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastLine:
-    """The last line of a run, as it states itself."""
-
-    attempt: int
-    began: int
-    model: str | None
-    discarded: int
-    stopped: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run: what is known of it in all its attempts."""
 
@@ -250,7 +194,6 @@ class Run:
     epochs: tuple[Epoch, ...]
     checkpoints: tuple[Checkpoint, ...]  # a part of very many
     stragglers: tuple[Straggler, ...]  # by time; a part of very many
-    last_line: LastLine | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +203,6 @@ class Snapshot:
     runs: tuple[Run, ...]  # by the time of their beginning
     pods: tuple[Pod, ...]  # by their first rank, and then by name
     restarts: tuple[Restart, ...]  # by time
-    unread: int  # lines with a prefix of torchtally's that could not be read
     observation: Observation | None = None  # of programs that keep no account
 
     @property

@@ -20,7 +20,7 @@ from torchtally.options import Training
 from torchtally.proof import run_summary, statement
 from torchtally.proof.line import PREFIX
 from torchtally.proof.statement import Statement
-from torchtally.training import checkpoint_file, report
+from torchtally.training import checkpoint_file
 from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
@@ -68,7 +68,7 @@ def write(
     hashed = f"sha256:{hashes[MODEL]}"
     last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
     lines = known.lines(last["run"], train_state.lines)
-    clear(output, [*files, PROOF, report.REPORT])
+    clear(output, [*files, PROOF])
     for name, contents in files.items():
         replace(output / name, contents)
     epochs = [asdict(epoch) for epoch in train_state.epochs]
@@ -79,7 +79,6 @@ def write(
     log.info(f"wrote {output / MODEL} ({hashed}){others} and {output / PROOF}")
     emit(last)
     events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
-    report.write(lines, last, facts, output)
 
 
 def refuse_another(facts: Mapping[str, Any], output: Path) -> None:

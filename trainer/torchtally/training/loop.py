@@ -87,7 +87,7 @@ class Loop:
             self._say_where(train_state, saved)
         if self.callback:
             so_far = _steps_so_far(phase(train_state.epoch), train_state.position)
-            self.callback.begin(so_far, train_state.done, train_state.lines)
+            self.callback.begin(so_far, train_state.done)
         first, meeting = True, Meeting(run, StepTime(run.world))
         while train_state.epoch <= options.epochs:
             self._epoch(train_state, phase(train_state.epoch), step, meeting, first)

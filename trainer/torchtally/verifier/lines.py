@@ -84,6 +84,11 @@ class Lines:
         return [TallyLine(**self.shared, **own) for own in self._others.values()]
 
     @property
+    def faulty(self) -> bool:
+        """Whether one of the lines reports a sample as lost or doubled."""
+        return any(own["lost"] != 0 or own["doubled"] != 0 for own in self._others.values())
+
+    @property
     def plain_ranks(self) -> Words:
         """The ranks of the plain lines."""
         return np.array(self._ranks, dtype=np.uint64)

@@ -101,11 +101,11 @@ class Log:
             self.started.setdefault(begun[2], (where, round(float(begun[1]) * 1000)))
         for found in _found_in(text):
             if isinstance(found, tuple):
-                self._add_line(*found, where)
+                self.add_tally(*found, where)
                 continue
             self._begin(found.run, found.began)
             if isinstance(found, RunSummary):
-                self._add_summary(found, where)
+                self.add_summary(found, where)
             else:
                 self.complaints.append(replace(found, text=f"{where}: {found.text}"))
 
@@ -113,7 +113,8 @@ class Log:
         if run:
             self.begins[run] = min(filter(None, (self.begins.get(run), began)), default=0)
 
-    def _add_line(self, shared: dict[str, Any], own: dict[str, Any], where: str) -> None:
+    def add_tally(self, shared: dict[str, Any], own: dict[str, Any], where: str) -> None:
+        """Add a tally line, by the fields that all ranks have in common, and its own."""
         block = self.blocks[shared["run"], shared["attempt"], shared["began"], shared["phase"], shared["epoch"]]
         twin = next((line for each in block if (line := each.line(own["rank"]))), None)
         if twin:
@@ -130,7 +131,8 @@ class Log:
             self._begin(shared["run"], shared["began"])
             block.append(Lines(shared, own))
 
-    def _add_summary(self, summary: RunSummary, where: str) -> None:
+    def add_summary(self, summary: RunSummary, where: str) -> None:
+        """Add a last line of a run."""
         twins = self.lasts[summary.run]
         alike = [twin for twin in twins if not (growth.went_on(twin, summary) or growth.went_on(summary, twin))]
         differ = ("; ".join(_summary_differences(twin, summary)) for twin in alike)

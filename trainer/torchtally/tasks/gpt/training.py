@@ -35,7 +35,7 @@ from torchtally.pod import device, failure
 from torchtally.tasks.gpt import text
 from torchtally.tasks.gpt.model import GPT
 from torchtally.tasks.gpt.options import Options
-from torchtally.training import artifacts, report
+from torchtally.training import artifacts
 
 MODEL, TOKENIZER, CONFIGURATION = "model.safetensors", "tokenizer.json", "gpt.json"
 _WARM_UP = 0.05  # of the training
@@ -213,7 +213,6 @@ def fit(name: str, options: Options, output: Path) -> None:
         if files and (last := account.last_line):
             lines = known.lines(last["run"])
             proof_file.write(output / artifacts.PROOF, files, lines, last, training=identity)
-            report.write(lines, last, identity or {}, output)
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         failure.exit_rank(ended.code)
