@@ -31,7 +31,7 @@ demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then ver
 	@scripts/torchtally_jobs.py report build/demo.log build/demo/report.html
 
 .PHONY: scripts
-scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, run_local and startup need, without PyTorch: . .venv/bin/activate
+scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, observe and run_local need, without PyTorch: . .venv/bin/activate
 
 .PHONY: test
 test: .venv/.dev ## run all tests except those of the image and of a cluster; without a Docker engine, skip those that need one

@@ -130,6 +130,28 @@ def test_the_exit_status_tells_a_job_that_is_not_proved(
         assert asked(capsys, "fetch", "demo", "nowhere") == (status, sentence)
 
 
+def test_where_the_time_went_until_the_first_step(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.state("Running")
+    running = container(state={"running": {"startedAt": "2026-01-02T03:03:58Z"}})
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-02T03:03:55Z"}
+    found = object_of("demo-master-0", containerStatuses=[running], conditions=[scheduled])
+    found["metadata"]["creationTimestamp"] = "2026-01-02T03:03:50Z"
+    pods(cluster, found)
+    for name in ("demo-worker-0", "demo-worker-1", "demo-worker-2"):
+        cluster.log(name, "")
+    cluster.log("demo-master-0", "".join(f"{line.partition(' ')[2]}\n" for line in told.KILLED if told.MASTER in line))
+    phases = {"scheduling": 5, "container": 3, "import": 2, "rendezvous": 1, "data": 1, "first step": 3}
+    start = json.loads(asked(capsys, "status", "demo", "--json")[1])["start"]
+    assert start == {
+        "created": told.BEGAN - 10,
+        "seconds": 15,
+        "phases": phases,
+        "pods": {"demo-master-0": phases},
+    }
+    said = ", ".join(f"{name} {seconds}.0 s" for name, seconds in phases.items())
+    assert f"first step 15.0 s after the first pod was created: {said}" in asked(capsys, "status", "demo")[1]
+
+
 def test_what_a_pod_waits_for_and_warnings(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.state("Created")
     waiting = container(state={"waiting": {"reason": "ImagePullBackOff"}})
