@@ -37,17 +37,12 @@ the job has not ended; 5 failed: the job has failed. Of several runs, the first 
 
 
 def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
     try:
-        return check(argv)
+        verdicts, observation, outcome = _verdicts(options)
     except (BadInput, UnknownRun) as error:
         print(f"verify_shards: {error}", file=sys.stderr)
         return 2
-
-
-def check(argv: list[str] | None) -> int:
-    """Print the verdict, and return the exit status that tells it. Raises BadInput and UnknownRun."""
-    options = _options(argv)
-    verdicts, observation, outcome = _verdicts(options)
     if options.json:
         console.show(report.as_json(verdicts, observation, outcome))
     else:

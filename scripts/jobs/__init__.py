@@ -9,6 +9,5 @@ overview   a job at one moment, for all commands that show it (views: where it c
 starting   where the time went until the first step
 show       an overview for people (Rich) and for programs (JSON)
 watching   shows a job until it ends (follow: the logs of its pods as they are written)
-merging    the lines of all pods in the order of their times
 fetching   copies the results of a job from its claim
 """

@@ -1,7 +1,7 @@
 """Shows a job until it ends: on a terminal in place, and else a line or an object of JSON for each change."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,21 +107,16 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
     return last.standing
 
 
-def logs(path: Path, screen: Screen, running: Callable[[], bool] | None = None) -> Standing:
-    """Watch logs until what writes them no longer runs, or else until their run is complete and its pods have ended.
-
-    Raises NoLogs.
-    """
+def logs(path: Path, screen: Screen) -> Standing:
+    """Watch logs until their run is complete and its pods have ended. Raises NoLogs."""
     log, files = RecordingLog(), dict[Path, Growing]()
     with screen.open():
         while True:
-            over = running is not None and not running()  # before the last lines are read
             for file in found(path):
                 growing = files.setdefault(file, Growing(file))
                 for text in growing.lines():
-                    pod, _, line = parted(file, text)
-                    log.add_line(pod, line)
-            if over or (running is None and overview.over(log.record.snapshot)):
+                    log.add_line(*parted(file, text))
+            if overview.over(log.record.snapshot):
                 break
             screen.show(views.so_far(log, path.name, None, {}, []))
             time.sleep(_REDRAW)
