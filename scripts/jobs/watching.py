@@ -3,12 +3,14 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.live import Live
 
 from verify import cluster as verified
-from verify.job_kinds import ClusterError, NoJob, Unreachable
+from verify.job_kinds import Unreachable
+from verify.wait import Looking
 
 from . import overview, show, views
 from .cluster import Cluster
@@ -71,7 +73,8 @@ class Screen:
 
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
     """Watch a job in the cluster to its end. Raises ClusterError."""
-    found_job = cluster.job(name)
+    look = Looking(partial(cluster.job, name))
+    found_job = look()
     follower, log = Follower(cluster, found_job), RecordingLog()
     pods: views.Pods = {}
     warnings: list[str] = []
@@ -80,17 +83,13 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
         while True:
             if time.monotonic() - looked >= _LOOK:
                 try:
-                    now = cluster.job(name)
-                    if now.uid != found_job.uid:
-                        raise ClusterError(f"{found_job.deletion}, and another one of that name exists")
-                    found_job, pods = now, cluster.pods(now)
+                    found_job = look()
+                    pods = cluster.pods(found_job)
                     warnings = [] if found_job.ended else cluster.warnings(found_job, pods)
                     if len(pods) > MOST:
                         warnings.append(f"{len(pods)} pods: the logs of {MOST} are followed")
                     follower.show(pods)
                     views.tell(log, found_job, pods)
-                except NoJob as error:
-                    raise ClusterError(found_job.deletion) from error
                 except Unreachable as error:
                     warnings = [str(error)]
                 looked = time.monotonic()
