@@ -4,8 +4,9 @@
 import argparse
 import sys
 
-try:
-    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
+import verify  # first, as it finds torchtally in this checkout
+
+with verify.packages():
     from jobs import commands
     from jobs.files import NoLogs
     from jobs.standing import MISTAKE, UNREACHABLE
@@ -13,12 +14,6 @@ try:
     from verify import console
     from verify.errors import BadInput
     from verify.job_kinds import ClusterError, Unreachable
-except ModuleNotFoundError as error:
-    print(
-        f"torchtally_jobs: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 
 EPILOG = """\
 In place of a JOB, the path of logs in a file or a folder: it has a / or a dot, as ./logs has.
