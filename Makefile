@@ -24,15 +24,19 @@ help: ## list the targets
 
 .PHONY: demo
 demo: .venv/.demo ## train with 1 master and 3 workers on this machine, then verify the shards of every pod
-	@rm -rf build/demo && mkdir -p build
-	@TORCHTALLY_OUTPUT=build/demo TORCHTALLY_PROGRESS_SECONDS=0.5 scripts/torchtally_jobs.py watch build/demo.log \
-		--run scripts/run_local.py -f examples/fashion-mnist.yaml --log build/demo.log
+	@rm -rf build/demo && mkdir -p build && : > build/demo.log
+	@export TORCHTALLY_OUTPUT=build/demo TORCHTALLY_PROGRESS_SECONDS=0.5; \
+	scripts/run_local.py -f examples/fashion-mnist.yaml --log build/demo.log > build/demo.out 2>&1 & run=$$!; \
+	scripts/torchtally_jobs.py watch build/demo.log & watch=$$!; \
+	trap 'kill $$run $$watch 2> /dev/null && wait || true' EXIT; \
+	wait $$run || { status=$$?; kill $$watch || :; wait; cat build/demo.out >&2; exit $$status; }; \
+	wait $$watch
 	@printf '\nVerifying the samples from build/demo.log alone:\n'
 	@scripts/verify_shards.py build/demo.log
 	@scripts/torchtally_jobs.py report build/demo.log build/demo/report.html
 
 .PHONY: scripts
-scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, run_local and startup need, without PyTorch: . .venv/bin/activate
+scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, observe and run_local need, without PyTorch: . .venv/bin/activate
 
 .PHONY: test
 test: .venv/.dev ## run all tests except those of the image and of a cluster; without a Docker engine, skip those that need one

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bench import machine
 from bench.cluster_table import MEASURE, TOGETHER, text
@@ -114,17 +115,32 @@ def _phases(namespace: Namespace, start: Callable[[Namespace], str]) -> dict[str
     began = time.time()
     job = start(namespace)
     # Polls one log only, because polling takes CPU time from the pods.
-    wait_for(f"the first step of {job}", lambda: _has_begun(namespace.log(f"{job}-master-0")))
-    script = [sys.executable, str(ROOT / "scripts/startup.py"), job, "--namespace", namespace.name]
-    _say("\n" + run(*script).stdout)
-    reported = json.loads(run(*script, "--json").stdout)
-    before = datetime.fromisoformat(reported["created"]).timestamp() - began  # whole seconds: down to -1
-    return {"command": max(0.0, before), **reported["phases"], TOGETHER: before + reported["seconds"]}
+    log = f"{job}-master-0"
+    wait_for(f"the first step of {job}", lambda: first_step(namespace.log(log)) is not None)
+    script = [sys.executable, str(ROOT / "scripts/torchtally_jobs.py"), "status", job, "--namespace", namespace.name]
+    found = json.loads(run(*script, "--json", check=False).stdout)["start"]  # its exit status is that of the job
+    return phases(found, began, first_step(namespace.log(log)))
 
 
-def _has_begun(log: str) -> bool:
-    reported = events.in_lines(log.split("\n"))
-    return any(isinstance(record.event, events.Step) for record in reported) or '"first_step"' in log
+def phases(start: dict[str, Any], began: float, first: float | None) -> dict[str, float]:
+    """Of the start that `status` shows. Of a script that reports no events, the rest is one phase."""
+    before = start["created"] - began  # whole seconds: down to -1
+    seconds, found = before + start["seconds"], {"command": max(0.0, before), **start["phases"]}
+    if not any(name.endswith("first step") for name in found):
+        assert first is not None
+        found["import+rendezvous+data+first step"] = max(0.0, first - began - seconds)
+        seconds = first - began
+    return {**found, TOGETHER: seconds}
+
+
+def first_step(log: str) -> float | None:
+    """Seconds since 1970 of the first step, by its event or by the line of a script written by hand."""
+    *lines, _ = log.split("\n")  # the last one may be half of one
+    for record in events.in_lines(lines):
+        if isinstance(record.event, events.Step):
+            return record.time
+    told = (json.loads(line) for line in lines if line.startswith("{") and '"first_step"' in line)
+    return next((float(each["first_step"]) for each in told), None)
 
 
 def forget_the_image() -> None:

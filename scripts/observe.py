@@ -9,18 +9,13 @@ import io
 import sys
 from pathlib import Path
 
-try:
-    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
+import verify  # first, as it finds torchtally in this checkout
+
+with verify.packages():
     from inject import adding, observer, removing
     from inject.workloads import KINDS
     from verify import console
     from verify.errors import BadInput
-except ModuleNotFoundError as error:
-    print(
-        f"observe: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 
 EXAMPLES = """\
 examples:

@@ -10,32 +10,25 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-try:
-    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
+import verify  # first, as it finds torchtally in this checkout
+
+with verify.packages():
     from local import containers, manifest, processes, unsupported
-except ModuleNotFoundError as error:
-    print(
-        f"run_local: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 from local.controller import Controller, Outcome, Verdict
 from local.errors import EngineError, Refused
 from local.job import LocalJob
-from local.output import Output, end, say
+from local.output import Output, say
+from verify import console
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
-    if sys.stdout is None:  # closed when Python started
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     options = _options()
     try:
         found = manifest.load(options.file, options.name, observe=options.observe)
@@ -58,13 +51,11 @@ def main() -> int:
 def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
     """Run the job; return the exit status."""
     try:
-        status = asyncio.run(_run(job, options, log))
-        end()
-        return status
+        return asyncio.run(_run(job, options, log))
     except* EngineError as errors:
         say(str(errors.exceptions[0]))
-    except* BrokenPipeError:
-        end()  # the reader has left, and the pods are ended
+    except* BrokenPipeError:  # the reader has left, and the pods are ended
+        pass
     return 1
 
 
@@ -144,12 +135,9 @@ def _print_json(
     }
     try:
         print(json.dumps(report), flush=True)
-    except OSError as error:
+    except OSError as error:  # the exit status stays the job's
         say(f"the outcome cannot be written to standard output: {error.strerror}")
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # before there was anything to stop
-        sys.exit(128 + signal.SIGINT)
+    sys.exit(console.run(main))

@@ -4,8 +4,9 @@
 import argparse
 import sys
 
-try:
-    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
+import verify  # first, as it finds torchtally in this checkout
+
+with verify.packages():
     from jobs import commands
     from jobs.files import NoLogs
     from jobs.standing import MISTAKE, UNREACHABLE
@@ -13,75 +14,54 @@ try:
     from verify import console
     from verify.errors import BadInput
     from verify.job_kinds import ClusterError, Unreachable
-except ModuleNotFoundError as error:
-    print(
-        f"torchtally_jobs: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 
 EPILOG = """\
 In place of a JOB, the path of logs in a file or a folder: it has a / or a dot, as ./logs has.
 
-exit status of status, watch, and verify: 0 proved, or observed without a fault; 1 disproved, or observed with one; 2 a
+exit status of status and watch: 0 proved, or observed without a fault; 1 disproved, or observed with one; 2 a
 mistake (options, no such job, a missing right); 3 incomplete: nothing contradicts, but lines are missing; 4 pending:
-queued, suspended, or starting; 5 failed; 6 running; 7 the cluster does not answer. verify reports a running job by 4,
-as verify_shards does. The other commands end with 0 after success.
+queued, suspended, or starting; 5 failed; 6 running; 7 the cluster does not answer. The other commands
+end with 0 after success.
 """
 JOB = "a PyTorchJob or a TrainJob, or the path of logs"
 
 
 def main(argv: list[str] | None = None) -> int:
-    options, rest = _options(argv)
+    options = _options(argv)
     try:
-        if options.command == "verify":
-            return commands.verify(options, rest)
         run = {
             "list": commands.list_,
             "status": commands.status,
             "watch": commands.watch,
-            "logs": commands.logs,
             "fetch": commands.fetch,
             "report": commands.report,
         }
         return run[options.command](options)
     except (ClusterError, NoLogs, BadInput, UnknownRun) as error:
         print(f"torchtally_jobs: {error}", file=sys.stderr)
-        # verify_shards makes bad input of what the cluster says.
-        return UNREACHABLE if isinstance(error, Unreachable) or isinstance(error.__cause__, Unreachable) else MISTAKE
+        return UNREACHABLE if isinstance(error, Unreachable) else MISTAKE
 
 
-def _options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and those that are verify_shards' own."""
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="torchtally_jobs", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("-n", "--namespace", help="namespace (default: that of the context or of this pod)")
     common.add_argument("--context", help="context of the kubeconfig (default: the current one)")
-    common.add_argument("--json", action="store_true", help="print JSON; of watch and logs, a line for each object")
+    common.add_argument("--json", action="store_true", help="print JSON; of watch, a line for each object")
     of_job = argparse.ArgumentParser(add_help=False, parents=[common])
     of_job.add_argument("job", metavar="JOB", help=JOB)
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kinds.add_parser("list", parents=[common], help="the jobs of a namespace: state, progress, restarts, proof")
     kinds.add_parser("status", parents=[of_job], help="a job: progress, its pods, restarts and their causes, proof")
-    watch = kinds.add_parser(
-        "watch", parents=[of_job], help="the same until the job ends; without a terminal, line by line"
-    )
-    watch.add_argument("--run", nargs=argparse.REMAINDER, metavar="...", help="last: a command that writes the log JOB")
-    logs = kinds.add_parser("logs", parents=[of_job], help="the lines of all pods, merged by time")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
-    logs.add_argument("--all", action="store_true", help="show tally lines and events, which are folded otherwise")
-    kinds.add_parser("verify", parents=[of_job], help="what verify_shards.py does, with its options")
+    kinds.add_parser("watch", parents=[of_job], help="the same until the job ends; without a terminal, line by line")
     fetch = kinds.add_parser("fetch", parents=[of_job], help="copy model, proof, and page from the job's claim")
     fetch.add_argument("folder", metavar="DIR", help="new or empty folder to copy to")
     fetch.add_argument("--checkpoints", action="store_true", help="copy the checkpoints as well")
     report = kinds.add_parser("report", parents=[of_job], help="write a page of the newest run, with charts")
     report.add_argument("page", metavar="FILE", help="HTML file to write")
-    options, rest = parser.parse_known_args(argv)
-    if rest and options.command != "verify":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return options, rest
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-try:
-    import verify  # noqa: F401  # first, as it finds torchtally in this checkout
+import verify  # first, as it finds torchtally in this checkout
+
+with verify.packages():
     from torchtally.observed.judge import Observation
     from torchtally.verifier import observing
     from torchtally.verifier.log import Log
@@ -18,12 +19,6 @@ try:
     from torchtally.verifier.verdict import UnknownRun, Verdict, judge
     from verify import archived, console, report
     from verify.errors import BadInput
-except ModuleNotFoundError as error:
-    print(
-        f"verify_shards: the Python package {error.name} is missing: run `make scripts`, then `. .venv/bin/activate`",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 
 EPILOG = f"""\
 exit status: 0 proved: of each run in the logs the last line, or else every phase and epoch of every rank, is there, and
@@ -37,17 +32,12 @@ the job has not ended; 5 failed: the job has failed. Of several runs, the first 
 
 
 def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
     try:
-        return check(argv)
+        verdicts, observation, outcome = _verdicts(options)
     except (BadInput, UnknownRun) as error:
         print(f"verify_shards: {error}", file=sys.stderr)
         return 2
-
-
-def check(argv: list[str] | None) -> int:
-    """Print the verdict, and return the exit status that tells it. Raises BadInput and UnknownRun."""
-    options = _options(argv)
-    verdicts, observation, outcome = _verdicts(options)
     if options.json:
         console.show(report.as_json(verdicts, observation, outcome))
     else:
@@ -129,13 +119,8 @@ def _read_sizes(log: Log, path: str) -> None:
 
 
 def _read_job(options: argparse.Namespace) -> Log:
-    try:
-        # Here, because files need no Kubernetes client, which takes a second to load.
+    with verify.packages():  # here, because files need no Kubernetes client, which takes a second to load
         from verify import cluster, job_kinds
-    except ModuleNotFoundError as error:
-        raise BadInput(
-            f"--job needs the Python package {error.name}: run `make scripts`, then `. .venv/bin/activate`"
-        ) from error
     try:
         return cluster.read_job(options.job, options.namespace, options.context, until_end=options.wait)
     except job_kinds.ClusterError as error:

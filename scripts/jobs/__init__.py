@@ -6,8 +6,8 @@ files      logs in a file or a folder, in place of a cluster
 reading    reads a log once, for the record of what happened and for the verifier
 standing   what a job comes to, and the exit status that tells it
 overview   a job at one moment, for all commands that show it (views: where it comes from)
+starting   where the time went until the first step
 show       an overview for people (Rich) and for programs (JSON)
 watching   shows a job until it ends (follow: the logs of its pods as they are written)
-merging    the lines of all pods in the order of their times
 fetching   copies the results of a job from its claim
 """

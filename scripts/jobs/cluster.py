@@ -63,19 +63,12 @@ class Cluster:
         stream: TextIO = io.StringIO()
         with self.told(f"the log of pod {pod}", "pods/log", "get"):
             try:
-                # Not preloaded, this is urllib3's response, unlike in the signature.
-                response: Any = self.core.read_namespaced_pod_log(
-                    pod, self.namespace, container=job.container, _preload_content=False, **options
-                )
-                response.auto_close = False  # urllib3 would close at the end, before the wrapper sees that it is one
-                stream = io.TextIOWrapper(response, "utf-8", "replace", newline="")
+                stream = cluster.stream(self.core, pod, job, **options)
             except ApiException as error:
                 if error.status not in (400, 404):
                     raise
-        try:
+        with stream:
             yield stream
-        finally:
-            stream.close()
 
     @contextmanager
     def told(self, what: str, resource: str, verb: str) -> Iterator[None]:

@@ -1,30 +1,21 @@
 """What each command does; returns the exit status. They raise ClusterError, NoLogs, and BadInput."""
 
 import argparse
-import heapq
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-
-import verify_shards
 
 from torchtally.page import document
 from torchtally.verifier import observing
 from torchtally.verifier.verdict import judge
 from verify.errors import BadInput
-from verify.job_kinds import ClusterJob, NoJob, Unreachable
+from verify.job_kinds import NoJob
 
 from . import fetching, files, show, views, watching
-from .cluster import Cluster, restarts
-from .follow import Follower
-from .merging import Entry, Printer, moment, timed
+from .cluster import Cluster
 from .overview import Overview
 from .standing import Standing
 
-_SETTLES = 1.0  # seconds in which lines of several pods are put in order
 Options = argparse.Namespace | SimpleNamespace
 
 
@@ -58,60 +49,9 @@ def status(options: Options) -> int:
 def watch(options: Options) -> int:
     """A job until it ends."""
     screen = watching.Screen(as_json=options.json)
-    if options.run:
-        return _watch_command(Path(options.job), options.run, screen)
     if files.is_path(options.job):
         return watching.logs(Path(options.job), screen).status
     return watching.job(_cluster(options), options.job, screen).status
-
-
-def _watch_command(path: Path, command: list[str], screen: watching.Screen) -> int:
-    """Watch the log that a command writes. The command's own output is shown if it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"")  # an earlier run's lines are not of this one
-    with tempfile.TemporaryFile("w+") as said:
-        try:
-            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        except OSError as error:
-            raise BadInput(f"cannot run {command[0]}: {error.strerror}") from error
-        try:
-            standing = watching.logs(path, screen, lambda: process.poll() is None)
-        finally:
-            process.terminate()  # nothing where it has ended
-            process.wait()
-        if process.returncode:
-            said.seek(0)
-            print(said.read(), end="", file=show.errors())
-            return process.returncode if process.returncode > 0 else 128 - process.returncode
-    return standing.status
-
-
-def logs(options: Options) -> int:
-    """The lines of all pods by their times."""
-    printer = Printer(show.console(), fold=not options.all, as_json=options.json)
-    if files.is_path(options.job):
-        if options.follow:
-            raise BadInput("--follow goes with a job in the cluster; `watch` follows logs in files")
-        printer.print(heapq.merge(*map(_of_file, files.found(Path(options.job))), key=lambda entry: entry.time))
-    else:
-        cluster = _cluster(options)
-        job = cluster.job(options.job)
-        follow = _followed if options.follow else _read
-        for entries in follow(cluster, job):
-            printer.print(entries)
-    printer.flush()
-    return 0
-
-
-def verify(options: Options, rest: list[str]) -> int:
-    """What verify_shards does."""
-    own = ["--json"] * options.json
-    if files.is_path(options.job):
-        return verify_shards.check([*rest, *own, "--", options.job])
-    for name in ("namespace", "context"):
-        if value := getattr(options, name):
-            own += [f"--{name}", value]
-    return verify_shards.check([*rest, *own, "--job", options.job])
 
 
 def fetch(options: Options) -> int:
@@ -183,39 +123,3 @@ def _overview(options: Options) -> Overview:
         return views.of_files(Path(options.job))
     cluster = _cluster(options)
     return views.of_job(cluster, cluster.job(options.job))
-
-
-def _of_file(file: Path) -> Iterator[Entry]:
-    """The lines of a file. Those of one that holds several pods stay in their order."""
-    with file.open(encoding="utf-8", errors="replace", newline="\n") as stream:
-        parts = (files.parted(file, line.rstrip("\n")) for line in stream)
-        yield from timed(parts)
-
-
-def _read(cluster: Cluster, job: ClusterJob) -> Iterator[Iterator[Entry]]:
-    """The logs so far: of each pod, that of the start before the last one, too."""
-    own = [_of_pod(cluster, job, name, bool(restarts(pod, job.container))) for name, pod in cluster.pods(job).items()]
-    yield heapq.merge(*own, key=lambda entry: entry.time)
-
-
-def _of_pod(cluster: Cluster, job: ClusterJob, pod: str, restarted: bool) -> Iterator[Entry]:
-    for previous in (True, False) if restarted else (False,):
-        with cluster.log(pod, job, timestamps=True, previous=previous) as stream:
-            for text in stream:
-                when, _, line = text.rstrip("\n").partition(" ")
-                yield Entry(moment(when), pod, line)
-
-
-def _followed(cluster: Cluster, job: ClusterJob) -> Iterator[list[Entry]]:
-    """The lines as they come, until the job has ended: of each second in order."""
-    follower = Follower(cluster, job)
-    while True:
-        try:
-            job = cluster.job(job.name)
-            follower.show(cluster.pods(job))
-        except Unreachable:  # the logs may still come
-            pass
-        came = list(follower.lines(_SETTLES))
-        yield sorted((Entry(moment(line.time), line.pod, line.text) for line in came), key=lambda entry: entry.time)
-        if job.ended and not came and not follower.busy:
-            return

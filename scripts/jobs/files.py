@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchtally.proof import statement
 
-_CRI = re.compile(r"(\S+) (?:stdout|stderr) [FP] ")
+_CRI = re.compile(r"\S+ (?:stdout|stderr) [FP] ")
 _POD = re.compile(r"\[(?:pod/)?([a-z0-9][a-z0-9.-]*)(?:/[a-z0-9-]+)?\] ")  # before each line by run_local and kubectl
 
 
@@ -24,7 +24,7 @@ def found(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             if statement.is_one(path):
-                raise NoLogs(f"{path} is a proof and no log, which only verify takes")
+                raise NoLogs(f"{path} is a proof and no log, which only verify_shards.py takes")
             return [path]
         files = sorted(file for file in path.rglob("*") if file.is_file() and not statement.is_one(file))
     except OSError as error:
@@ -34,14 +34,13 @@ def found(path: Path) -> list[Path]:
     return files
 
 
-def parted(file: Path, line: str) -> tuple[str, str | None, str]:
-    """The pod, the time as text, and the text of a line of a log's file."""
-    when = None
+def parted(file: Path, line: str) -> tuple[str, str]:
+    """The pod and the text of a line of a log's file."""
     if tag := _CRI.match(line):
-        when, line = tag[1], line[tag.end() :]
+        line = line[tag.end() :]
     if named := _POD.match(line):
-        return named[1], when, line[named.end() :]
-    return file.stem, when, line
+        return named[1], line[named.end() :]
+    return file.stem, line
 
 
 class Growing:

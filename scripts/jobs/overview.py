@@ -9,6 +9,7 @@ from typing import Any
 from torchtally.observed.judge import Observation
 from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Restart, Run, Snapshot, State, Straggler
 
+from . import starting
 from .standing import Standing
 
 _SLOWER = 0.8  # of the others' median speed: whoever is below it is named
@@ -67,6 +68,7 @@ class Overview:
     slowest: str | None = None  # the pod that is slower than the others
     straggler: Straggler | None = None  # what its ranks say of it
     pods: tuple[PodRow, ...] = ()
+    start: starting.Start | None = None
     restarts: tuple[Restart, ...] = ()
     silent: tuple[str, ...] = ()  # pods of a job that has ended without a log, or a line, and why
     notes: tuple[str, ...] = ()  # warnings of the cluster, and what a preflight has found
@@ -116,6 +118,7 @@ def of(
         "namespace": namespace,
         "proof": proof or stated(run, snapshot.observation),
         "pods": rows,
+        "start": starting.of(snapshot.pods),
         "slowest": straggler.slow if straggler else _slowest(rows, run),
         "straggler": straggler,
         "restarts": snapshot.restarts,

@@ -19,6 +19,7 @@ from verify import console as verify_console
 
 from .overview import Overview, PodRow
 from .standing import Standing
+from .starting import Start
 
 _COLOURS = {
     Standing.PROVED: "green",
@@ -130,6 +131,8 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
         yield _bar(overview.share, min(width, 80))
     if numbers := _numbers(overview):
         yield Text(", ".join(numbers))
+    if overview.start and overview.start.made:
+        yield Text(_start(overview.start), "dim")
     if overview.save_failed:
         yield Text(f"the last checkpoint could not be written: {overview.save_failed}", "red")
     if overview.pods:
@@ -180,6 +183,11 @@ def _numbers(overview: Overview) -> list[str]:
         where = f"epoch {saved.epoch}, position {saved.position}" if saved.position else done
         numbers.append(f"checkpoint {age} ago ({where})")
     return numbers
+
+
+def _start(start: Start) -> str:
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in start.phases.items())
+    return f"first step {start.seconds:.1f} s after the first pod was created: {phases}"
 
 
 def _pods(overview: Overview, width: int) -> Iterator[RenderableType]:

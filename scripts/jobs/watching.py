@@ -1,15 +1,17 @@
 """Shows a job until it ends: on a terminal in place, and else a line or an object of JSON for each change."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.live import Live
 
 from torchtally.record.record import Record
 from verify import cluster as verified
-from verify.job_kinds import ClusterError, NoJob, Unreachable
+from verify.job_kinds import Unreachable
+from verify.wait import Looking
 
 from . import overview, show, views
 from .cluster import Cluster
@@ -71,7 +73,8 @@ class Screen:
 
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
     """Watch a job in the cluster to its end. Raises ClusterError."""
-    found_job = cluster.job(name)
+    look = Looking(partial(cluster.job, name))
+    found_job = look()
     follower, log = Follower(cluster, found_job), Record()
     pods: views.Pods = {}
     warnings: list[str] = []
@@ -80,17 +83,13 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
         while True:
             if time.monotonic() - looked >= _LOOK:
                 try:
-                    now = cluster.job(name)
-                    if now.uid != found_job.uid:
-                        raise ClusterError(f"{found_job.deletion}, and another one of that name exists")
-                    found_job, pods = now, cluster.pods(now)
+                    found_job = look()
+                    pods = cluster.pods(found_job)
                     warnings = [] if found_job.ended else cluster.warnings(found_job, pods)
                     if len(pods) > MOST:
                         warnings.append(f"{len(pods)} pods: the logs of {MOST} are followed")
                     follower.show(pods)
                     views.tell(log, found_job, pods)
-                except NoJob as error:
-                    raise ClusterError(found_job.deletion) from error
                 except Unreachable as error:
                     warnings = [str(error)]
                 looked = time.monotonic()
@@ -107,21 +106,16 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
     return last.standing
 
 
-def logs(path: Path, screen: Screen, running: Callable[[], bool] | None = None) -> Standing:
-    """Watch logs until what writes them no longer runs, or else until their run is complete and its pods have ended.
-
-    Raises NoLogs.
-    """
+def logs(path: Path, screen: Screen) -> Standing:
+    """Watch logs until their run is complete and its pods have ended. Raises NoLogs."""
     log, files = Record(), dict[Path, Growing]()
     with screen.open():
         while True:
-            over = running is not None and not running()  # before the last lines are read
             for file in found(path):
                 growing = files.setdefault(file, Growing(file))
                 for text in growing.lines():
-                    pod, _, line = parted(file, text)
-                    log.add_line(pod, line)
-            if over or (running is None and overview.over(log.snapshot)):
+                    log.add_line(*parted(file, text))
+            if overview.over(log.snapshot):
                 break
             screen.show(views.so_far(log, path.name, None, {}, []))
             time.sleep(_REDRAW)

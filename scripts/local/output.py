@@ -85,14 +85,6 @@ def _for_people(line: bytearray) -> bytearray | None:
     return None if line.startswith(_FOR_PROGRAMS) or (observed and not before.strip()) else before
 
 
-def end() -> None:
-    """Discard what could not be written to standard output: Python would try again at its end, and fail."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def say(text: str) -> None:
     with contextlib.suppress(OSError):  # the reader has left
         print(f"run_local: {text}", file=sys.stderr, flush=True)

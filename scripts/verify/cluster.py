@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import urllib3
 from kubernetes import client, config
@@ -96,6 +96,16 @@ def connect(context: str | None) -> tuple[client.Configuration, str]:
         raise ClusterError(f"no cluster: not in a pod with a service account, and no kubeconfig ({outside})") from None
 
 
+def stream(core: client.CoreV1Api, pod: str, job: ClusterJob, **options: Any) -> TextIO:
+    """The log of a pod as it arrives. Raises ApiException and urllib3's HTTPError, which reading it raises, too."""
+    # Not preloaded, this is urllib3's response, unlike in the signature.
+    response: Any = core.read_namespaced_pod_log(
+        pod, job.namespace, container=job.container, _preload_content=False, **options
+    )
+    response.auto_close = False  # urllib3 would close at the end, before the wrapper sees that it is one
+    return io.TextIOWrapper(response, "utf-8", "replace", newline="")
+
+
 def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> None:
     what, resource = f"pod {pod}", "pods"
     try:
@@ -107,10 +117,7 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
         if status and status.phase == "Running" and job.ended:  # a PyTorchJob ends with its master
             log.notes.append(f"pod {pod} is still running: later lines are missing")
         what, resource = f"the log of pod {pod}", "pods/log"
-        # Not preloaded, this is urllib3's response, unlike in the signature: the log is read as it arrives.
-        response: Any = core.read_namespaced_pod_log(
-            pod, job.namespace, container=job.container, _preload_content=False, _request_timeout=TIMEOUT
-        )
+        arriving = stream(core, pod, job, _request_timeout=TIMEOUT)
     except ApiException as error:
         if error.status not in (400, 404):
             raise job_kinds.refused(error, what, job.namespace, resource) from error
@@ -122,10 +129,9 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
             why = f"does not exist (the job is {job.state})"
         log.complaints.append(Complaint(f"pod {pod} {why}", no_log=True))
         return
-    response.auto_close = False  # urllib3 would close at the end, before the wrapper sees that it is one
     before = log.observed.count
-    with io.TextIOWrapper(response, "utf-8", "replace", newline="") as stream:
-        log.read(f"pod {pod}", stream)
+    with arriving:
+        log.read(f"pod {pod}", arriving)
     if job.ended and log.observed.count == before and carried.carries(found):
         log.complaints.append(Complaint(f"pod {pod} has the observer, and no line of it: {_WHY_SILENT}", no_log=True))
 

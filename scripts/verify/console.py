@@ -34,11 +34,20 @@ def run(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 130
     except _Unwritten as sentence:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at exit
         if str(sentence):
             with contextlib.suppress(OSError):
                 print(f"{Path(sys.argv[0]).stem}: {sentence}", file=sys.stderr)
         return 1
+    finally:
+        _discard()
+
+
+def _discard() -> None:
+    """Discard what could not be written: Python would try again at its end, and fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(text: str, end: str = "\n") -> None:

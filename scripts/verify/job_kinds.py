@@ -37,7 +37,6 @@ class ClusterJob(ABC):
         self.name = str(found["metadata"]["name"])
         self.namespace = str(found["metadata"]["namespace"])
         self.uid = str(found["metadata"].get("uid", ""))
-        self.created = str(found["metadata"].get("creationTimestamp", ""))
         self.spec: dict[str, Any] = found["spec"]
         self._status: dict[str, Any] = found.get("status", {})
         self._in_queue = _QUEUE in (found["metadata"].get("labels") or {})

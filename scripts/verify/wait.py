@@ -1,4 +1,4 @@
-"""Waits until a job in the cluster has ended, and retries while the API server does not answer."""
+"""Looks at a job again and again: until it has ended, and while the API server does not answer."""
 
 import sys
 import time
@@ -28,22 +28,37 @@ class _Progress:
             self._kind, self._at = kind, now
 
 
+class Looking:
+    """Finds a job, and then the same one."""
+
+    def __init__(self, find: Callable[[], ClusterJob]) -> None:
+        self._find = find
+        self._seen: ClusterJob | None = None
+
+    def __call__(self) -> ClusterJob:
+        """The job now. Raises NoJob before it was seen, and ClusterError once it is deleted."""
+        try:
+            job = self._find()
+        except NoJob as error:
+            if self._seen:
+                raise ClusterError(self._seen.deletion) from error
+            raise
+        if self._seen and job.uid != self._seen.uid:
+            raise ClusterError(f"{self._seen.deletion}, and another one of that name exists")
+        self._seen = job
+        return job
+
+
 def until_end(find: Callable[[], ClusterJob]) -> ClusterJob:
     """The job once it has ended. Raises ClusterError if it does not exist, or no longer."""
-    progress, began = _Progress(), time.monotonic()
-    seen: ClusterJob | None = None
+    progress, began, look = _Progress(), time.monotonic(), Looking(find)
     while True:
         try:
-            job = find()
-            if seen and job.uid != seen.uid:
-                raise ClusterError(f"{seen.deletion}, and another one of that name exists")
+            job = look()
             if job.ended:
                 return job
-            seen = job
             progress.tell(job.progress, f"waiting: {job.sentence}")
         except NoJob as error:
-            if seen:
-                raise ClusterError(seen.deletion) from error
             if time.monotonic() - began >= _CREATED_WITHIN:
                 raise
             progress.tell("none", f"waiting for the job: {error}")

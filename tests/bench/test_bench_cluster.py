@@ -10,13 +10,14 @@ import yaml
 from bench import cluster, cluster_table, results
 from bench.results import Results
 from bench.sample import Sample
+from torchtally import events
 
 sys.path.append(str(cluster.ROOT / "scripts"))
 
 from local import environment, manifest
 
-OURS = {"command": 0.5, "controller": 1.0, "import": 6.0, "rendezvous+data+first step": 9.0, "together": 16.5}
-BY_HAND = {"command": 0.25, "controller": 1.0, "import+rendezvous+data+first step": 20.0, "together": 21.25}
+OURS = {"command": 0.5, "scheduling": 1.0, "import": 6.0, "rendezvous+data+first step": 9.0, "together": 16.5}
+BY_HAND = {"command": 0.25, "scheduling": 1.0, "import+rendezvous+data+first step": 20.0, "together": 21.25}
 
 
 class Applied(cluster.Namespace):
@@ -111,6 +112,21 @@ def test_an_image_that_is_on_the_nodes_alone_stays_there(monkeypatch: pytest.Mon
     assert commands == []
 
 
+def test_phases_are_those_of_status_and_of_a_log_without_events_the_rest_is_one() -> None:
+    start = {"created": 101.0, "seconds": 9.0, "phases": {"scheduling": 5.0, "container": 4.0}}
+    line = 'not it\n{"samples": 2560, "seconds": 0.8, "first_step": 120.5}\n{"first_step"'
+    by_hand = cluster.phases(start, 100.5, cluster.first_step(line))
+    rest = {"import+rendezvous+data+first step": 10.5}
+    assert by_hand == {"command": 0.5, "scheduling": 5.0, "container": 4.0, **rest, "together": 20.0}
+    assert cluster.first_step('{"samples": 2560}\n') is None
+
+    record = events.Record(130.0, events.Source(pod="demo-master-0", run="a", attempt=0, rank=0), events.Step(epoch=1))
+    assert cluster.first_step(f"{events.line(record)}\n") == 130.0
+    start = {"created": 100.0, "seconds": 30.0, "phases": {"scheduling": 5.0, "container+first step": 25.0}}
+    ours = cluster.phases(start, 100.5, 130.0)
+    assert ours == {"command": 0.0, "scheduling": 5.0, "container+first step": 25.0, "together": 29.5}
+
+
 def test_bad_input_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("E2E_IMAGE", raising=False)
     monkeypatch.setenv("E2E_DATA", "/e2e/data")
@@ -138,7 +154,7 @@ def test_a_phase_that_one_has_in_parts_is_put_together() -> None:
         "| phase | helm install | by hand |",
         "| --- | ---: | ---: |",
         "| command | 2.50 [0.50–10.5] | 2.25 [0.25–10.2] |",
-        "| controller | 3.00 [1.00–11.0] | 3.00 [1.00–11.0] |",
+        "| scheduling | 3.00 [1.00–11.0] | 3.00 [1.00–11.0] |",
         "| import | 8.00 [6.00–16.0] | – |",
         "| rendezvous+data+first step | 11.0 [9.00–19.0] | – |",
         "| import+rendezvous+data+first step | 19.0 [15.0–35.0] | 22.0 [20.0–30.0] |",

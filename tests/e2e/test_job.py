@@ -56,10 +56,18 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
     for pod in PODS:
         clean_log.assert_clean(namespace.log(pod))
 
-    startup = [sys.executable, str(ROOT / "scripts/startup.py"), "demo", "-n", namespace.name, "--json"]
-    told = json.loads(run(*startup).stdout)
-    apart = {"scheduling", "init", "pull", "import", "rendezvous", "data", "first step"}
-    assert told["pods"].keys() == set(PODS) and apart <= told["phases"].keys()
+    status = [
+        sys.executable,
+        str(ROOT / "scripts/torchtally_jobs.py"),
+        "status",
+        "demo",
+        "-n",
+        namespace.name,
+        "--json",
+    ]
+    start = json.loads(run(*status).stdout)["start"]
+    assert start["pods"].keys() == set(PODS)
+    assert list(start["phases"]) == ["scheduling", "container", "import", "rendezvous", "data", "first step"]
 
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 

@@ -23,20 +23,14 @@ def asked(namespace: Namespace, *command: str, code: int = 0) -> str:
 def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp_path: Path) -> None:
     namespace.install(*KIND_VALUES, *data_values(), *OPTIONS)
     watch = [*JOBS, "watch", "demo", "--json", "-n", namespace.name]
-    follow = [*JOBS, "logs", "demo", "--follow", "--all", "-n", namespace.name]
-    with (
-        subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching,
-        (tmp_path / "log").open("w") as log,
-        subprocess.Popen(follow, stdout=log) as following,
-    ):
+    with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
         try:
             faults.kill("demo-worker-1", faults.MID_EPOCH)(namespace)
             namespace.wait_for_job("demo", "Succeeded")
             out, _ = watching.communicate(timeout=LIMIT)
-            assert (watching.returncode, following.wait(LIMIT)) == (0, 0), out
+            assert watching.returncode == 0, out
         finally:
             watching.kill()
-            following.kill()
     seen: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
     assert seen[-1]["standing"] == "proved" and "running" in {each["standing"] for each in seen}
     assert {each["attempt"] for each in seen} >= {0, 1}
@@ -48,14 +42,10 @@ def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp
     killed = [each for each in seen[-1]["restarts"] if each["pod"] == "demo-worker-1"]
     assert killed and killed[0]["kind"] != "consequence", seen[-1]["restarts"]
 
-    followed = (tmp_path / "log").read_text()
-    for pod in faults.PODS:
-        assert followed.count(f'[{pod}] TORCHTALLY-EVENT {{"v":1,"event":"started"') == 2
+    assert {pod["name"]: pod["restarts"] for pod in seen[-1]["pods"]} == dict.fromkeys(faults.PODS, 1)
     (listed,) = json.loads(asked(namespace, "list", "--json"))["jobs"]
     assert (listed["job"], listed["state"], listed["standing"]) == ("demo", "succeeded", "proved")
     assert "✓ the proof holds" in " ".join(asked(namespace, "status", "demo").split())
-    assert json.loads(asked(namespace, "verify", "demo", "--json"))["holds"]
-    assert "[demo-master-0] torchtally: wrote /output/model.pt" in asked(namespace, "logs", "demo")
     asked(namespace, "fetch", "demo", str(tmp_path / "results"))
     assert {file.name for file in (tmp_path / "results").iterdir()} == {"model.pt", "proof.json"}
     assert not [name for name in namespace.list("pod") if "fetch" in name]

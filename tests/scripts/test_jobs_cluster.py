@@ -18,7 +18,7 @@ import told
 import torchtally_jobs
 from answering import JOB, LAST, LINES, NODES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 
-from jobs import commands, watching
+from jobs import follow, watching
 
 PODS = "/api/v1/namespaces/trial/pods"
 OF_JOB = f"{PODS}?labelSelector=training.kubeflow.org/job-name%3Ddemo"
@@ -51,8 +51,7 @@ def cluster(server: Server) -> Server:
     for name in names:
         status, text = server.answers[f"{pod(name)}/log?container=pytorch"]
         stamped = "".join(f"2026-01-02T03:04:05.{at:09}Z {line}\n" for at, line in enumerate(text.splitlines()))
-        for options in ("previous=false&timestamps=true", "follow=true&timestamps=true"):
-            server.answers[f"{pod(name)}/log?container=pytorch&{options}"] = status, stamped
+        server.answers[f"{pod(name)}/log?container=pytorch&follow=true&timestamps=true"] = status, stamped
     return server
 
 
@@ -69,7 +68,7 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 
 
 def test_a_job_that_is_proved(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("status", "watch", "verify"):
+    for command in ("status", "watch"):
         status, said = asked(capsys, command, "demo")
         assert status == 0 and "✓ the proof holds: run" in said, said
         assert "imports" not in said  # its pods run, and have no entry point that reports
@@ -79,8 +78,6 @@ def test_a_job_that_is_proved(cluster: Server, capsys: pytest.CaptureFixture[str
     status, said = asked(capsys, "list", "--json")
     (listed,) = json.loads(said)["jobs"]
     assert (listed["job"], listed["kind"], listed["standing"]) == ("demo", "PyTorchJob", "proved")
-    status, said = asked(capsys, "logs", "demo", "--all")
-    assert status == 0 and said.count("[demo-worker-2] TORCHTALLY") == len(LINES) // 5
 
 
 def test_only_the_first_pod_is_read_for_a_list(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +127,28 @@ def test_the_exit_status_tells_a_job_that_is_not_proved(
         assert asked(capsys, "fetch", "demo", "nowhere") == (status, sentence)
 
 
+def test_where_the_time_went_until_the_first_step(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.state("Running")
+    running = container(state={"running": {"startedAt": "2026-01-02T03:03:58Z"}})
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-02T03:03:55Z"}
+    found = object_of("demo-master-0", containerStatuses=[running], conditions=[scheduled])
+    found["metadata"]["creationTimestamp"] = "2026-01-02T03:03:50Z"
+    pods(cluster, found)
+    for name in ("demo-worker-0", "demo-worker-1", "demo-worker-2"):
+        cluster.log(name, "")
+    cluster.log("demo-master-0", "".join(f"{line.partition(' ')[2]}\n" for line in told.KILLED if told.MASTER in line))
+    phases = {"scheduling": 5, "container": 3, "import": 2, "rendezvous": 1, "data": 1, "first step": 3}
+    start = json.loads(asked(capsys, "status", "demo", "--json")[1])["start"]
+    assert start == {
+        "created": told.BEGAN - 10,
+        "seconds": 15,
+        "phases": phases,
+        "pods": {"demo-master-0": phases},
+    }
+    said = ", ".join(f"{name} {seconds}.0 s" for name, seconds in phases.items())
+    assert f"first step 15.0 s after the first pod was created: {said}" in asked(capsys, "status", "demo")[1]
+
+
 def test_what_a_pod_waits_for_and_warnings(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.state("Created")
     waiting = container(state={"waiting": {"reason": "ImagePullBackOff"}})
@@ -177,13 +196,7 @@ def test_a_right_that_lacks(cluster: Server, capsys: pytest.CaptureFixture[str])
 def test_no_such_job(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
     for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
         cluster.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
-    for command in (
-        ["status", "demo"],
-        ["watch", "demo"],
-        ["logs", "demo"],
-        ["verify", "demo"],
-        ["fetch", "demo", "new"],
-    ):
+    for command in (["status", "demo"], ["watch", "demo"], ["fetch", "demo", "new"]):
         status, said = asked(capsys, *command)
         assert status == 2 and "no PyTorchJob or TrainJob demo in namespace trial" in said
     cluster.answers[JOBS] = 200, {"items": []}
@@ -199,7 +212,7 @@ def test_a_cluster_that_does_not_answer(
     with socket.socket() as taken:  # nobody listens
         taken.bind(("127.0.0.1", 0))
         kubeconfig(tmp_path, monkeypatch, taken.getsockname()[1])
-        for command in (["list"], ["status", "demo"], ["watch", "demo"], ["logs", "demo", "-f"], ["verify", "demo"]):
+        for command in (["list"], ["status", "demo"], ["watch", "demo"]):
             status, said = asked(capsys, *command)
             assert status == 7 and "cannot reach the cluster" in said, said
 
@@ -239,33 +252,46 @@ def test_a_job_that_is_deleted_while_it_is_watched(
     assert status == 2 and "PyTorchJob demo in namespace trial was deleted while it was running" in said
 
 
-def test_logs_are_followed_over_a_restart(
+def test_a_pod_that_is_restarted_is_followed_on(
     cluster: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lives = iter((0, 0, 1))
-    texts = {0: "2026-01-02T03:04:05.000000000Z first\n", 1: "2026-01-02T03:05:05.000000000Z second\n"}
-    cluster.state("Running")
+    """The API server answers with the log of the container that runs; each line is counted once."""
+    stamps = iter(range(100))
+
+    def text(first: float) -> str:
+        lines = [line.partition(" ")[2] for line in told.start(first) if told.WORKER in line]
+        return "".join(f"2026-01-02T03:04:05.{next(stamps):09}Z {line}\n" for line in lines)
+
+    texts = [text(0), text(20)]
+    restarts = iter(range(2))
 
     def restart() -> None:
-        number = next(lives, 2)
-        if number == 2:
+        number = next(restarts, None)
+        if number is None:
             cluster.state("Succeeded")
-        number = min(number, 1)
-        pods(cluster, object_of("demo-worker-0", containerStatuses=[container(number)]))
-        path = f"{pod('demo-worker-0')}/log?container=pytorch&follow=true&timestamps=true"
+            return
+        ended = {"terminated": {"exitCode": 1, "startedAt": CREATED, "finishedAt": CREATED}}
+        pods(cluster, object_of(told.WORKER, containerStatuses=[container(number, state=ended)]))
+        path = f"{pod(told.WORKER)}/log?container=pytorch&follow=true&timestamps=true"
         cluster.answers[path] = 200, texts[number]
 
-    restart()
-    settle = commands.Follower.lines
-
-    def lines(self: Any, seconds: float) -> Any:
-        came = [*settle(self, seconds)]
-        restart()
+    def lines(self: follow.Follower, seconds: float) -> list[follow.Line]:
+        if came := [*settle(self, seconds)]:
+            restart()
         return came
 
-    monkeypatch.setattr(commands.Follower, "lines", lines)
-    status, said = asked(capsys, "logs", "demo", "-f")
-    assert (status, said) == (0, "[demo-worker-0] first [demo-worker-0] second")
+    cluster.state("Running")
+    restart()
+    for name in ("demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"):
+        cluster.log(name, "")
+    settle = follow.Follower.lines
+    monkeypatch.setattr(follow.Follower, "lines", lines)
+    monkeypatch.setattr(watching, "_LOOK", 0.0)
+    monkeypatch.setattr(watching.views, "tell", lambda *_: None)
+    _, said = asked(capsys, "watch", "demo", "--json")
+    shown = [each for line in said.replace("} {", "}\n{").splitlines() for each in json.loads(line)["pods"]]
+    (last,) = [pod["restarts"] for pod in shown if pod["name"] == told.WORKER][-1:]
+    assert last == 1
 
 
 # The results, through a pod of its own.

@@ -13,8 +13,9 @@ import pytest
 import seen
 import told
 import torchtally_jobs
+import verify_shards
 
-from jobs import files, overview, show, watching
+from jobs import files, overview, show
 from jobs.standing import Standing
 from torchtally import events
 from torchtally.record.record import Record
@@ -39,7 +40,7 @@ def drawn(lines: list[str], width: int, standing: Standing, seconds: float) -> l
     """What `status` shows of these lines."""
     record = Record()
     for line in lines:
-        pod, _, text = files.parted(Path("demo.log"), line)
+        pod, text = files.parted(Path("demo.log"), line)
         record.add_line(pod, text)
     found = overview.of("demo", record.snapshot, at=told.BEGAN + seconds, standing=standing)
     show.console(width, text := io.StringIO()).print(show.whole(found, "utf-8", width))
@@ -169,15 +170,14 @@ def progress_of_master() -> str:
 
 def test_a_run_that_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
-    for command in ("status", "watch", "verify"):
+    for command in ("status", "watch"):
         assert torchtally_jobs.main([command, path]) == 0
         assert "✓ the proof holds: run 3f9c2a7b10de, 2 ranks, train 2 epochs" in " ".join(
             capsys.readouterr().out.split()
         )
         assert torchtally_jobs.main([command, path, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert found["run"] == "3f9c2a7b10de"
-        assert found.get("standing", found.get("outcome")) == "proved"
+        assert (found["run"], found["standing"]) == ("3f9c2a7b10de", "proved")
 
 
 def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,12 +242,6 @@ def test_a_proof_does_not_hide_a_fault_that_is_observed(tmp_path: Path, capsys: 
         assert "<h2>Observed</h2>" in (tmp_path / "demo.html").read_text()
 
 
-def test_observed_lines_are_folded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, [*seen.lines(), "[demo-master-0] trained"])
-    assert torchtally_jobs.main(["logs", path]) == 0
-    assert capsys.readouterr().out == "  … 4 observed lines\n[demo-master-0] trained\n"
-
-
 def test_a_log_that_says_so_is_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The lines state that nothing is lost, and the digest of one shows what is."""
     wrong = bruteforce.run(
@@ -294,22 +288,6 @@ def test_a_folder_with_a_log_of_each_pod(tmp_path: Path, capsys: pytest.CaptureF
         (folder / f"{pod}.log").write_text("".join(stamped))
     assert torchtally_jobs.main(["status", str(folder)]) == 0
     assert "the proof holds" in capsys.readouterr().out
-    assert torchtally_jobs.main(["logs", str(folder), "--json", "--all"]) == 0
-    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(entries) == len(lines)
-    assert [entry["time"] for entry in entries] == sorted(entry["time"] for entry in entries)
-
-
-def test_logs_fold_what_is_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.PROVED])
-    assert torchtally_jobs.main(["logs", path]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "  … 8 events",
-        "[demo-master-0] a line for people",
-        "  … 7 tally lines, 16 events",
-    ]
-    assert torchtally_jobs.main(["logs", path, "--all"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len([*told.KILLED, *told.RESUMED, *told.PROVED])
 
 
 def test_a_log_is_watched_while_it_grows(tmp_path: Path) -> None:
@@ -331,43 +309,13 @@ def test_a_log_is_watched_while_it_grows(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_watch_is_what_the_verifier_says(tmp_path: Path) -> None:
-    """The log's last line has no end, and contradicts one before it; a collector's log has each line in JSON."""
+    """The log's last line has no end, and contradicts one before it."""
     proved = [*told.KILLED, *told.RESUMED, *told.PROVED]
     contradicts = next(line for line in proved if '"consumed":30' in line).replace('"consumed":30', '"consumed":29')
     path = Path(written(tmp_path, proved))
     with path.open("a") as log:
         log.write(contradicts)
-    assert torchtally_jobs.main(["watch", str(path)]) == torchtally_jobs.main(["verify", str(path)]) == 1
-    path.write_text("".join(json.dumps({"log": line}) + "\n" for line in proved))
-    assert watching.logs(path, watching.Screen(as_json=False), lambda: False) is Standing.PROVED
-
-
-WRITES = """
-import sys, pathlib
-path, source, code = sys.argv[1:]
-pathlib.Path(path).write_text(pathlib.Path(source).read_text())
-print("what the command says")
-sys.exit(int(code))
-"""
-
-
-@pytest.mark.parametrize(("code", "end", "status"), [(0, 0, 0), (0, 12, 3), (7, 0, 7)])
-def test_a_command_is_run_and_its_log_watched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, end: int, status: int
-) -> None:
-    lines = [*told.KILLED, *told.RESUMED, *told.PROVED]
-    source, path = written(tmp_path, lines[: len(lines) - end]), tmp_path / "run.log"
-    path.write_text("\n".join(lines))  # of another run
-    command = [sys.executable, "-c", WRITES, str(path), source, str(code)]
-    assert torchtally_jobs.main(["watch", str(path), "--run", *command]) == status
-    out, err = capsys.readouterr()
-    assert ("the proof holds" in out) == (end == 0)
-    assert err == ("what the command says\n" if code else "")
-
-
-def test_a_command_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert torchtally_jobs.main(["watch", str(tmp_path / "run.log"), "--run", "./nothing"]) == 2
-    assert "cannot run ./nothing: No such file or directory" in capsys.readouterr().err
+    assert torchtally_jobs.main(["watch", str(path)]) == verify_shards.main([str(path)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -375,10 +323,8 @@ def test_a_command_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["status", "./nowhere"], "cannot read nowhere: No such file or directory"),
         (["watch", "{tmp_path}/empty"], "the folder {tmp_path}/empty holds no file"),
-        (["logs", "{tmp_path}/empty"], "the folder {tmp_path}/empty holds no file"),
         (["fetch", "./logs", "out"], "fetch copies from a job in the cluster, and ./logs names logs"),
         (["fetch", "demo", "{tmp_path}"], "{tmp_path} exists and is no empty folder: name another one"),
-        (["logs", "./demo.log", "-f"], "--follow goes with a job in the cluster"),
     ],
 )
 def test_a_mistake_is_a_sentence(
@@ -392,7 +338,6 @@ def test_a_mistake_is_a_sentence(
 def test_what_is_no_log_is_incomplete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.log").write_bytes(b"\xff\x00 no log\nTORCHTALLY {\n")
     assert torchtally_jobs.main(["status", str(tmp_path / "a.log")]) == 3
-    assert torchtally_jobs.main(["logs", str(tmp_path / "a.log")]) == 0
     assert "Traceback" not in capsys.readouterr().out
 
 
@@ -430,7 +375,7 @@ def test_an_output_that_cannot_be_written_ends_with_1(tmp_path: Path, sink: str)
     else:
         reader, output = os.pipe()
         os.close(reader)
-    programs = ["status", "logs", "logs --json", "watch", "watch --json"]
+    programs = ["status", "watch", "watch --json"]
     command = [sys.executable, "-c", PROGRAMS, str(JOBS), path, *programs]
     ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
     os.close(output)

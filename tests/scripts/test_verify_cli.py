@@ -166,7 +166,7 @@ def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     result = without_site(tmp_path, "--job", "demo")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("verify_shards: --job needs the Python package ")
+    assert result.stderr.startswith("verify_shards: the Python package ")
 
     def late(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
         return shard[1:] if rank == 1 else [*shard, shard[0], shard[0]] if rank == 2 else shard

@@ -9,7 +9,6 @@ from pathlib import Path
 import bruteforce
 import pytest
 from answering import Server
-from test_startup import cluster  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/fashion-mnist.yaml"
@@ -60,11 +59,6 @@ def test_torchtally_jobs_reads_a_cluster(server: Server, tmp_path: Path) -> None
     assert (proved.returncode, proved.stderr) == (0, "")
 
 
-def test_startup_reads_a_cluster(cluster: Server, tmp_path: Path) -> None:  # noqa: F811
-    told = blocked("startup.py", "demo", KUBECONFIG=str(tmp_path / "kubeconfig"))
-    assert (told.returncode, told.stderr) == (0, "")
-
-
 def test_run_local_runs_a_manifest() -> None:
     ended = blocked("run_local.py", "-f", EXAMPLE, "--entrypoint", "echo")
     assert ended.returncode == 0, ended.stderr
@@ -95,7 +89,8 @@ def test_make_scripts_installs_all_that_they_need(tmp_path: Path) -> None:
     assert "rank 1: 1 (" in verified.stdout and "sympy" not in verified.stdout
     asked = run("scripts/verify_shards.py", "--job", "demo", "--context", "nowhere")
     assert "cannot use the context nowhere" in asked.stderr
-    assert "cannot use the context nowhere" in run("scripts/startup.py", "demo", "--context", "nowhere").stderr
+    shown = run("scripts/torchtally_jobs.py", "list", "--context", "nowhere")
+    assert "cannot use the context nowhere" in shown.stderr
     shown = run("scripts/torchtally_jobs.py", "status", log)
     assert (shown.returncode, "disproved" in shown.stdout) == (1, True), shown.stderr
     ended = run("scripts/run_local.py", "-f", EXAMPLE, "--entrypoint", "echo")
