@@ -63,7 +63,8 @@ class Program:
     @property
     def starts_programs(self) -> bool:
         """Whether it starts further ones that import torch."""
-        return self.name in (WORKER, str(SHIM), TORCHRUN) or sys.executable in self.arguments
+        runs_script = self.arguments[:1] == ["run"] and self.arguments[1:2] and self.arguments[1].endswith(".py")
+        return self.name in (WORKER, str(SHIM), TORCHRUN) or sys.executable in self.arguments or bool(runs_script)
 
     @classmethod
     def of(cls, command: Any, folder: str) -> "Program | None":

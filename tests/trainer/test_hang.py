@@ -96,18 +96,21 @@ def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> No
 def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
     """Without any sample: rank 1 has failed, and rank 0 does not notice it."""
     (program := tmp_path / "deaf.py").write_text(
-        "import os, sys, time\n"
-        "import torch\n"
+        "import os, time\n"
+        "import torch.distributed as dist\n"
+        "from torchtally import Account\n"
         "def deaf():\n"
         "    while True: time.sleep(1)\n"
-        "sys.exit(7) if os.environ['RANK'] == '1' else deaf()\n"
+        "dist.init_process_group('gloo')\n"
+        "with Account(task='deaf', plan={'train': 1}):\n"
+        "    os._exit(7) if os.environ['RANK'] == '1' else deaf()\n"
     )
     with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(tmp_path)), tmp_path, 2) as job:
         pods = [job.start(rank, ["run", str(program)], entry=STRICT) for rank in range(2)]
         assert [pod.wait() for pod in pods] == [203, 7]
     (told,) = stuck(pods[0])
-    assert (told.seconds, told.stands) == (None, "rank 0 stands in deaf (deaf.py:4)")
-    assert "Before: rank 0 stands in deaf (deaf.py:4)" in pods[0].message
+    assert (told.seconds, told.stands) == (None, "rank 0 stands in deaf (deaf.py:5)")
+    assert "Before: rank 0 stands in deaf (deaf.py:5)" in pods[0].message
     assert "in deaf" in (tmp_path / "stacks-demo-master-0.txt").read_text()
 
 

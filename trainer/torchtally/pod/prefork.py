@@ -6,6 +6,7 @@ elastic job, is an ordinary process: the agent has threads by then, and a fork o
 
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import subprocess
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -23,7 +24,9 @@ from threadpoolctl import threadpool_limits
 from torchtally import compat, standard_output
 from torchtally.errors import Ending
 from torchtally.pod import stacks
+from torchtally.pod.failure import exit_rank
 from torchtally.pod.keeper import Keeper
+from torchtally_observer import process
 
 Result = TypeVar("Result")
 _fork = (
@@ -46,19 +49,34 @@ def apart(function: Callable[[], Result]) -> Result:
         except Ending as ending:
             there.send(ending)
 
-    process = _fork.Process(target=answer)
-    process.start()
+    asked = _fork.Process(target=answer)
+    asked.start()
     there.close()
     try:
         answered = here.recv()
     except EOFError:
         raise RuntimeError(f"{function} ended without an answer") from None
     finally:
-        process.kill()  # it has answered, and a GPU's driver may take its time to end
-        process.join()
+        asked.kill()  # it has answered, and a GPU's driver may take its time to end
+        asked.join()
     if isinstance(answered, Ending):
         raise answered
     return cast(Result, answered)
+
+
+def main_of(module: str, command: Sequence[str]) -> Callable[[], int]:
+    """Import a module of this package, for all ranks. Returns what calls its main() in a rank, as `command` does."""
+    main: Callable[[], int] = importlib.import_module(module).main
+
+    def run() -> NoReturn:
+        process.current().leave()  # it keeps its own account, and the image's variable may have started an observation
+        sys.argv = list(command[command.index(module) :])
+        for stream in (sys.stdout, sys.stderr):
+            # Whole lines, which do not mix with another rank's: unbuffered, print() writes the newline separately.
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+        exit_rank(main())
+
+    return run
 
 
 def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper) -> bool:
