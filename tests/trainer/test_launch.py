@@ -2,6 +2,7 @@
 
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -158,12 +159,19 @@ def test_outside_of_a_cluster_no_file_is_made(alone: launched.Job, tmp_path: Pat
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a process has a start time in /proc on Linux alone")
-def test_what_a_rank_has_started_ends_with_an_agent_that_is_killed(alone: launched.Job) -> None:
-    pod = alone.start(0, shell("sleep 1000 & echo $$ $!; wait"))
-    processes = [psutil.Process(int(pid)) for pid in pod.line().split()]
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process of its parent's end on Linux alone")
+def test_ranks_end_with_an_agent_that_is_killed(alone: launched.Job) -> None:
+    pod = alone.start(0, shell("echo $$; exec sleep 1000"), **TWO)
+    ranks = [psutil.Process(int(pod.line())) for _ in range(2)]
     pod.signal(signal.SIGKILL)
-    launched.until("they are gone", lambda: all(map(launched.gone, processes)))
+    launched.until("they are gone", lambda: all(map(launched.gone, ranks)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows the signals that a process ignores on Linux alone")
+def test_a_rank_ignores_the_signals_that_it_would_ignore_elsewhere(alone: launched.Job) -> None:
+    asked = ["grep", "SigIgn", "/proc/self/status"]
+    pod = alone.start(0, ["run", "--", *asked])
+    assert pod.line() == subprocess.run(asked, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("end", ["exit 7", "kill -KILL $$"])

@@ -31,6 +31,7 @@ from torchtally.pod import (
     attempts,
     device,
     failure,
+    lifeline,
     observing,
     prefork,
     rendezvous,
@@ -39,7 +40,6 @@ from torchtally.pod import (
 )
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.hang import Hang
-from torchtally.pod.keeper import Keeper
 from torchtally.pod.rendezvous import Rendezvous
 from torchtally.pod.retries import Retries
 
@@ -118,9 +118,8 @@ def _attempt(
     folder = Path(tempfile.mkdtemp(prefix="torchtally-"))
     _set_environment(job, threads, folder, output or places.output)
     address.keep_on_loopback(job)
-    keeper = Keeper(f"{_RUN}={os.environ[_RUN]}")
-    signals.not_ranks.add(keeper.pid)
-    if main and prefork.fork(command, processes, None if given else int(threads), keeper):
+    tied = lifeline.tied(command)
+    if main and prefork.fork(tied, processes, None if given else int(threads)):
         return main
     _silence_agent()
     compat.name_rendezvous_events_quickly()
@@ -139,14 +138,13 @@ def _attempt(
     else:
         signals.handle()
     # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
-    options = [*_agent_options(job, processes, folder, env), "--", *_verbatim(command)]
+    options = [*_agent_options(job, processes, folder, env), "--", *_verbatim(tied)]
     try:
         ended = retries.end(_run(torchrun.parse_args(options), job, pods, env))
         if hang.trained and retries.kept and not signals.came():
             again()
     except Exhausted as sentence:
         ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
-    keeper.dismiss()
     if watch:
         watch.end()
     hung = hang.sentence

@@ -23,9 +23,8 @@ from threadpoolctl import threadpool_limits
 
 from torchtally import compat, standard_output
 from torchtally.errors import Ending
-from torchtally.pod import stacks
+from torchtally.pod import lifeline, stacks
 from torchtally.pod.failure import exit_rank
-from torchtally.pod.keeper import Keeper
 from torchtally_observer import process
 
 Result = TypeVar("Result")
@@ -79,11 +78,11 @@ def main_of(module: str, command: Sequence[str]) -> Callable[[], int]:
     return run
 
 
-def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper) -> bool:
+def fork(command: Sequence[str], count: int, threads: int | None) -> bool:
     """Fork `count` ranks. torchrun's agent takes one where it would start `command`.
 
-    The `keeper` ends them with the agent. Each uses `threads`; with None, as many as OpenMP found in the environment
-    when torch was imported.
+    They end with the agent. Each uses `threads`; with None, as many as OpenMP found in the environment when torch was
+    imported.
 
     Returns:
         Whether this process is a rank, which the agent has started.
@@ -91,6 +90,7 @@ def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper
     if _fork is None or threading.active_count() > 1:
         return False
     gc.freeze()  # a collection in a rank would copy what they share
+    agent = os.getpid()
     waiting: list[_Rank] = []
     for _ in range(count):
         here, there = multiprocessing.Pipe()
@@ -98,11 +98,10 @@ def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            keeper.close()
+            lifeline.end_with(agent)
             _wait(there, [here, *(each.connection for each in waiting)], threads)
             return True
         there.close()
-        keeper.watch(pid)
         waiting.append(_Rank(pid, here))
 
     def start(args: tuple[str, ...], env: dict[str, str]) -> _Rank | None:
