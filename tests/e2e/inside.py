@@ -44,7 +44,7 @@ def processes() -> list[Process]:
 
 
 def ranks() -> list[Process]:
-    """A fork has its agent's command, and this name once the agent has started it. Others have a program of their own."""
+    """A fork has its agent's command, and this name once the agent has started it; others have their program's."""
     agents = {each.pid for each in agent()}
     return [
         each

@@ -12,8 +12,6 @@ import launched
 import psutil
 import pytest
 
-from torchtally.pod.names import Names
-
 # A peer is lost as gloo says it, without gloo.
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.1.2.3]:4711"
 
@@ -301,12 +299,6 @@ def test_a_missing_master_is_named(two: launched.Job) -> None:
     assert re.match(
         r"the pod with RANK=0 does not answer at 127.0.0.1:\d+ \(.*refused\): gave up after 1 s", pod.message
     )
-
-
-def test_pods_have_the_operators_names_before_they_have_joined() -> None:
-    for address in ("demo-master-0", "demo-master-0.train.svc"):
-        assert Names(address).several([0, 1, 11]) == "demo-master-0, demo-worker-0, demo-worker-10"
-    assert Names("10.0.0.1").several([1]) == "the pod with RANK=1"
 
 
 def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:
