@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import torch
 
 from bench import machine
+from bench.huge_pages import TUNABLES
 from bench.markdown import markdown, shown
 from bench.measure import passes
 from bench.peers import common
 from bench.spread import spread
-from torchtally.cli import TUNABLES
 
 _CASES = {
     "gpt, 8 windows": 0,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn.functional import cross_entropy
 
-from bench import machine
+from bench import huge_pages, machine
 from bench.limit import PARTS
 from bench.markdown import markdown
 from bench.measure import throughput
@@ -19,7 +19,6 @@ from bench.measure.products import step_of
 from bench.peers import common
 from bench.table import TOOLS
 from torchtally import tasks
-from torchtally.cli import start_with_huge_pages
 from torchtally.environment import Places
 from torchtally.training import loop
 
@@ -80,7 +79,7 @@ def table(names: list[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    start_with_huge_pages()  # as torchtally has them
+    huge_pages.start()  # as torchtally has them
     torch.set_num_threads(1)
     for line in table(sys.argv[1:] or [*PARTS]):
         print(line)

@@ -122,7 +122,6 @@ def _attempt(
     if main and prefork.fork(tied, processes, None if given else int(threads)):
         return main
     _silence_agent()
-    compat.name_rendezvous_events_quickly()
     if job.elastic:
         compat.serve_elastic_store_on(lambda host, port: address.listener(host, port, job.max_nodes))
     _report_start(job, processes, why, threads)
