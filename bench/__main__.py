@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from bench import machine, report
-from bench.measure import loading, overhead, ranks, sampler, simulated
+from bench.measure import loading, overhead, sampler, simulated
 from bench.measure.throughput import TASKS
 from bench.results import FOLDER, Results
 from bench.sample import found_in
@@ -71,8 +71,6 @@ def programs(number: int) -> Iterator[list[str]]:
     yield ["verifier", "10000"]
     if number == 1:
         yield ["locality", "--samples"]  # it counts, so the other rounds would find the same
-    for world in ranks.TIMED:
-        yield ["ranks", str(world)]
     yield ["saves", "2"]
     yield ["recovery", "once"]
     for case in ("0", "2", "start"):

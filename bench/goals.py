@@ -161,11 +161,6 @@ def _start(results: Results) -> Iterator[list[str]]:
     if ours and bare:
         goal = "from the command to the first step, one rank, s"
         yield _times_at_most(goal, 1.3, "an import of torch and an optimizer", ours, bare)
-    for series in results.of("own script, first step", tool="torchtally"):
-        world = int(series.case["world"])
-        if torchrun := results.one("own script, first step", world=world, tool="torchrun"):
-            goal = f"own script, from the command to the first step, {_ranks(world)}, s"
-            yield _times_at_most(goal, 0.6 if world > 1 else 1.0, "torchrun", series, torchrun)
     if asked := results.one("start", what="torchtally --help"):
         yield _at_most("`torchtally --help`, s", asked, 0.15)
 

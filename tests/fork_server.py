@@ -42,6 +42,8 @@ ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
 RANKS = str(ROOT / "tests/trainer/ranks.py")  # its program needs the tests' modules
 TORCHRUN = "torch.distributed.run"  # likewise: it starts ranks
+# As an agent starts a rank. What follows is the agent's process id, and the program.
+TIED = [sys.executable, "-I", "-S", str(ROOT / "trainer/torchtally/pod/lifeline.py")]
 folders: list[str] = []  # which the tests' files have added to sys.path
 _of_tests: dict[str, ModuleType] = {}  # what only test files import
 _enabled = True
@@ -59,18 +61,22 @@ class Program:
     kind: str  # "-c", "-m" or "path"
     name: str
     arguments: list[str]
+    ends_with: int | None = None  # the process id of its parent
 
     @property
     def starts_programs(self) -> bool:
         """Whether it starts further ones that import torch."""
-        return self.name in (WORKER, str(SHIM), TORCHRUN) or sys.executable in self.arguments
+        runs_script = self.arguments[:1] == ["run"] and self.arguments[1:2] and self.arguments[1].endswith(".py")
+        return self.name in (WORKER, str(SHIM), TORCHRUN) or sys.executable in self.arguments or bool(runs_script)
 
     @classmethod
     def of(cls, command: Any, folder: str) -> "Program | None":
         """None for a program that does not import torch, or that asks for more than a fork can give."""
         if isinstance(command, (str, bytes, os.PathLike)):
             return None
-        first, *rest = map(os.fspath, command)
+        words = [os.fspath(word) for word in command]
+        parent = int(words[len(TIED)]) if words[: len(TIED)] == TIED else None
+        first, *rest = words if parent is None else words[len(TIED) + 1 :]
         options = []
         while rest and rest[0] in ("-u", "-P"):
             options.append(rest.pop(0))
@@ -83,7 +89,7 @@ class Program:
                 kind, name = "path", path
             case _:
                 return None
-        return cls([first, *rest], options, kind, name, arguments) if first == sys.executable else None
+        return cls([first, *rest], options, kind, name, arguments, parent) if first == sys.executable else None
 
 
 def _imports_torch(path: Path) -> bool:
@@ -241,8 +247,11 @@ def run(program: Program) -> None:
     import numpy
     import torch
 
+    from torchtally.pod import lifeline
     from torchtally_observer import start
 
+    if program.ends_with:
+        lifeline.end_with(program.ends_with)
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # OpenMP has read the server's
         torch.set_num_threads(int(threads))
     numpy.random.seed()  # each process has its own
@@ -307,7 +316,8 @@ def main(channel: int, tests: list[str] | None) -> None:
         _collect(tests)
     copy_on_write.prepare()
     program = serve(socket.socket(fileno=channel))
-    while program.starts_programs:
+    # A pod that is to start in place must have no other child: its ranks start from nothing.
+    while program.starts_programs and "TORCHTALLY_RETRIES" not in os.environ:
         here, there = socket.socketpair()
         if os.fork():
             there.close()

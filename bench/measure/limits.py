@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is in C++
 
+from bench import huge_pages
 from bench.limit import PARTS
 from bench.measure import passes
 from bench.measure.products import operations, step_of
 from bench.peers.common import BATCH
 from bench.sample import emit
-from torchtally.cli import start_with_huge_pages
 
 _ROUND_TRIPS = 2000
 _LARGE = 1 << 24  # bytes of a message whose latency is negligible
@@ -29,7 +29,7 @@ _LAYOUTS = (torch.contiguous_format, torch.channels_last)  # of convolutions; th
 
 
 def main() -> None:
-    start_with_huge_pages()  # as torchtally has them
+    huge_pages.start()  # as torchtally has them
     torch.set_num_threads(1)
     if sys.argv[1:]:
         _other_end(int(sys.argv[1]))

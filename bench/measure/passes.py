@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench import machine
+from bench import huge_pages, machine
 from bench.limit import PASSES
 from bench.markdown import markdown
 from bench.peers import common, gpt
-from torchtally.cli import start_with_huge_pages
 from torchtally.tasks.image_folder.adamw import AdamW
 
 _LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
@@ -104,7 +103,7 @@ def table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    start_with_huge_pages()  # as torchtally has them
+    huge_pages.start()  # as torchtally has them
     torch.set_num_threads(1)
     for line in table():
         print(line)

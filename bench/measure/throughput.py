@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from bench.huge_pages import TUNABLES
 from bench.limit import BATCH
 from bench.sample import emit
 from torchtally import events
@@ -86,7 +87,7 @@ def measured(tool: str, task: str, world: int, started: bool = True) -> tuple[fl
 def _own(task: str, world: int) -> tuple[float, float]:
     epochs, seconds = TASKS[task].epochs, TASKS[task].seconds
     if task == "gpt-ddp":  # torchtally's task shards its model; this is a loop of a user's own
-        own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu"}
+        own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "GLIBC_TUNABLES": TUNABLES}
         loop = [*TORCHTALLY, "run", "--", sys.executable, "-m", *_script("tallied", task, world)]
         result = told(loop, environment("cpu") | own)
         return result["samples"] / result["seconds"], 0.0
@@ -116,7 +117,7 @@ def ours(
     """
     first_step, reports, cause = 0.0, 0, "no cause is known"
     speeds: list[float] = []
-    own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": device}
+    own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": device, "GLIBC_TUNABLES": TUNABLES}
     if seconds:
         own["TORCHTALLY_PROGRESS_SECONDS"] = str(seconds)
     with tempfile.TemporaryDirectory() as output:

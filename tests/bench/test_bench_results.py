@@ -136,8 +136,6 @@ def test_a_larger_model_is_compared_with_the_best_peer_and_the_limit() -> None:
 @pytest.mark.parametrize(
     ("measure", "ours", "other", "world", "most"),
     [
-        ("own script, first step", {"tool": "torchtally"}, {"tool": "torchrun"}, 4, 0.6),
-        ("own script, first step", {"tool": "torchtally"}, {"tool": "torchrun"}, 1, 1.0),
         ("first step of a GPT", {"start": "resumed"}, {"start": "cold"}, 2, 1.2),
         ("recovery", {"again": "in place", "killed": "x"}, {"again": "containers", "killed": "x"}, 4, 0.5),
     ],

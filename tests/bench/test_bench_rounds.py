@@ -3,7 +3,7 @@
 from collections import Counter
 
 from bench.__main__ import ROUNDS, programs
-from bench.measure import overhead, ranks
+from bench.measure import overhead
 from bench.measure.throughput import TASKS
 
 
@@ -21,8 +21,7 @@ def test_each_goal_is_measured_in_three_rounds_at_least_and_nothing_twice_in_one
         for task, each in TASKS.items()
         for world in each.worlds
     }
-    of_goals = [("ranks", str(world)) for world in ranks.TIMED]
-    of_goals += [("overhead", task) for task in overhead.TASKS]
+    of_goals = [("overhead", task) for task in overhead.TASKS]
     of_goals += [("limits",), ("startup",), ("saves", "2"), ("recovery", "once")]
     of_goals += [("verifier", "10000"), ("verifier", "100000")]
     of_goals += [("loading", "0", "2"), ("loading", "2", "2")]

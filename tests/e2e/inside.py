@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 
 CHECKPOINTS = Path("/output/checkpoints")
-SCRIPTS = "/files/"  # of a user's own
 PORT = ":5BA0"  # 23456, where the agents meet
 LISTENING, CONNECTED = "0A", "01"  # in /proc/net/tcp
 LIMIT = 240  # seconds to wait for a moment
@@ -45,10 +44,12 @@ def processes() -> list[Process]:
 
 
 def ranks() -> list[Process]:
-    """One that its agent has not started yet has no such name; one that it starts anew has a program of its own."""
-    own = ("torchtally.commands.train", SCRIPTS)
+    """A fork has its agent's command, and this name once the agent has started it; others have their program's."""
+    agents = {each.pid for each in agent()}
     return [
-        each for each in processes() if each.name.startswith("rank ") or any(name in each.command[1:3] for name in own)
+        each
+        for each in processes()
+        if each.name.startswith("rank ") or (each.parent in agents and "run" not in each.command)
     ]
 
 

@@ -29,6 +29,10 @@ def test_labels(image: dict[str, Any], start: Start) -> None:
     assert pod.stdout.strip() == labels["version"]
 
 
+def test_large_tensors_are_in_huge_pages(image: dict[str, Any]) -> None:
+    assert "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in image["Env"]
+
+
 def test_is_not_root(start: Start) -> None:
     pod = start("run", "--", "id")
     assert pod.wait() == 0

@@ -22,27 +22,42 @@ from torchtally.pod.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fork of what has imported torch is Linux's alone")
 
-SCRIPT = """
+MODULE = """
 import os, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from torchtally import Account
 
-dist.init_process_group("gloo")
-rank, again = dist.get_rank(), Path({again!r})
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with Account(task="again", plan={{"train": 1}}, anew=True) as account:
-    for batch in account.epoch("train", 1, account.loader("train", torch.ones(8, 1), batch_size=1)):
-        model(batch.data).sum().backward()
-        optimizer.step()
-        account.commit()
-        if batch.step == 2 and not again.exists():
-            if rank == 1:
-                again.touch()
-                {end}
-            time.sleep(1000)
-        dist.all_reduce(torch.ones(1))
+def main():
+    dist.init_process_group("gloo")
+    rank, again = dist.get_rank(), Path({again!r})
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Account(task="again", plan={{"train": 1}}, anew=True) as account:
+        for batch in account.epoch("train", 1, account.loader("train", torch.ones(8, 1), batch_size=1)):
+            model(batch.data).sum().backward()
+            optimizer.step()
+            account.commit()
+            if batch.step == 2 and not again.exists():
+                if rank == 1:
+                    again.touch()
+                    {end}
+                time.sleep(1000)
+            dist.all_reduce(torch.ones(1))
+    return 0
+
+if __name__ == "__main__":
+    main()
+"""
+# The entry point as for a task, whose module it imports. Ranks that do not notice that a peer is gone are killed soon.
+ENTRY = """
+import os, sys
+from torchtally.pod import heartbeat, launch
+heartbeat.GRACE = 1
+end = launch.launch([sys.executable, "-u", "-m", "again"], os.environ, lambda _: False, "again")
+if callable(end):
+    sys.exit(end())
+os._exit(end)
 """
 
 
@@ -53,16 +68,24 @@ def two(tmp_path: Path) -> Iterator[launched.Job]:
         yield job
 
 
-# Ranks that do not notice that a peer is gone are killed sooner.
-STRICT = (
-    "import sys; from torchtally import cli; from torchtally.pod import heartbeat\n"
-    "heartbeat.GRACE = 1; sys.exit(cli.main(sys.argv[1:]))"
-)
-
-
 def start(job: launched.Job, folder: Path, end: str) -> list[launched.Pod]:
-    (path := folder / "again.py").write_text(SCRIPT.format(again=str(folder / "again"), end=end))
-    return [job.start(rank, ["run", str(path)], entry=STRICT) for rank in range(2)]
+    text = MODULE.format(again=str(folder / "trained"), end=end)
+    return [start_one(job, folder, rank, text) for rank in range(2)]
+
+
+def start_one(job: launched.Job, folder: Path, rank: int, text: str, **more: str) -> launched.Pod:
+    (folder / "again.py").write_text(text)
+    places = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return job.start(rank, [], entry=ENTRY, PYTHONPATH=os.pathsep.join(places), **more)
+
+
+@pytest.mark.nightly
+def test_a_script_meets_the_others_again_as_well(two: launched.Job, tmp_path: Path) -> None:
+    text = MODULE.format(again=str(tmp_path / "trained"), end="os.kill(os.getpid(), 9)")
+    (path := tmp_path / "script.py").write_text(text)
+    pods = [two.start(rank, ["run", str(path)]) for rank in range(2)]
+    assert [pod.wait() for pod in pods] == [0, 0], pods[0].errors + pods[1].errors
+    assert all(len(reported(pod, events.Started)) == 2 for pod in pods)
 
 
 def reported(pod: launched.Pod, kind: type[events.Event]) -> list[events.Event]:
@@ -88,7 +111,7 @@ def test_a_pod_whose_ranks_have_not_trained_ends(two: launched.Job, tmp_path: Pa
 
 def test_a_pod_that_is_told_to_stop_does_not_start_again(two: launched.Job, tmp_path: Path) -> None:
     pods = start(two, tmp_path, "time.sleep(1000)")
-    launched.until("both have trained", lambda: (tmp_path / "again").exists())
+    launched.until("both have trained", lambda: (tmp_path / "trained").exists())
     for pod in pods:
         pod.signal(signal.SIGTERM)
     assert [pod.wait() for pod in pods] == [143, 143]
@@ -97,7 +120,7 @@ def test_a_pod_that_is_told_to_stop_does_not_start_again(two: launched.Job, tmp_
 
 def test_nothing_outlives_a_pod_that_is_killed(two: launched.Job, tmp_path: Path) -> None:
     pods = start(two, tmp_path, "time.sleep(1000)")
-    launched.until("both have trained", lambda: (tmp_path / "again").exists())
+    launched.until("both have trained", lambda: (tmp_path / "trained").exists())
     family = [process for pod in pods for process in launched.family(pod.process.pid)]
     for pod in pods:
         pod.process.kill()
@@ -116,7 +139,7 @@ def test_nothing_of_an_attempt_is_left_in_the_next_one(two: launched.Job, tmp_pa
         f"Path({str(tmp_path / 'left')!r}).write_text(f'{{child.pid}} {{memory.name}}')",
         "os.kill(os.getpid(), 9)",
     ]
-    pods = start(two, tmp_path, ("\n" + " " * 16).join(left))
+    pods = start(two, tmp_path, ("\n" + " " * 20).join(left))
     assert [pod.wait() for pod in pods] == [0, 0], pods[0].errors + pods[1].errors
     assert len(reported(pods[1], events.Started)) == 2
     pid, name = (tmp_path / "left").read_text().split()
@@ -241,8 +264,8 @@ def meet(pod: Rendezvous) -> None:
 def test_a_count_of_restarts_that_cannot_be_kept_counts_no_starts_in_place(two: launched.Job, tmp_path: Path) -> None:
     """They would never end."""
     (tmp_path / "output").write_text("a file")
-    (path := tmp_path / "dies.py").write_text(SCRIPT.format(again="/nowhere", end="").replace("rank == 1", "0 == 1"))
-    path.write_text(path.read_text().replace("time.sleep(1000)", "os.kill(os.getpid(), 9)"))
-    pod = two.start(0, ["run", str(path)], WORLD_SIZE="1", PET_NNODES="1")
+    text = MODULE.format(again="/nowhere", end="").replace("rank == 1", "0 == 1")
+    text = text.replace("time.sleep(1000)", "os.kill(os.getpid(), 9)")
+    pod = start_one(two, tmp_path, 0, text, WORLD_SIZE="1", PET_NNODES="1")
     assert pod.wait() == 137
     assert len(reported(pod, events.Started)) == 1

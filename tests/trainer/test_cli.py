@@ -1,6 +1,5 @@
 """The command line before anything heavy is imported."""
 
-import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -40,20 +39,6 @@ def test_help_is_quick(arguments: list[str], told: str) -> None:
 def test_the_version_is_the_packages() -> None:
     done = subprocess.run([sys.executable, "-m", "torchtally.cli", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, version("torchtally") + "\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's alone")
-@pytest.mark.parametrize(("own", "found"), [({}, "glibc.malloc.hugetlb=1"), ({"GLIBC_TUNABLES": "a=b"}, "a=b")])
-def test_a_run_has_huge_pages_unless_its_user_tunes_glibc(own: dict[str, str], found: str) -> None:
-    script = (
-        "import os, sys; from torchtally import cli\n"
-        "cli.main = lambda: print(os.environ['GLIBC_TUNABLES'], *sys.argv[1:])\n"
-        "cli.program()"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | own
-    command = [sys.executable, "-c", script, "run", "a b"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.stdout.split("\n") == [f"{found} run a b", ""], done.stderr
 
 
 def test_the_package_exports_what_a_users_own_code_imports() -> None:

@@ -3,7 +3,6 @@
 import ctypes
 import inspect
 import pkgutil
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,19 +61,6 @@ def test_torch_builds_a_rank_of_what_the_handler_returns() -> None:
     text = inspect.getsource(resolved(handler))
     for part in ("self._stdout", "self._stderr", "self._popen("):
         assert part in text, changed("torch", handler, f"has no {part}")
-
-
-def test_an_event_of_the_rendezvous_has_the_name_that_torch_gives_it() -> None:
-    name = "torch.distributed.elastic.rendezvous.dynamic_rendezvous:get_method_name"
-
-    def record(named: Callable[[], str]) -> str:
-        return named()
-
-    def method(named: Callable[[], str]) -> str:
-        return record(named)
-
-    found = method(resolved(name))
-    assert method(compat.method_name) == found == "method", changed("torch", name, f"returns {found!r}")
 
 
 def test_the_key_opens_the_exit_barrier() -> None:

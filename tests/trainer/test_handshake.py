@@ -51,7 +51,7 @@ def agree_without_the_last_two(rank: int, world: int, store: Store) -> Any:
     handshake._TIMEOUT = timedelta(seconds=5)
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(TORCHTALLY_STACKS=folder, LOCAL_WORLD_SIZE="2")
-        names = Names("demo-master-0")
+        names = Names()
         names.known = ["demo-master-0", "demo-worker-0"]
         names.publish()
         return handshake.agree(store, rank, world, f"pod-{rank}", {}, None) if rank < world - 2 else None

@@ -70,12 +70,9 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
     assert [pod.wait() for pod in pods] == [203, 203], pods[0].errors
     for pod, name in zip(pods, ("demo-master-0", "demo-worker-0"), strict=True):
         (told,) = stuck(pod)
-        waits, hangs = (
-            r"rank 0( \(demo-master-0\))? stands in waits_for_all \(hangs.py:\d+\), inside of wait",
-            "never_returns",
-        )
-        assert re.search(waits, told.stands), told
-        assert re.search(rf"rank 1( \(demo-worker-0\))? stands in {hangs} \(hangs.py:\d+\)", told.stands), told
+        waits = r"rank 0( \(demo-master-0\))? stands in \w+ \(distributed_c10d.py:\d+\)"
+        hangs = r"rank 1( \(demo-worker-0\))? stands in never_returns \(hangs.py:\d+\)"
+        assert re.search(waits, told.stands) and re.search(hangs, told.stands), told
         assert told.seconds == 1.0 and told.stacks == str(tmp_path / f"output/stacks-{name}.txt")
         assert pod.message.endswith(f"\nBefore: {told.stands}"), pod.message
     own = (tmp_path / "output/stacks-demo-worker-0.txt").read_text()
@@ -96,18 +93,21 @@ def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> No
 def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
     """Without any sample: rank 1 has failed, and rank 0 does not notice it."""
     (program := tmp_path / "deaf.py").write_text(
-        "import os, sys, time\n"
-        "import torch\n"
+        "import os, time\n"
+        "import torch.distributed as dist\n"
+        "from torchtally import Account\n"
         "def deaf():\n"
         "    while True: time.sleep(1)\n"
-        "sys.exit(7) if os.environ['RANK'] == '1' else deaf()\n"
+        "dist.init_process_group('gloo')\n"
+        "with Account(task='deaf', plan={'train': 1}):\n"
+        "    os._exit(7) if os.environ['RANK'] == '1' else deaf()\n"
     )
     with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(tmp_path)), tmp_path, 2) as job:
         pods = [job.start(rank, ["run", str(program)], entry=STRICT) for rank in range(2)]
         assert [pod.wait() for pod in pods] == [203, 7]
     (told,) = stuck(pods[0])
-    assert (told.seconds, told.stands) == (None, "rank 0 stands in deaf (deaf.py:4)")
-    assert "Before: rank 0 stands in deaf (deaf.py:4)" in pods[0].message
+    assert (told.seconds, told.stands) == (None, "rank 0 stands in deaf (deaf.py:5)")
+    assert "Before: rank 0 stands in deaf (deaf.py:5)" in pods[0].message
     assert "in deaf" in (tmp_path / "stacks-demo-master-0.txt").read_text()
 
 
@@ -136,23 +136,13 @@ Current thread 0x00007f0 (most recent call first):
   File "/app/train.py", line 41 in step
   File "/app/train.py", line 90 in <module>
 """
-OF_PY_SPY = """\
-Process 7: python /app/train.py
-Python v3.13.1 (/usr/bin/python3.13)
-
-Thread 7 (idle): "MainThread"
-    recv (/usr/lib/python3.13/socket.py:720)
-    fetch (/app/data.py:17)
-    <module> (/app/train.py:90)
-"""
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        (WAITS, "step (train.py:41), inside of _engine_run_backward"),
-        (OF_PY_SPY, "fetch (data.py:17), inside of recv"),
-        ("Current thread 0x1 (most recent call first):\n  <no Python frame>\n", "no Python code that is known"),
+        (WAITS, "_engine_run_backward (graph.py:829)"),
+        ("Current thread 0x1 (most recent call first):\n  <no Python frame>\n", "no Python code"),
     ],
 )
 def test_where_a_rank_stands(text: str, place: str) -> None:
@@ -171,12 +161,7 @@ def test_the_ranks_that_stand_elsewhere_are_named() -> None:
     )
 
 
-def test_py_spy_is_asked_where_faulthandler_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for it: this process has no handler of the signal, which would end it."""
-    (tool := tmp_path / "py-spy").write_text(
-        f"#!/bin/sh\n[ \"$*\" = 'dump --full-filenames --pid {os.getpid()}' ] && cat <<'END'\n{OF_PY_SPY}END\n"
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def test_a_rank_that_is_not_ready_to_write_its_stacks_is_left_alone(tmp_path: Path) -> None:
+    """This process has no handler of the signal, which would end it."""
     (tmp_path / "0").touch()
-    assert stacks.place(stacks.of(tmp_path, 0, os.getpid())) == "fetch (data.py:17), inside of recv"
+    assert stacks.of(tmp_path, 0, os.getpid()) == ""

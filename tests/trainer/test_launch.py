@@ -2,6 +2,7 @@
 
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,8 +11,6 @@ from pathlib import Path
 import launched
 import psutil
 import pytest
-
-from torchtally.pod.names import Names
 
 # A peer is lost as gloo says it, without gloo.
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.1.2.3]:4711"
@@ -158,12 +157,19 @@ def test_outside_of_a_cluster_no_file_is_made(alone: launched.Job, tmp_path: Pat
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a process has a start time in /proc on Linux alone")
-def test_what_a_rank_has_started_ends_with_an_agent_that_is_killed(alone: launched.Job) -> None:
-    pod = alone.start(0, shell("sleep 1000 & echo $$ $!; wait"))
-    processes = [psutil.Process(int(pid)) for pid in pod.line().split()]
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process of its parent's end on Linux alone")
+def test_ranks_end_with_an_agent_that_is_killed(alone: launched.Job) -> None:
+    pod = alone.start(0, shell("echo $$; exec sleep 1000"), **TWO)
+    ranks = [psutil.Process(int(pod.line())) for _ in range(2)]
     pod.signal(signal.SIGKILL)
-    launched.until("they are gone", lambda: all(map(launched.gone, processes)))
+    launched.until("they are gone", lambda: all(map(launched.gone, ranks)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows the signals that a process ignores on Linux alone")
+def test_a_rank_ignores_the_signals_that_it_would_ignore_elsewhere(alone: launched.Job) -> None:
+    asked = ["grep", "SigIgn", "/proc/self/status"]
+    pod = alone.start(0, ["run", "--", *asked])
+    assert pod.line() == subprocess.run(asked, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("end", ["exit 7", "kill -KILL $$"])
@@ -293,12 +299,6 @@ def test_a_missing_master_is_named(two: launched.Job) -> None:
     assert re.match(
         r"the pod with RANK=0 does not answer at 127.0.0.1:\d+ \(.*refused\): gave up after 1 s", pod.message
     )
-
-
-def test_pods_have_the_operators_names_before_they_have_joined() -> None:
-    for address in ("demo-master-0", "demo-master-0.train.svc"):
-        assert Names(address).several([0, 1, 11]) == "demo-master-0, demo-worker-0, demo-worker-10"
-    assert Names("10.0.0.1").several([1]) == "the pod with RANK=1"
 
 
 def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:

@@ -85,14 +85,6 @@ def test_a_script_is_observed_and_stays_as_it_is(script: Path, end: str, code: i
     assert never.returncode == code
 
 
-@pytest.mark.cold
-@pytest.mark.parametrize("fork", ["auto", "never"])
-def test_ranks_are_observed_whether_they_are_forks_or_not(script: Path, fork: str) -> None:
-    ended = started(script, "pass", TORCHTALLY_FORK=fork)
-    assert ended.returncode == 0, ended.stderr
-    check(ended)
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_of_a_script_are_observed(script: Path, method: str, tmp_path: Path) -> None:
     ended = started(script, method, str(tmp_path / "store"), world=1)

@@ -26,11 +26,7 @@ def started(
 ) -> subprocess.CompletedProcess[str]:
     """`torchtally run -- python script` on `world` ranks of one pod, whose environment has these variables as well."""
     chosen = {"OMP_NUM_THREADS": threads} if threads else {}
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PET_", "MASTER_", "TORCH")) or name == "TORCHTALLY_FORK"
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
     return subprocess.run(
         [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, str(script), *arguments],
         env={**kept, "PET_NPROC_PER_NODE": str(world), **chosen, "HF_HUB_OFFLINE": "1", **variables},

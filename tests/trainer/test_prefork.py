@@ -17,7 +17,6 @@ import torch
 
 from torchtally.errors import Refused
 from torchtally.pod import prefork
-from torchtally.pod.keeper import Keeper
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
@@ -133,16 +132,6 @@ def test_ranks_end_with_an_agent_that_is_killed(pod: Any) -> None:
     pids = [each["pid"] for each in told(started).values()]
     started.signal(signal.SIGKILL)
     launched.until("they are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
-
-
-def test_ranks_do_without_a_keeper_that_is_gone() -> None:
-    keeper = Keeper("NAME=value")
-    os.kill(keeper.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT)
-    for _ in range(2):
-        keeper.watch(os.getpid())
-    keeper.dismiss()
-    keeper.close()  # in a rank, which would fail
 
 
 def test_an_agent_that_fails_before_it_starts_them_ends(pod: Any) -> None:

@@ -14,29 +14,10 @@ from torchtally.errors import Exhausted, Refused
 from torchtally.pod import termination_message
 
 _USAGE = """torchtally run TASK [options]
-       torchtally run SCRIPT.py [arguments]
        torchtally run -- COMMAND [arguments]
-       torchtally run -m MODULE [arguments]
+       torchtally run SCRIPT.py [arguments]
        torchtally evaluate TASK --checkpoint PATH [options]
        torchtally spark [options of Spark] TASK [options]"""
-
-
-# Large tensors in huge pages: without them, the kernel spends up to a tenth of a step on clearing small ones.
-TUNABLES = "glibc.malloc.hugetlb=1"
-
-
-def program() -> int:
-    """The program `torchtally`: main(), for `run` in a process with huge pages, which its ranks inherit."""
-    if sys.argv[1:2] == ["run"]:
-        start_with_huge_pages()
-    return main()
-
-
-def start_with_huge_pages() -> None:
-    """Start this program again with huge pages, unless its user tunes glibc, which reads that at the start alone."""
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = TUNABLES
-        os.execv(sys.executable, sys.orig_argv)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,12 +46,10 @@ class _Program:
 
 def _parse(argv: list[str]) -> _Program:
     match argv:
-        case ["run", "--"] | ["run", "-m"]:
-            raise Refused(f"`torchtally {' '.join(argv)}` needs a program after {argv[-1]}")
+        case ["run", "--"]:
+            raise Refused("`torchtally run --` needs a program after --")
         case ["run", "--", *command]:
             return _Program(command)
-        case ["run", "-m", *module]:
-            return _Program(_python("-m", *module))
         case ["run", script, *_] if script.endswith(".py"):
             return _Program(_python(*argv[1:]))
         case ["run", *task]:

@@ -8,7 +8,6 @@ import ctypes
 import importlib
 import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,6 @@ PRIVATE = (
     "torch.distributed.elastic.multiprocessing.api:get_subprocess_handler",
     "torch.distributed.elastic.multiprocessing.subprocess_handler:SubprocessHandler._popen",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend:TCPStore",
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous:get_method_name",
     "torch.distributed.elastic.utils.store:_LAST_MEMBER_CHECKIN",
     "torch.nn.modules.batchnorm:_BatchNorm",
     "torch.optim:AdamW._init_group",
@@ -133,21 +131,6 @@ def serve_elastic_store_on(listener: Callable[[str, int], socket.socket | None])
         return TCPStore(host, port, is_master=True, master_listen_fd=opened.detach(), **others)
 
     backend.TCPStore = store  # type: ignore[attr-defined,assignment]  # where the agent looks for it
-
-
-def name_rendezvous_events_quickly() -> None:
-    """Have torchrun's rendezvous name its events by `method_name`.
-
-    Its own way, inspect.stack(), looks each frame up among all modules: most of the CPU time of an agent.
-    """
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
-    dynamic_rendezvous.get_method_name = method_name
-
-
-def method_name(depth: int = 2) -> str:
-    """Return the name of the caller's caller."""
-    return sys._getframe(depth).f_code.co_name
 
 
 def silence_cpp_log() -> None:

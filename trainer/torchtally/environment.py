@@ -280,14 +280,12 @@ def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:
     return "TORCHTALLY_RUN" in env
 
 
-def forks(env: Mapping[str, str]) -> bool:
-    """Whether ranks may be forks of a process that has imported torch. Raises Refused."""
-    return _auto(env, "TORCHTALLY_FORK")
-
-
 def observes(env: Mapping[str, str]) -> bool:
     """Whether the loaders of a program that keeps no account are observed. Raises Refused."""
-    return _auto(env, "TORCHTALLY_OBSERVE")
+    value = env.get("TORCHTALLY_OBSERVE") or "auto"
+    if value not in ("auto", "never"):
+        raise Refused(f"TORCHTALLY_OBSERVE={value!r} must be auto or never")
+    return value == "auto"
 
 
 def retries(env: Mapping[str, str] = os.environ) -> int | None:
@@ -312,13 +310,6 @@ def _given(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
 
 def _list(variables: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in variables.items())
-
-
-def _auto(env: Mapping[str, str], name: str) -> bool:
-    value = env.get(name) or "auto"
-    if value not in ("auto", "never"):
-        raise Refused(f"{name}={value!r} must be auto or never")
-    return value == "auto"
 
 
 def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | None:

@@ -18,9 +18,8 @@ from typing import Any
 
 from torchtally import standard_output
 from torchtally.errors import LOST, REFUSED, RETRIED, SIGNALLED
-from torchtally.pod import signals, termination_message
+from torchtally.pod import lifeline, signals, termination_message
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CLEAN_SECONDS = 1  # for Python's resource tracker to remove the shared memory of what has ended
 _END_SECONDS = 10  # for killed processes to end
@@ -56,7 +55,7 @@ def run(attempt: Callable[[Callable[[], object]], Any]) -> Any:
     global started_before
     gc.freeze()  # a collection in an attempt would copy what it shares with this process
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this process may have ignored it: no end would be told
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # an attempt's orphans become children of this process
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # an attempt's orphans become children of this process
     parent, more = os.getpid(), True
     while True:
         standard_output.flush()
@@ -80,9 +79,7 @@ def run(attempt: Callable[[Callable[[], object]], Any]) -> Any:
 def _attempt(attempt: Callable[[Callable[[], object]], Any], told: int, parent: int) -> Any:
     """In the fork. Returns in a rank alone."""
     os.setsid()  # a terminal would send a signal to this process as well, beside the one that is forwarded
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(_KILLED)
+    lifeline.end_with(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     own = os.getpid()
     found = attempt(lambda: os.write(told, _AGAIN))
@@ -141,7 +138,3 @@ def _signal_orphans(number: signal.Signals, but_leaders: bool = False) -> None:
         if not (but_leaders and pid == group):
             with contextlib.suppress(PermissionError):  # it has become another user's
                 os.kill(pid, number)  # it exists until this process has waited for it
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value)

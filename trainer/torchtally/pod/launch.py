@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
 from torchtally import compat, events
-from torchtally.environment import Job, Places, forks, hang_seconds, metrics_port, observes, pod_name
+from torchtally.environment import Job, Places, hang_seconds, metrics_port, observes, pod_name
 from torchtally.environment import retries as allowed_retries
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
@@ -31,17 +31,15 @@ from torchtally.pod import (
     attempts,
     device,
     failure,
+    lifeline,
     observing,
     prefork,
     rendezvous,
-    script,
     signals,
-    task,
     termination_message,
 )
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.hang import Hang
-from torchtally.pod.keeper import Keeper
 from torchtally.pod.rendezvous import Rendezvous
 from torchtally.pod.retries import Retries
 
@@ -60,28 +58,30 @@ def launch(
 ) -> int | Callable[[], int]:
     """Run `command` once for each process of this pod under torchrun's agent.
 
-    Torch is imported once for all of them (see prefork.py) if the command runs main() of a `module` of this package, or
-    Python. If `is_complete` holds for the output folder, the first pod ends without the others. `output` replaces the
-    folder that the environment sets.
+    If the command runs main() of a `module` of this package, torch is imported once for all of them (see prefork.py).
+    If `is_complete` holds for the output folder, the first pod ends without the others. `output` replaces the folder
+    that the environment sets.
 
     Returns:
         The exit code. In a forked rank: what runs its program and returns the rank's exit code.
 
     Raises:
-        Refused: The environment contradicts itself, or GPUs are requested and cannot be used.
+        Refused: The environment contradicts itself, GPUs are requested and cannot be used, or there is no such program.
         Exhausted: The job has no retries left.
     """
     job = Job.from_env(env)
-    observed = observes(env) and not module  # the modules of this package keep accounts
+    if not shutil.which(command[0]):
+        raise Refused(f"{command[0]!r} is not a program that can be run here")
+    main = prefork.main_of(module, command) if module else None
+    observed = observes(env) and not main  # the modules of this package keep accounts
     os.environ["TORCHTALLY_OBSERVE"] = "auto" if observed else "never"
 
     def attempt(again: Callable[[], object]) -> int | Callable[[], int]:
-        return _attempt(command, env, job, is_complete, module, output, again)
+        return _attempt(command, env, job, is_complete, main, output, again)
 
     with observing.told(prints=not job.in_cluster) if observed else nullcontext():
         if job.elastic or allowed_retries(env) is None or not attempts.possible():
             return attempt(lambda: None)
-        _forkable(command, env, module)  # whose imports each attempt then finds
         found: int | Callable[[], int] = attempts.run(attempt)
         return found
 
@@ -91,7 +91,7 @@ def _attempt(
     env: Mapping[str, str],
     job: Job,
     is_complete: Callable[[Path], bool],
-    module: str | None,
+    main: Callable[[], int] | None,
     output: Path | None,
     again: Callable[[], object],
 ) -> int | Callable[[], int]:
@@ -115,16 +115,13 @@ def _attempt(
     processes, why = prefork.apart(lambda: device.count(job.processes, places.device, cpus))
     given = env.get("OMP_NUM_THREADS")
     threads = given or str(max(1, cpus // processes))
-    program = _forkable(command, env, module)
     folder = Path(tempfile.mkdtemp(prefix="torchtally-"))
     _set_environment(job, threads, folder, output or places.output)
     address.keep_on_loopback(job)
-    keeper = Keeper(f"{_RUN}={os.environ[_RUN]}")
-    signals.not_ranks.add(keeper.pid)
-    if program and prefork.fork(command, processes, None if given else int(threads), keeper):
-        return program
+    tied = lifeline.tied(command)
+    if main and prefork.fork(tied, processes, None if given else int(threads)):
+        return main
     _silence_agent()
-    compat.name_rendezvous_events_quickly()
     if job.elastic:
         compat.serve_elastic_store_on(lambda host, port: address.listener(host, port, job.max_nodes))
     _report_start(job, processes, why, threads)
@@ -140,32 +137,18 @@ def _attempt(
     else:
         signals.handle()
     # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
-    options = [*_agent_options(job, processes, folder, env), "--", *_verbatim(command)]
+    options = [*_agent_options(job, processes, folder, env), "--", *_verbatim(tied)]
     try:
         ended = retries.end(_run(torchrun.parse_args(options), job, pods, env))
         if hang.trained and retries.kept and not signals.came():
             again()
     except Exhausted as sentence:
         ended = Failure(Kind.KNOWN, sentence.code, str(sentence))
-    keeper.dismiss()
     if watch:
         watch.end()
     hung = hang.sentence
     shutil.rmtree(folder, ignore_errors=True)
     return _report_end(ended, hung)
-
-
-def _forkable(command: list[str], env: Mapping[str, str], module: str | None) -> Callable[[], int] | None:
-    """Return what runs the command in a process that has imported torch, or None if that takes a start from nothing."""
-    if module:
-        return task.prepared(module, command[command.index(module) + 1 :])
-    if not shutil.which(command[0]):
-        raise Refused(f"{command[0]!r} is not a program that can be run here")
-    found = script.Script.of(command, env) if forks(env) else None
-    if found is None:
-        return None
-    compat.import_optimizers()
-    return found.run
 
 
 def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None:

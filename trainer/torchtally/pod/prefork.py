@@ -6,6 +6,7 @@ elastic job, is an ordinary process: the agent has threads by then, and a fork o
 
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import subprocess
@@ -15,15 +16,16 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from torchtally import compat, standard_output
 from torchtally.errors import Ending
-from torchtally.pod import stacks
-from torchtally.pod.keeper import Keeper
+from torchtally.pod import lifeline, stacks
+from torchtally.pod.failure import exit_rank
+from torchtally_observer import process
 
 Result = TypeVar("Result")
 _fork = (
@@ -46,26 +48,41 @@ def apart(function: Callable[[], Result]) -> Result:
         except Ending as ending:
             there.send(ending)
 
-    process = _fork.Process(target=answer)
-    process.start()
+    asked = _fork.Process(target=answer)
+    asked.start()
     there.close()
     try:
         answered = here.recv()
     except EOFError:
         raise RuntimeError(f"{function} ended without an answer") from None
     finally:
-        process.kill()  # it has answered, and a GPU's driver may take its time to end
-        process.join()
+        asked.kill()  # it has answered, and a GPU's driver may take its time to end
+        asked.join()
     if isinstance(answered, Ending):
         raise answered
     return cast(Result, answered)
 
 
-def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper) -> bool:
+def main_of(module: str, command: Sequence[str]) -> Callable[[], int]:
+    """Import a module of this package, for all ranks. Returns what calls its main() in a rank, as `command` does."""
+    main: Callable[[], int] = importlib.import_module(module).main
+
+    def run() -> NoReturn:
+        process.current().leave()  # it keeps its own account, and the image's variable may have started an observation
+        sys.argv = list(command[command.index(module) :])
+        for stream in (sys.stdout, sys.stderr):
+            # Whole lines, which do not mix with another rank's: unbuffered, print() writes the newline separately.
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+        exit_rank(main())
+
+    return run
+
+
+def fork(command: Sequence[str], count: int, threads: int | None) -> bool:
     """Fork `count` ranks. torchrun's agent takes one where it would start `command`.
 
-    The `keeper` ends them with the agent. Each uses `threads`; with None, as many as OpenMP found in the environment
-    when torch was imported.
+    They end with the agent. Each uses `threads`; with None, as many as OpenMP found in the environment when torch was
+    imported.
 
     Returns:
         Whether this process is a rank, which the agent has started.
@@ -73,6 +90,7 @@ def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper
     if _fork is None or threading.active_count() > 1:
         return False
     gc.freeze()  # a collection in a rank would copy what they share
+    agent = os.getpid()
     waiting: list[_Rank] = []
     for _ in range(count):
         here, there = multiprocessing.Pipe()
@@ -80,11 +98,10 @@ def fork(command: Sequence[str], count: int, threads: int | None, keeper: Keeper
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            keeper.close()
+            lifeline.end_with(agent)
             _wait(there, [here, *(each.connection for each in waiting)], threads)
             return True
         there.close()
-        keeper.watch(pid)
         waiting.append(_Rank(pid, here))
 
     def start(args: tuple[str, ...], env: dict[str, str]) -> _Rank | None:

@@ -56,7 +56,7 @@ class Rendezvous(RendezvousHandler):
         self._timeout, self._run_id = float(TIMEOUT), ""
         # A pod that is started again has the same rank and name: this differs.
         self._start = uuid.uuid4().hex[:8]
-        self._names = Names(host)
+        self._names = Names()
         self._store: TCPStore | None = None
         self._heartbeat: Heartbeat | None = None
         self._board: JobStore | None = None

@@ -16,7 +16,6 @@ from torchtally.errors import SIGNALLED
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _begun = False
 _over = False
-not_ranks: set[int] = set()  # process IDs of other children of this process
 
 
 def handle() -> None:
@@ -62,7 +61,7 @@ def children() -> Iterator[tuple[int, bytes, int]]:
 def ranks() -> Iterator[int]:
     """Yield the process IDs of this pod's ranks."""
     for pid, state, group in children():
-        if state != b"Z" and group != os.getpgrp() and pid not in not_ranks:
+        if state != b"Z" and group != os.getpgrp():
             yield pid
 
 

@@ -8,10 +8,8 @@ import faulthandler
 import mmap
 import os
 import re
-import shutil
 import signal
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,13 +21,7 @@ _SIGNAL = signal.SIGRTMIN + 9 if sys.platform == "linux" else 0  # that no libra
 _SIGN = struct.Struct("qq")  # process id, and batches that were recorded
 _MOST = 1 << 16  # characters of a rank's stacks
 _ANSWER = 2.0  # seconds for a rank to write them
-_FRAME = re.compile(
-    r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$'  # of faulthandler
-    r"|^    (?P<named>\S+) \((?P<path>.*):(?P<at>\d+)\)",  # of py-spy
-    re.MULTILINE,
-)
-_OURS = "/torchtally/"
-_LIBRARIES = ("/lib/python3.", "<frozen", _OURS)  # Python's own, and packages
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
 
 class _Listening:
@@ -88,11 +80,11 @@ def signs(folder: Path) -> Iterator[Sign]:
 
 
 def of(folder: Path, rank: int, pid: int) -> str:
-    """The stacks of all threads of a rank; empty where neither faulthandler nor py-spy can tell them."""
+    """The stacks of all threads of a rank; empty where it is not ready to write them."""
     path = folder / str(rank)
     try:
         if not _catches(pid):
-            return _by_py_spy(pid)
+            return ""
         before = size = path.stat().st_size
         os.kill(pid, _SIGNAL)
         until = time.monotonic() + _ANSWER
@@ -107,38 +99,13 @@ def of(folder: Path, rank: int, pid: int) -> str:
 
 
 def place(stacks: str) -> str:
-    """Where a rank stands, in a few words: the innermost frame of the program in its main thread."""
-    threads = re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE)
-    # py-spy names it, and faulthandler puts it last.
-    main = next((each for each in threads if '"MainThread"' in each), threads[-1])
-    frames = [_frame(found) for found in _FRAME.finditer(main)]
-    if not frames:
-        return "no Python code that is known"
-    own = [each for each in frames if not any(part in each[0] for part in _LIBRARIES)]
-    own = own or [each for each in frames if _OURS in each[0]] or frames
-    file, line, function = own[0]
-    inner = "" if own[0] == frames[0] else f", inside of {frames[0][2]}"
-    return f"{function} ({Path(file).name}:{line}){inner}"
-
-
-def _frame(found: re.Match[str]) -> tuple[str, str, str]:
-    if found["file"]:
-        return found["file"], found["line"], found["function"]
-    return found["path"], found["at"], found["named"]
+    """Where a rank stands: the innermost frame of its main thread, which faulthandler puts last."""
+    main = re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE)[-1]
+    found = _FRAME.search(main)
+    return f"{found['function']} ({Path(found['file']).name}:{found['line']})" if found else "no Python code"
 
 
 def _catches(pid: int) -> bool:
     """Whether a process has a handler, without which the signal would end it."""
     caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(caught and int(caught[1], 16) >> (_SIGNAL - 1) & 1)
-
-
-def _by_py_spy(pid: int) -> str:
-    if not (found := shutil.which("py-spy")):
-        return ""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        ended = subprocess.run(
-            [found, "dump", "--full-filenames", "--pid", str(pid)], capture_output=True, text=True, timeout=10
-        )
-        return ended.stdout[:_MOST] if ended.returncode == 0 else ""
-    return ""

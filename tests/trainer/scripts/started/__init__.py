@@ -1,1 +1,0 @@
-"""A package that Python runs with -m."""
