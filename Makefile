@@ -200,9 +200,9 @@ clean: ## delete all generated files, including .venv and .tools
 	@touch $@
 
 .venv/.dev: $(LOCK)
-	scripts/env.sh --all-extras
+	scripts/env.sh --all-extras --no-extra spark
 	@touch $@ .venv/.demo
 
 .venv/.bench: $(LOCK)
-	scripts/env.sh --all-extras --group bench
+	scripts/env.sh --all-extras --no-extra spark --group bench
 	@touch $@ .venv/.demo .venv/.dev

@@ -52,8 +52,8 @@ def no_engine() -> str:
 
 
 # Their tests take longest, and would otherwise be the last to end.
-LONGEST = ("test_spark", "test_local_faults", "test_keras_mnist", "test_mlflow", "test_events")
-LONGEST += ("test_retries", "test_script", "test_stranger", "test_streams_s3")
+LONGEST = ("test_local_faults", "test_keras_mnist", "test_mlflow", "test_events", "test_retries", "test_script")
+LONGEST += ("test_spark_cluster", "test_stranger", "test_streams_s3")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

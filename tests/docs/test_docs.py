@@ -134,18 +134,15 @@ def said() -> str:
 
 
 def quoted() -> Iterator[tuple[str, str]]:
-    """Messages that pages quote from a log, and those in the table of Spark's faults."""
+    """Messages that pages quote from a log."""
     for page in sorted(DOCS.rglob("*.md")):
         for line in re.findall(r"^(?:\[\S+\] )?torchtally: (.*)$", page.read_text(), re.MULTILINE):
             yield page.stem, line
-    faults = section(DOCS / "guides/spark.md", "## Faults")
-    for message in re.findall(r"^\| .* \| .* \| `(.*?)`", faults, re.MULTILINE):
-        yield "spark", message
 
 
 @pytest.mark.parametrize(("page", "message"), [*quoted()])
 def test_a_quoted_message_is_one_of_ours(page: str, message: str) -> None:
-    values = r"\(Command .*?\)|\S*[\d/…]\S*|\branks\b|\brpc\b"
+    values = r"\S*[\d/…]\S*|\branks\b|\brpc\b"
     parts = [part.strip(" ,()…") for part in re.split(values, message)]
     assert any(parts)
     assert [part for part in parts if part not in said()] == []

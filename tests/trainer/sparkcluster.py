@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyspark
 import ranks
 
-HOME = Path(pyspark.__file__).parent
 LIMIT = 400  # seconds, on a machine that does much else
 
 
@@ -65,8 +63,16 @@ class Cluster:
             process.wait()
 
     def _start(self, name: str, *options: str, **more: str) -> None:
+        import pyspark  # nightly tests alone need it
+
         log = (self.folder / f"{len(self._processes)}-{name}.log").open("wb")
-        command = [HOME / "bin/spark-class", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *options]
+        command = [
+            Path(pyspark.__file__).parent / "bin/spark-class",
+            f"org.apache.spark.deploy.{name}",
+            "--host",
+            "127.0.0.1",
+            *options,
+        ]
         self._processes.append(
             subprocess.Popen(command, env=self._environment | more, stdout=log, stderr=log, cwd=self.folder)
         )

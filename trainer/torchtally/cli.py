@@ -24,9 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run `argv` and return the exit code (see errors.py)."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["spark"]:
-        from torchtally.spark import driver
+        from torchtally import spark
 
-        return driver.main(argv[1:], _is_complete)
+        return spark.main(argv[1:], _is_complete)
     try:
         rank = _launch(_parse(argv))
     except (Refused, Exhausted) as ending:

@@ -276,7 +276,7 @@ def node_name(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether `torchtally run` has started this rank, or Spark: plain torchrun reports no cause of a failure."""
+    """Whether `torchtally run` has started this rank: Spark and plain torchrun report no cause of a failure."""
     return "TORCHTALLY_RUN" in env
 
 
