@@ -27,7 +27,7 @@ from bench.markdown import markdown, number
 from bench.measure import sampler
 from bench.sample import Better, emit
 from torchtally.proof import permutation
-from torchtally.proof.locality import LocalOrder
+from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shard_sizes import ShardSizes
 

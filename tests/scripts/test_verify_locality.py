@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged import line, read, sentences, verdict
 
-from torchtally.proof import locality
+from torchtally.proof import local_order
 from torchtally.proof.order import Order, parse
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier.verdict import judge
@@ -39,7 +39,7 @@ def order_of(local: Local) -> Order:
 @given(locals_, st.integers(0, 2**64 - 1), st.integers(1, 99))
 def test_the_order_is_that_of_a_queue_of_files_cut_into_lanes(local: Local, seed: int, epoch: int) -> None:
     order = order_of(local)
-    assert isinstance(order, locality.LocalOrder)
+    assert isinstance(order, local_order.LocalOrder)
     everything = np.arange(sum(local.sizes))
     assert order.samples_at(everything, seed, epoch).tolist() == local.order(seed, epoch)
 
@@ -207,7 +207,7 @@ def test_sizes_that_are_told_are_not_those_of_a_garbled_n() -> None:
 def test_the_order_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100 ranks' lines, only samples that are repeated are looked up."""
     looked_up: list[int] = []
-    original = locality.LocalOrder.samples_at
+    original = local_order.LocalOrder.samples_at
 
     def samples_at(self: Any, positions: Any, *epoch: int) -> Any:
         looked_up.append(len(positions))
@@ -215,6 +215,6 @@ def test_the_order_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     local = Local((200, 3, 300, 100), window=2)
     lines = {contract: bruteforce.run(world=100, contract=contract, local=local) for contract in ("exact", "padded")}
-    monkeypatch.setattr(locality.LocalOrder, "samples_at", samples_at)
+    monkeypatch.setattr(local_order.LocalOrder, "samples_at", samples_at)
     assert verdict(lines["exact"]).holds and sum(looked_up) == 0
     assert verdict(lines["padded"]).holds and sum(looked_up) == 2 * 97

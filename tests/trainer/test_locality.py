@@ -19,7 +19,7 @@ from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import digest, permutation
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.locality import LocalOrder, UnknownSizes
+from torchtally.proof.local_order import LocalOrder, UnknownSizes
 from torchtally.proof.order import parse
 from torchtally.proof.shard_sizes import STATED, ShardSizes, stated_runs
 from torchtally.proof.shards import Shard

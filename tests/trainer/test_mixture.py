@@ -14,7 +14,7 @@ from mixtures import Numbers
 from torchtally import Account, Locality, Mixture
 from torchtally.errors import Refused, Unproven
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.mixture import MOST, Interleaving, described
+from torchtally.proof.interleaving import MOST, Interleaving, described
 from torchtally.proof.shards import Shard
 
 weights = st.lists(st.integers(1, 40), min_size=1, max_size=9)

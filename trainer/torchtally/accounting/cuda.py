@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchtally.proof import digest, permutation
 from torchtally.proof.digest import Digest
-from torchtally.proof.locality import LocalOrder
+from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.modular import P
 from torchtally.proof.shards import Progression, Shard
 

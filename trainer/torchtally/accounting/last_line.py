@@ -7,7 +7,7 @@ from torchtally.accounting.state import PhaseState
 from torchtally.accounting.tally import Run
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import drop_counts
-from torchtally.proof.locality import UnknownSizes
+from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.worlds import RESUMED, World
 

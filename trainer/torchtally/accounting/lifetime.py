@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.distributed as dist
 
 from torchtally import events
-from torchtally.accounting import known, proof_file
+from torchtally.accounting import kept_lines, proof_file
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.counting import Counting
 from torchtally.accounting.epochs import Epochs
@@ -155,7 +155,7 @@ class Lifetime:
         if self.last_line is None:
             raise Refused("write_proof() must come after the end of the account's `with` statement, or after done()")
         if self._attempt.prints:
-            proof_file.write_of(path, files, known.lines(self.last_line["run"]), self.last_line)
+            proof_file.write_of(path, files, kept_lines.lines(self.last_line["run"]), self.last_line)
 
     def _finish(self) -> None:
         with self._counting.final():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from torchtally.errors import Refused
-from torchtally.proof.locality import MOST, LocalOrder
+from torchtally.proof.local_order import MOST, LocalOrder
 from torchtally.proof.shard_sizes import ShardSizes
 
 

@@ -18,8 +18,8 @@ from torchtally.accounting import inner
 from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, of_parts
 from torchtally.accounting.locality import Locality
 from torchtally.errors import Refused
-from torchtally.proof import mixture, rules
-from torchtally.proof.mixture import Interleaving, Mix
+from torchtally.proof import interleaving, rules
+from torchtally.proof.interleaving import Interleaving, Mix
 from torchtally.proof.permutation import Indices, splitmix64
 from torchtally.proof.shards import Shard
 
@@ -117,7 +117,7 @@ class Mixture(Dataset[Any]):
         lengths = [len(source) for source in self._sources]
         facts = [self._names, self._turns.weights, lengths, prints, orders, self._length, self._seed]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        return of_parts(f"{mixture.NAME} sha256:{digest}", prints)
+        return of_parts(f"{interleaving.NAME} sha256:{digest}", prints)
 
     @property
     def mix(self) -> Mix:

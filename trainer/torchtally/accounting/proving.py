@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torchtally import events, exchange, standard_output
-from torchtally.accounting import known
+from torchtally.accounting import kept_lines
 from torchtally.accounting.printing import Wrong, emit, line_of
 from torchtally.accounting.tally import Tally
 from torchtally.accounting.weights import ParameterHashes, apart
@@ -102,7 +102,7 @@ def prove(
     )
     if run.rank == 0 and leads:
         emit(proof.lines[-1])
-        known.add(proof.lines)
+        kept_lines.add(proof.lines)
         events.emit(events.Proved(phase=tally.phase.name, epoch=shard.epoch, holds=proof.holds), run.source)
     return proof
 

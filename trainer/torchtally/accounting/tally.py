@@ -12,8 +12,8 @@ from torchtally.pod import stacks
 from torchtally.proof import digest
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
+from torchtally.proof.interleaving import Mix
 from torchtally.proof.line import NAMED
-from torchtally.proof.mixture import Mix
 from torchtally.proof.order import Order
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard

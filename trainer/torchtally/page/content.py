@@ -6,7 +6,7 @@ from typing import Self
 
 from torchtally.page import curves, shard_map, timeline
 from torchtally.page.chart import Chart
-from torchtally.page.lives import Lived, lived
+from torchtally.page.life_parts import Lived, lived
 from torchtally.page.restarts import Restart, restarts
 from torchtally.proof.line import TallyLine
 from torchtally.record.model import Epoch, Run, Snapshot

@@ -13,7 +13,7 @@ from torchtally.observed.judge import Observation
 from torchtally.page import observed, summary, tables, timeline
 from torchtally.page.chart import Chart
 from torchtally.page.content import Content
-from torchtally.page.lives import Lived, lived
+from torchtally.page.life_parts import Lived, lived
 from torchtally.page.markup import Html, data, details, element
 from torchtally.record.model import Snapshot
 from torchtally.verifier import observing

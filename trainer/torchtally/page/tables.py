@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import PurePath
 
 from torchtally.page.content import Content
-from torchtally.page.lives import SUCCEEDED, Lived
+from torchtally.page.life_parts import SUCCEEDED, Lived
 from torchtally.page.markup import Html, details, element, table
 from torchtally.page.moments import clock, duration
 from torchtally.page.wrong import WRONG, doubted, places, state_of

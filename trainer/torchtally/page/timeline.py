@@ -1,34 +1,34 @@
 """The timeline: one row for each pod, with the parts of its life and the ends of it."""
 
-from torchtally.page import lives
+from torchtally.page import life_parts
 from torchtally.page.chart import Chart, Row, Spec, coloured, zoom
-from torchtally.page.lives import Lived
+from torchtally.page.life_parts import Lived
 from torchtally.page.moments import date, duration
 
 _COLOURS = {
-    lives.SCHEDULES: "@schedules",
-    lives.PULLS: "@pulls",
-    lives.STARTS: "@starts",
-    lives.IMPORTS: "@imports",
-    lives.WAITS: "@waits",
-    lives.PREPARES: "@prepares",
-    lives.LOADS: "@loads",
-    lives.TRAINS: "@trains",
-    lives.SAVES: "@saves",
+    life_parts.SCHEDULES: "@schedules",
+    life_parts.PULLS: "@pulls",
+    life_parts.STARTS: "@starts",
+    life_parts.IMPORTS: "@imports",
+    life_parts.WAITS: "@waits",
+    life_parts.PREPARES: "@prepares",
+    life_parts.LOADS: "@loads",
+    life_parts.TRAINS: "@trains",
+    life_parts.SAVES: "@saves",
 }
 _SHAPES = {
-    lives.SUCCEEDED: "circle",
-    lives.FAILED: "cross",
-    lives.FOLLOWED: "triangle-down",
-    lives.STOPPED: "square",
-    lives.SILENT: "diamond",
+    life_parts.SUCCEEDED: "circle",
+    life_parts.FAILED: "cross",
+    life_parts.FOLLOWED: "triangle-down",
+    life_parts.STOPPED: "square",
+    life_parts.SILENT: "diamond",
 }
 _ENDS = {
-    lives.SUCCEEDED: "@good",
-    lives.FAILED: "@bad",
-    lives.FOLLOWED: "@restart",
-    lives.STOPPED: "@restart",
-    lives.SILENT: "@bad",
+    life_parts.SUCCEEDED: "@good",
+    life_parts.FAILED: "@bad",
+    life_parts.FOLLOWED: "@restart",
+    life_parts.STOPPED: "@restart",
+    life_parts.SILENT: "@bad",
 }
 _NAMED = 40  # pods; the names of more do not fit beside their rows
 _UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
@@ -36,7 +36,7 @@ _UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 def chart(found: list[Lived]) -> Chart:
     """The timeline of these lives, of which there is at least one."""
-    begin = min(part.begin for life in found for part in (*life.parts, lives.Part(life.began, life.over, "")))
+    begin = min(part.begin for life in found for part in (*life.parts, life_parts.Part(life.began, life.over, "")))
     end = max(life.over for life in found)
     unit, seconds = next((unit for unit in _UNITS if end - begin > 3 * unit[1]), _UNITS[-1])
     pods = [*dict.fromkeys(life.pod for life in found)]
@@ -70,7 +70,7 @@ def chart(found: list[Lived]) -> Chart:
     ]
     named: Spec = {"calculate": "names[datum.place]", "as": "pod"}
     half = 0.36 if few else 0.5
-    edge = f"(datum.state == '{lives.SAVES}' ? {half / 2} : {half})"
+    edge = f"(datum.state == '{life_parts.SAVES}' ? {half / 2} : {half})"
     x = {
         "field": "begin",
         "type": "quantitative",

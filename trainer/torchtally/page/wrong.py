@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from torchtally.proof.line import TallyLine
-from torchtally.proof.locality import UnknownSizes
+from torchtally.proof.local_order import UnknownSizes
 from torchtally.verifier import expected
 from torchtally.verifier.problem import Block
 from torchtally.verifier.verdict import Verdict

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, Self
 
-from torchtally.proof import digest, rules
-from torchtally.proof import mixture as mixtures
+from torchtally.proof import digest, interleaving, rules
 from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.drop_counts import Accounted
 from torchtally.proof.integers import are_in
-from torchtally.proof.mixture import Counts
+from torchtally.proof.interleaving import Counts
 from torchtally.proof.modular import P
 from torchtally.proof.rules import HUGE, Rule, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
@@ -62,14 +61,14 @@ def _mixture(line: Values, name: str) -> dict[str, Counts]:
     value = line.values.get(name)
     if line.values.get("order") == "sequential" and isinstance(value, dict) and value:
         counts = {str(source): tuple(each) for source, each in value.items() if _is_counts(source, each)}
-        if len(counts) == len(value) and sum(weight for weight, _, _ in counts.values()) <= mixtures.MOST:
+        if len(counts) == len(value) and sum(weight for weight, _, _ in counts.values()) <= interleaving.MOST:
             return counts
     raise line.bad(name, "an object that gives each source [weight, samples, rows], in the order sequential")
 
 
 def _is_counts(source: Any, value: Any) -> bool:
     named = isinstance(source, str) and source.strip() and source.isprintable()
-    return bool(named and are_in(value, range(1, mixtures.MOST + 1), range(1, HUGE), range(HUGE)))
+    return bool(named and are_in(value, range(1, interleaving.MOST + 1), range(1, HUGE), range(HUGE)))
 
 
 def _count(other: str) -> Rule:
@@ -165,12 +164,12 @@ class TallyLine(Accounted):
     @property
     def rows_of_sources(self) -> Mapping[str, Counts] | None:
         """What `mixture` must be by the other fields; None without a mixture."""
-        return None if self.mixture is None else mixtures.stated(self.mixture).counts(self.shard)
+        return None if self.mixture is None else interleaving.stated(self.mixture).counts(self.shard)
 
     @property
     def sources(self) -> list[str]:
         """A sentence on each source of a mixture."""
-        return [] if self.mixture is None else mixtures.described(self.mixture, self.shard)
+        return [] if self.mixture is None else interleaving.described(self.mixture, self.shard)
 
     @property
     def outside(self) -> int:

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Literal, get_args
 
-from torchtally.proof.locality import LocalOrder
+from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.shard_sizes import ShardSizes
 
 _Plain = Literal["feistel-1", "sequential"]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from torchtally.proof import digest as digests
 from torchtally.proof.contract import CONTRACTS
-from torchtally.proof.locality import LocalOrder
+from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.modular import P
 from torchtally.proof.order import PLAIN, parse
 from torchtally.proof.shard_sizes import ShardSizes

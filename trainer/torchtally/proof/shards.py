@@ -10,7 +10,7 @@ import numpy as np
 
 from torchtally.proof import permutation
 from torchtally.proof.contract import Contract
-from torchtally.proof.locality import LocalOrder
+from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.order import Order
 from torchtally.proof.permutation import Indices
 

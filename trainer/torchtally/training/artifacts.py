@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from torchtally import events
-from torchtally.accounting import known, proof_file
+from torchtally.accounting import kept_lines, proof_file
 from torchtally.accounting.printing import emit
 from torchtally.atomic_file import clear, replace
 from torchtally.environment import pod_name
@@ -67,7 +67,7 @@ def write(
     hashes = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
     hashed = f"sha256:{hashes[MODEL]}"
     last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
-    lines = known.lines(last["run"], train_state.lines)
+    lines = kept_lines.lines(last["run"], train_state.lines)
     clear(output, [*files, PROOF])
     for name, contents in files.items():
         replace(output / name, contents)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtally import events, exchange
-from torchtally.accounting import known
+from torchtally.accounting import kept_lines
 from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.schedule import Schedule
 from torchtally.accounting.state import shared_out
@@ -122,7 +122,7 @@ class TrainState:
                 {
                     "lines": self.lines,
                     "epochs": [asdict(each) for each in self.epochs],
-                    "faults": known.faults(self.run.run),
+                    "faults": kept_lines.faults(self.run.run),
                 }
             ),
             "best": file_name(best.epoch + 1, 0) if best else None,
@@ -140,7 +140,7 @@ class TrainState:
         history = json.loads(state["history"])
         self.lines = history["lines"]
         if self.run.rank == 0:
-            known.add(history.get("faults", []))  # an earlier release left them out
+            kept_lines.add(history.get("faults", []))  # an earlier release left them out
         self.epochs = [Epoch(**each) for each in history["epochs"]]
         self.epoch, ranks = state["epoch"], state["ranks"]
         same = len(ranks) == self.run.world

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torchtally.proof.digest import OF_POSITIONS, Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
-from torchtally.proof.locality import UnknownSizes
+from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.modular import P
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchtally.proof.digest import NAMES, Digest
 from torchtally.proof.line import Attempt, Rank
-from torchtally.proof.locality import UnknownSizes
+from torchtally.proof.local_order import UnknownSizes
 from torchtally.verifier.lines import blocks_of, firsts, in_order
 from torchtally.verifier.outcome import Outcome
 from torchtally.verifier.problem import Block

@@ -9,7 +9,7 @@ from typing import Any
 from torchtally.proof import digest, drop_counts
 from torchtally.proof.digest import unpack
 from torchtally.proof.line import TallyLine
-from torchtally.proof.locality import UnknownSizes
+from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.order import parse, sizes_of
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
 from torchtally import events, standard_output
-from torchtally.accounting import known, proof_file
+from torchtally.accounting import kept_lines, proof_file
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
 from torchtally.atomic_file import clear, replace
@@ -211,7 +211,7 @@ def fit(name: str, options: Options, output: Path) -> None:
                 )
             files = _train(account, trainer, options, found, output)
         if files and (last := account.last_line):
-            lines = known.lines(last["run"])
+            lines = kept_lines.lines(last["run"])
             proof_file.write(output / artifacts.PROOF, files, lines, last, training=identity)
     except SystemExit as ended:
         assert isinstance(ended.code, int)

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import events, exchange, standard_output
-from torchtally.accounting import known
+from torchtally.accounting import kept_lines
 from torchtally.accounting.pace import Pace
 from torchtally.accounting.proving import Proof, enforce, prove
 from torchtally.accounting.tally import Phase, Run, Tally
@@ -266,7 +266,7 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
         for proof in map(Proof, lines):
             train_state.lines.append(proof.lines[-1])
             if rank == COORDINATOR:
-                known.add(proof.lines)
+                kept_lines.add(proof.lines)
             enforce(proof, options.tally, first=len(train_state.lines) == 1)
         train_state.epochs.append(done)
         if rank == COORDINATOR:
