@@ -46,7 +46,6 @@ from torchtally.pod.retries import Retries
 # Below Kubernetes' default grace period of 30 s: a rank that hangs is killed by the pod, whose exit code then counts.
 _SHUTDOWN_SECONDS = 20
 _BESIDE = 2500  # characters of a cause, beside which the termination message has room for where the ranks stood
-_RUN = "TORCHTALLY_RUN"  # an id of each start
 
 
 def launch(
@@ -156,7 +155,7 @@ def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None
     os.environ["TORCHTALLY_STACKS"] = str(folder)
     if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the older name for the dump of NCCL's flight recorder
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(output / f"nccl-{pod_name()}-"))
-    os.environ[_RUN] = uuid.uuid4().hex[:12]
+    os.environ["TORCHTALLY_RUN"] = uuid.uuid4().hex[:12]  # an id of each start
     os.environ.setdefault("PET_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))  # PyTorch 2.11 would refuse the option
     os.environ.pop("PET_STANDALONE", None)  # the operator sets "", which torchrun takes for a number
     if job.elastic:
