@@ -26,6 +26,7 @@ from bench.processes import free_port
 from bench.sample import emit
 from torchtally import compat, log
 from torchtally.distributed import handshake
+from torchtally.environment import Patience
 from torchtally.errors import LOST, SIGNALLED
 from torchtally.pod import job_store
 from torchtally.pod.failure import Failure, Kind
@@ -116,7 +117,7 @@ class _Process:
 def _serve(connection: Connection, ranks: Sequence[int], count: int, port: int) -> None:
     log.log.disabled = True
     job_store.PrefixStore = _Counted  # type: ignore[attr-defined,assignment]
-    pods = [_Pod("127.0.0.1", port, rank, count, f"demo-worker-{rank - 1}") for rank in ranks]
+    pods = [_Pod("127.0.0.1", port, rank, count, f"demo-worker-{rank - 1}", Patience()) for rank in ranks]
     with ThreadPoolExecutor(len(pods)) as threads:
         begun: Iterator[float] = iter(())
         while True:

@@ -16,6 +16,8 @@ import ranks
 
 ENTRY = "import sys; from torchtally import cli; sys.exit(cli.main(sys.argv[1:]))"
 LIMIT = 300  # seconds
+# Variables of pods that soon kill ranks which do not notice that a peer is gone, and do not look for a cause for long.
+STRICT = {"TORCHTALLY_GRACE_SECONDS": "1", "TORCHTALLY_CAUSE_SECONDS": "1"}
 _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
 

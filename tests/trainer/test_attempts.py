@@ -15,8 +15,9 @@ import pytest
 import ranks
 
 from torchtally import events
+from torchtally.environment import Patience
 from torchtally.errors import Lost
-from torchtally.pod import attempts, cause, termination_message
+from torchtally.pod import attempts, termination_message
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.rendezvous import Rendezvous
 
@@ -49,11 +50,10 @@ def main():
 if __name__ == "__main__":
     main()
 """
-# The entry point as for a task, whose module it imports. Ranks that do not notice that a peer is gone are killed soon.
+# The entry point as for a task, whose module it imports.
 ENTRY = """
 import os, sys
-from torchtally.pod import heartbeat, launch
-heartbeat.GRACE = 1
+from torchtally.pod import launch
 end = launch.launch([sys.executable, "-u", "-m", "again"], os.environ, lambda _: False, "again")
 if callable(end):
     sys.exit(end())
@@ -64,7 +64,7 @@ os._exit(end)
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[launched.Job]:
     more = {"TORCHTALLY_RETRIES": "3", "TORCHTALLY_OUTPUT": str(tmp_path / "output")}
-    with launched.job(launched.environment(**more), tmp_path, 2) as job:
+    with launched.job(launched.environment(**more, **launched.STRICT), tmp_path, 2) as job:
         yield job
 
 
@@ -236,12 +236,10 @@ def test_a_pod_with_other_children_starts_no_attempts() -> None:
     assert wait(has_become_a_pod) == 0
 
 
-def test_a_start_in_place_hides_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_in_place_hides_no_cause() -> None:
     """Its earlier attempt has told its end, and another pod has not noticed yet."""
-    monkeypatch.setattr(cause, "_UNEXPLAINED", 1)
-    monkeypatch.setattr(cause, "_SEARCH", 2)
-    port = ranks.free_port()
-    *pods, again = (Rendezvous("127.0.0.1", port, rank, 3, f"pod-{rank}") for rank in (0, 1, 2, 2))
+    port, patience = ranks.free_port(), Patience(cause=1)
+    *pods, again = (Rendezvous("127.0.0.1", port, rank, 3, f"pod-{rank}", patience) for rank in (0, 1, 2, 2))
     with ThreadPoolExecutor() as pool:
         list(pool.map(meet, pods))
         explained = pool.submit(pods[1].cause, Failure(Kind.UNEXPLAINED, 7, "rank 1 failed"))

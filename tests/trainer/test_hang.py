@@ -14,11 +14,6 @@ from torchtally.pod import hang, stacks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a signal for the stacks is Linux's alone")
 
-# The entry point with a shorter patience for ranks that do not notice that a peer is gone.
-STRICT = (
-    "import sys; from torchtally import cli; from torchtally.pod import heartbeat\n"
-    "heartbeat.GRACE = 1; sys.exit(cli.main(sys.argv[1:]))"
-)
 SCRIPT = """
 import sys, time
 from datetime import timedelta
@@ -49,7 +44,7 @@ with Account(task="hangs", plan={{"train": 1}}) as account:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[launched.Job]:
-    more = {"TORCHTALLY_HANG_SECONDS": "1", "TORCHTALLY_OUTPUT": str(tmp_path / "output")}
+    more = {"TORCHTALLY_HANG_SECONDS": "1", "TORCHTALLY_OUTPUT": str(tmp_path / "output"), **launched.STRICT}
     with launched.job(launched.environment(**more), tmp_path, 2) as job:
         yield job
 
@@ -65,12 +60,12 @@ def stuck(pod: launched.Pod) -> list[events.Stuck]:
 
 @pytest.mark.parametrize("loop", ["time.sleep(1)", "pass"])
 def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, tmp_path: Path, loop: str) -> None:
-    command = script(tmp_path, loop, 8)
-    pods = [two.start(rank, command, entry=STRICT) for rank in range(2)]
+    command = script(tmp_path, loop, 4)
+    pods = [two.start(rank, command) for rank in range(2)]
     assert [pod.wait() for pod in pods] == [203, 203], pods[0].errors
     for pod, name in zip(pods, ("demo-master-0", "demo-worker-0"), strict=True):
         (told,) = stuck(pod)
-        waits = r"rank 0( \(demo-master-0\))? stands in \w+ \(distributed_c10d.py:\d+\)"
+        waits = r"rank 0( \(demo-master-0\))? stands in \w+ \((?!hangs)\w+.py:\d+\)"
         hangs = r"rank 1( \(demo-worker-0\))? stands in never_returns \(hangs.py:\d+\)"
         assert re.search(waits, told.stands) and re.search(hangs, told.stands), told
         assert told.seconds == 1.0 and told.stacks == str(tmp_path / f"output/stacks-{name}.txt")
@@ -102,8 +97,8 @@ def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
         "with Account(task='deaf', plan={'train': 1}):\n"
         "    os._exit(7) if os.environ['RANK'] == '1' else deaf()\n"
     )
-    with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(tmp_path)), tmp_path, 2) as job:
-        pods = [job.start(rank, ["run", str(program)], entry=STRICT) for rank in range(2)]
+    with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(tmp_path), **launched.STRICT), tmp_path, 2) as job:
+        pods = [job.start(rank, ["run", str(program)]) for rank in range(2)]
         assert [pod.wait() for pod in pods] == [203, 7]
     (told,) = stuck(pods[0])
     assert (told.seconds, told.stands) == (None, "rank 0 stands in deaf (deaf.py:5)")
@@ -113,8 +108,8 @@ def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
 
 def test_an_output_folder_that_takes_nothing_hides_no_stack(two: launched.Job, tmp_path: Path) -> None:
     (tmp_path / "output").write_text("no folder")
-    command = script(tmp_path, "time.sleep(1)", 8)
-    pods = [two.start(rank, command, entry=STRICT) for rank in range(2)]
+    command = script(tmp_path, "time.sleep(1)", 4)
+    pods = [two.start(rank, command) for rank in range(2)]
     assert [pod.wait() for pod in pods] == [203, 203]
     assert stuck(pods[0])[0].stacks is None and "never_returns" in pods[0].message
     assert "the stacks of the ranks cannot be written" in pods[0].errors

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from torchtally.environment import Job, Places
+from torchtally.environment import Job, Patience, Places
 from torchtally.errors import Refused
 
 # One worker of 1 + 3 pods, as the training operator 1.9 makes it.
@@ -118,3 +118,11 @@ def test_a_container_that_was_given_gpus_asked_for_them() -> None:
     assert Places.from_env({"NVIDIA_VISIBLE_DEVICES": "all", "TORCHTALLY_DEVICE": "cpu"}).device == "cpu"
     with pytest.raises(Refused, match="TORCHTALLY_DEVICE='gpu'"):
         Places.from_env({"TORCHTALLY_DEVICE": "gpu"})
+
+
+def test_the_patience_of_a_pod_is_a_number_of_seconds() -> None:
+    assert Patience.from_env({}) == Patience()
+    assert Patience.from_env({"TORCHTALLY_GRACE_SECONDS": "0.5"}) == Patience(grace=0.5)
+    for wrong in ("long", "1"):
+        with pytest.raises(Refused, match=f"TORCHTALLY_SILENCE_SECONDS='{wrong}' must be a number of seconds from 2"):
+            Patience.from_env({"TORCHTALLY_SILENCE_SECONDS": wrong})

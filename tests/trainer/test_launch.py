@@ -40,12 +40,9 @@ def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]
 
 
 TWO = {"PET_NPROC_PER_NODE": "2"}
-# The entry point with a shorter patience: for ranks that do not notice, and for pods that say nothing.
-START = (
-    "import sys; from torchtally import cli; from torchtally.pod import heartbeat, rendezvous\n"
-    "heartbeat.GRACE = 1; {}\n"
-    "sys.exit(cli.main(sys.argv[1:]))"
-)
+# An entry point that does something else before.
+START = "import sys; from torchtally import cli; from torchtally.pod import heartbeat, rendezvous\n{}\n"
+START += "sys.exit(cli.main(sys.argv[1:]))"
 # And one whose agent is told to stop before it knows of the ranks that it has started.
 STARTING = (
     "import signal, sys; from torch.distributed.elastic.agent.server import local_elastic_agent as agent\n"
@@ -53,7 +50,6 @@ STARTING = (
     "start = agent.start_processes; agent.start_processes = lambda **how: (start(**how), signal.pause())[0]\n"
     "sys.exit(cli.main(sys.argv[1:]))"
 )
-STRICT, IMPATIENT = START.format("0"), START.format("heartbeat.SILENCE = 6")
 
 
 def shell(script: str) -> list[str]:
@@ -285,12 +281,11 @@ def test_sigterm_ends_a_pod_whose_ranks_have_succeeded_before_others(two: launch
 
 
 def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) -> None:
-    entry = START.format("rendezvous._PROGRESS = 1")
-    here = [three.start(rank, shell("exit 0"), entry=entry, PET_RDZV_CONF="timeout=20") for rank in (0, 1)]
+    here = [three.start(rank, shell("exit 0"), PET_RDZV_CONF="timeout=10") for rank in (0, 1)]
     for pod in here:
         assert pod.wait() == 203
         assert "torchtally: 2 of 3 pods have joined; missing: the pod with RANK=2\n" in pod.errors
-        assert pod.message == "the pod with RANK=2 did not join within 20 s"
+        assert pod.message == "the pod with RANK=2 did not join within 10 s"
 
 
 def test_a_missing_master_is_named(two: launched.Job) -> None:
@@ -304,7 +299,7 @@ def test_a_missing_master_is_named(two: launched.Job) -> None:
 def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:
     """Else it would find the notes of those that it met in its former life."""
     run = shell('cat $TORCHTALLY_PODS; echo; [ -n "$GO_ON" ] || sleep 1000')
-    master, worker = (two.start(rank, run, entry=STRICT) for rank in range(2))
+    master, worker = (two.start(rank, run, **launched.STRICT) for rank in range(2))
     assert [pod.line() for pod in (master, worker)] == ['["demo-master-0", "demo-worker-0"]'] * 2
     worker.kill()
     worker = two.start(1, run, GO_ON="1")
@@ -364,7 +359,7 @@ def test_a_failure_that_is_written_down_keeps_its_code_on_every_pod(two: launche
 
 
 def test_of_failures_that_nobody_explains_the_first_counts(two: launched.Job) -> None:
-    started = two.all(shell("exit $((RANK + 5))"))
+    started = two.all(shell("exit $((RANK + 5))"), **launched.STRICT)
     codes = [pod.wait() for pod in started]
     assert codes in ([5, 203], [203, 6])
     for pod in started:
@@ -373,14 +368,14 @@ def test_of_failures_that_nobody_explains_the_first_counts(two: launched.Job) ->
 
 def test_a_program_that_does_not_notice_is_ended(two: launched.Job) -> None:
     command = shell("[ $RANK = 1 ] && kill -KILL $$; sleep 1000")
-    master, worker = (two.start(rank, command, entry=STRICT) for rank in range(2))
+    master, worker = (two.start(rank, command, **launched.STRICT) for rank in range(2))
     assert [master.wait(), worker.wait()] == [203, 137]
     assert master.message.startswith("rank 1 (demo-worker-0) was ended by signal 9 (SIGKILL); the ranks of demo-master")
 
 
 def test_a_pod_that_is_stopped_when_its_part_is_done_is_not_waited_for(two: launched.Job) -> None:
     """torchrun's agents would wait for it for 5 minutes after they have succeeded."""
-    master = two.start(0, shell("echo done"), entry=STRICT)
+    master = two.start(0, shell("echo done"), **launched.STRICT)
     worker = two.start(1, shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
     assert (master.line(), worker.line()) == ("done", "ready")
     worker.signal(signal.SIGTERM)
@@ -433,13 +428,16 @@ def test_a_pod_that_goes_without_a_word_is_named(two: launched.Job, tmp_path: Pa
 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) -> None:
-    started = [two.start(rank, shell("echo ready; sleep 1000"), entry=IMPATIENT) for rank in range(2)]
+    started = [
+        two.start(rank, shell("echo ready; sleep 1000"), TORCHTALLY_SILENCE_SECONDS="4", **launched.STRICT)
+        for rank in range(2)
+    ]
     assert [pod.line() for pod in started] == ["ready", "ready"]
     started[frozen].freeze()
     assert started[1 - frozen].wait() == 203
     message = (
         "demo-master-0, which holds the job's store, went away",
-        "no heartbeat of demo-worker-0 for 6 s: lost or frozen",
+        "no heartbeat of demo-worker-0 for 4 s: lost or frozen",
     )
     assert started[1 - frozen].message.startswith(message[frozen])
 
@@ -447,11 +445,11 @@ def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pod_that_is_frozen_for_a_while_goes_on(two: launched.Job, tmp_path: Path, frozen: int) -> None:
     wait = shell(f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
-    started = [two.start(rank, wait, entry=START.format("heartbeat.SILENCE = 12")) for rank in range(2)]
+    started = [two.start(rank, wait, TORCHTALLY_SILENCE_SECONDS="6") for rank in range(2)]
     assert [pod.line() for pod in started] == ["ready", "ready"]
     stopped = started[frozen].freeze()
     time.sleep(2)  # well below what counts as lost
     launched.thaw(stopped)
-    time.sleep(11)  # when the freeze would be counted as a loss
+    time.sleep(5)  # when the freeze would be counted as a loss
     (tmp_path / "go").touch()
     assert [pod.wait() for pod in started] == [0, 0]

@@ -11,6 +11,7 @@ import pytest
 import ranks
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from torchtally.environment import Patience
 from torchtally.errors import LOST
 from torchtally.pod import job_store, rendezvous
 from torchtally.pod.failure import Failure, Kind
@@ -28,7 +29,7 @@ class Pods:
         self.asked = asked = Counter[str]()
         self.told = told = set[str]()
         port = ranks.free_port()
-        self.all = [Rendezvous("127.0.0.1", port, rank, MANY, f"pod-{rank}") for rank in range(MANY)]
+        self.all = [Rendezvous("127.0.0.1", port, rank, MANY, f"pod-{rank}", Patience()) for rank in range(MANY)]
 
         class Counted:
             def __init__(self, prefix: str, store: Store) -> None:

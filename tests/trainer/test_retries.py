@@ -14,7 +14,7 @@ from torchtally.pod import retries
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    return launched.environment(TORCHTALLY_OUTPUT=str(tmp_path / "output"), TORCHTALLY_RETRIES="1")
+    return launched.environment(TORCHTALLY_OUTPUT=str(tmp_path / "output"), TORCHTALLY_RETRIES="1", **launched.STRICT)
 
 
 @pytest.fixture

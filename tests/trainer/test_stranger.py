@@ -49,7 +49,7 @@ os._exit(0)
 @pytest.fixture
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu"}
+    return {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", **launched.STRICT}
 
 
 def listening(process: psutil.Process) -> list[tuple[str, int]]:

@@ -177,6 +177,24 @@ class Places:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Seconds that a pod waits for others before it draws a conclusion."""
+
+    silence: float = 60  # without a heartbeat until a pod counts as lost; frozen for half of it, it goes on afterwards
+    grace: float = 30  # for a rank to notice that a peer is gone, and to finish its writes; then it is killed
+    cause: float = 5  # for another pod to tell a cause, before an unexplained failure counts as the cause
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "Patience":
+        """Read the variables of a job. Raises Refused."""
+        return cls(
+            silence=_seconds(env, "TORCHTALLY_SILENCE_SECONDS", f"{cls.silence}", 2),  # heartbeats are a second apart
+            grace=_seconds(env, "TORCHTALLY_GRACE_SECONDS", f"{cls.grace}"),
+            cause=_seconds(env, "TORCHTALLY_CAUSE_SECONDS", f"{cls.cause}"),
+        )
+
+
 def store_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Address and port of the job's store, as torchrun's agent sets them for each rank."""
     return env["MASTER_ADDR"], int(env["MASTER_PORT"])
@@ -321,14 +339,14 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | Non
     return int(text)
 
 
-def _seconds(env: Mapping[str, str], name: str, default: str) -> float:
+def _seconds(env: Mapping[str, str], name: str, default: str, low: float = 0) -> float:
     text = env.get(name) or default
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise Refused(f"{name}={text!r} must be a number of seconds from 0")
+    if not low <= seconds < float("inf"):
+        raise Refused(f"{name}={text!r} must be a number of seconds from {low}")
     return seconds
 
 

@@ -12,26 +12,23 @@ from torchtally.pod.heartbeat import Heartbeat, wait_until_departed
 from torchtally.pod.job_store import JobStore
 from torchtally.pod.names import Names
 
-# All in seconds.
-_SEARCH = 7  # for the whole search
-# For a known cause to be posted, before an unexplained failure counts as the cause. Pod 0 posts that a pod is gone.
-_UNEXPLAINED = 5
+_LONGER = 2  # seconds that the whole search takes beyond the wait for a known cause
 
 
-def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: Names) -> Failure:
+def find(own: Failure, store: JobStore, heartbeat: Heartbeat, rank: int, names: Names, seconds: float) -> Failure:
     """Return the failure that this pod ends with: `own`, or the one that caused it.
 
-    Its exit code is LOST, unless a retry cannot cure the cause: all pods end with the code of such a cause. Ends the
-    heartbeat of this pod.
+    An unexplained failure counts as the cause if no known one is posted within some `seconds`. The exit code is LOST,
+    unless a retry cannot cure the cause: all pods end with the code of such a cause. Ends the heartbeat of this pod.
     """
     if heartbeat.ranks_killed:
         text = f"the ranks of {names.one(rank)} did not notice it and were killed"
         own = Failure(Kind.CONSEQUENCE, LOST, text)
-    search = _Search(own, store, heartbeat, rank, names)
+    search = _Search(own, store, heartbeat, rank, names, seconds)
     if not heartbeat.store_lost:
         thread = threading.Thread(target=search.run, daemon=True)
         thread.start()
-        thread.join(3 * _SEARCH)  # a frozen store never answers
+        thread.join(3 * (seconds + _LONGER))  # a frozen store never answers
     cause = search.cause
     if not search.finished and own.kind != Kind.KNOWN:
         cause = heartbeat.first_reported  # before the store was lost
@@ -54,6 +51,7 @@ class _Search:
     heartbeat: Heartbeat
     rank: int
     names: Names
+    seconds: float  # for a known cause to be posted; pod 0 posts that a pod is gone
     number: int = 0  # of this pod's failure among all, from 1
     cause: Failure | None = None  # where it is another pod's failure
     finished: bool = False
@@ -65,14 +63,14 @@ class _Search:
             self.finished = True
             self.heartbeat.stop(self.store)
             if self.rank == 0:
-                wait_until_departed(self.store, _SEARCH + 1)
+                wait_until_departed(self.store, self.seconds + _LONGER + 1)
 
     def _in_store(self) -> Failure | None:
         if self.own.kind == Kind.KNOWN:
             return None
-        if known := self.store.first(Kind.KNOWN, _UNEXPLAINED):
+        if known := self.store.first(Kind.KNOWN, self.seconds):
             return known[1]
-        unexplained = self.store.first(Kind.UNEXPLAINED, _SEARCH - _UNEXPLAINED)
+        unexplained = self.store.first(Kind.UNEXPLAINED, _LONGER)
         if known := self.store.first(Kind.KNOWN):
             return known[1]
         if unexplained:

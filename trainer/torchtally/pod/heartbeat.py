@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 from torch.distributed import DistError
 
+from torchtally.environment import Patience
 from torchtally.errors import LOST
 from torchtally.log import log
 from torchtally.pod import signals
@@ -18,8 +19,6 @@ from torchtally.pod.job_store import DEPARTED, JobStore
 from torchtally.pod.names import Names
 
 # All in seconds.
-SILENCE = 60  # without a heartbeat until a pod counts as lost: a pod frozen for half of it continues afterwards
-GRACE = 30  # for a rank to notice that a peer is gone, and to finish its writes; then it is killed
 _INTERVAL = 1  # between two heartbeats
 _GONE = 3  # without a heartbeat, in a job that has failed, until a pod counts as gone
 _LOOK = 0.2  # between two of pod 0's looks for pods that are gone
@@ -35,12 +34,13 @@ class Heartbeat:
         names: Names,
         open_exit_barrier: Callable[[], None],
         before_kill: Callable[[], None],
+        patience: Patience,
     ) -> None:
         self.first_reported: Failure | None = None  # the first known failure, if it is another pod's
         self.store_lost = False  # or frozen
         self.ranks_killed = False  # because they did not notice that a peer was gone
         self._store, self._rank, self._names, self._open_exit_barrier = store, rank, names, open_exit_barrier
-        self._before_kill = before_kill
+        self._before_kill, self._patience = before_kill, patience
         self._answered, self._job_failed, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
@@ -80,10 +80,10 @@ class Heartbeat:
 
     def _post_silent(self, silence: "Silence", failed: bool) -> None:
         """As pod 0, post the loss of the pods that send no heartbeats."""
-        if not (silent := silence.of(self._store.heartbeats(), _GONE if failed else SILENCE)):
+        if not (silent := silence.of(self._store.heartbeats(), _GONE if failed else self._patience.silence)):
             return
         names = self._names.several(silent)
-        lost = f"no heartbeat of {names} for {SILENCE} s: lost or frozen"
+        lost = f"no heartbeat of {names} for {self._patience.silence:g} s: lost or frozen"
         text = f"{names} went away without a message" if failed else lost
         self._store.post(silent[0], Failure(Kind.KNOWN, LOST, text))
 
@@ -91,13 +91,13 @@ class Heartbeat:
         """Kill the ranks of this pod if another pod has failed or gone and they do not notice it."""
         # A frozen store never answers. Steps are counted, not time: the clock runs on while this pod is frozen itself.
         steps = 0
-        while steps < SILENCE and not self._job_failed.wait(1):
+        while steps < self._patience.silence and not self._job_failed.wait(1):
             steps = 0 if self._answered.is_set() else steps + 1
             self._answered.clear()
-        if steps >= SILENCE:
+        if steps >= self._patience.silence:
             self.store_lost = True
         # A pod that was asked to stop has its own time for it.
-        while not self._stopped.wait(GRACE) and not signals.begun():
+        while not self._stopped.wait(self._patience.grace) and not signals.begun():
             self._before_kill()
             self.ranks_killed |= any(signals.ranks())  # before they end: the main thread reads it then
             if not signals.kill_ranks() and not self.store_lost:

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 
 from torchtally import compat, events
-from torchtally.environment import Job, Places, hang_seconds, metrics_port, observes, pod_name
+from torchtally.environment import Job, Patience, Places, hang_seconds, metrics_port, observes, pod_name
 from torchtally.environment import retries as allowed_retries
 from torchtally.errors import LOST, OK, SIGNALLED, Exhausted, Lost, Refused
 from torchtally.log import log
@@ -97,7 +97,8 @@ def _attempt(
     """One start of the pod. Calls `again` before it ends if another one can follow in the same pod."""
     places = Places.from_env(env)
     host, port = job.master or (address.LOOPBACK, 0)
-    pods = None if job.elastic else Rendezvous(host, port, job.node_rank, job.max_nodes, pod_name(env))
+    patience = Patience.from_env(env)
+    pods = None if job.elastic else Rendezvous(host, port, job.node_rank, job.max_nodes, pod_name(env), patience)
     seconds = hang_seconds(env)
     retries = Retries(env, counts=job.elastic or job.node_rank == 0)
     if job.node_rank == 0 and not job.elastic and is_complete(places.output):

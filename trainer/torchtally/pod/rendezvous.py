@@ -23,11 +23,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchtally import compat, events
+from torchtally.environment import Patience
 from torchtally.errors import LOST, Exhausted, Lost
 from torchtally.log import log
 from torchtally.pod import address, cause, signals
 from torchtally.pod.failure import Failure, Kind
-from torchtally.pod.heartbeat import SILENCE, Heartbeat, wait_until_departed
+from torchtally.pod.heartbeat import Heartbeat, wait_until_departed
 from torchtally.pod.job_store import Decision, JobStore, interval
 from torchtally.pod.names import Names
 
@@ -50,9 +51,9 @@ class Complete(Exception):
 class Rendezvous(RendezvousHandler):
     """Pod `rank` of `count` joins the others. Outside a job, the port is 0: any that is free."""
 
-    def __init__(self, host: str, port: int, rank: int, count: int, pod: str) -> None:
+    def __init__(self, host: str, port: int, rank: int, count: int, pod: str, patience: Patience) -> None:
         self._address, self._port, self._rank, self._count, self._pod = host, port, rank, count, pod
-        self._resolved, self._in_job = host, port != 0
+        self._resolved, self._in_job, self._patience = host, port != 0, patience
         self._timeout, self._run_id = float(TIMEOUT), ""
         # A pod that is started again has the same rank and name: this differs.
         self._start = uuid.uuid4().hex[:8]
@@ -135,7 +136,9 @@ class Rendezvous(RendezvousHandler):
         """Return the failure that this pod ends with: `own`, or the one that caused it."""
         if self._store is None or self._heartbeat is None or self._count == 1:
             return own
-        return cause.find(own, JobStore(self._store, self._count), self._heartbeat, self._rank, self._names)
+        return cause.find(
+            own, JobStore(self._store, self._count), self._heartbeat, self._rank, self._names, self._patience.cause
+        )
 
     def share(self, own: str | None) -> list[str]:
         """Tell the other pods where this one's ranks stand; return what all have told. Raises DistError."""
@@ -151,7 +154,7 @@ class Rendezvous(RendezvousHandler):
         while True:
             store = self._connect(until)
             try:
-                self._register(JobStore(store, self._count, SILENCE), until)
+                self._register(JobStore(store, self._count, self._patience.silence), until)
                 return store
             except DistError:
                 # The other pods were about to fail, and their store is gone.
@@ -159,7 +162,7 @@ class Rendezvous(RendezvousHandler):
                     raise
 
     def _connect(self, until: float) -> TCPStore:
-        timeout = timedelta(seconds=SILENCE)
+        timeout = timedelta(seconds=self._patience.silence)
         if self._rank == 0:
             return self._serve(timeout)
         missing = f"{self._names.one(0)} does not answer at {self._address}:{self._port}"
@@ -260,7 +263,7 @@ class Rendezvous(RendezvousHandler):
                 PrefixStore(self._run_id, connection).set(compat.exit_barrier_key(), "")
 
         store = JobStore(connection, self._count)
-        heartbeat = Heartbeat(store, self._rank, self._names, open_exit_barrier, self.before_kill)
+        heartbeat = Heartbeat(store, self._rank, self._names, open_exit_barrier, self.before_kill, self._patience)
         heartbeat.start()
         return heartbeat
 
