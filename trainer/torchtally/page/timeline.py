@@ -3,7 +3,7 @@
 from torchtally.page import lives
 from torchtally.page.chart import Chart, Row, Spec, coloured, zoom
 from torchtally.page.lives import Lived
-from torchtally.page.moments import date, duration
+from torchtally.record.sentences import date, duration
 
 _COLOURS = {
     lives.SCHEDULES: "@schedules",
