@@ -1,6 +1,5 @@
 """A job at one moment: by its cluster, by what its pods have reported, and by the verifier."""
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Rest
 from . import starting
 from .standing import Standing
 
-_SLOWER = 0.8  # of the others' median speed: whoever is below it is named
-_REPORTS = 5  # of a pod, over which its speed is averaged: the pods' reports are not of the same moments
 # What a pod does, by the first moment of a start that has not come yet.
 _STEPS = (
     ("scheduled", "waits for a node"),
@@ -65,8 +62,7 @@ class Overview:
     accuracy: float | None = None
     checkpoint: Checkpoint | None = None  # the newest that was written
     save_failed: str | None = None  # the cause, if none was written since
-    slowest: str | None = None  # the pod that is slower than the others
-    straggler: Straggler | None = None  # what its ranks say of it
+    straggler: Straggler | None = None  # the pod that is slower than the others
     pods: tuple[PodRow, ...] = ()
     start: starting.Start | None = None
     restarts: tuple[Restart, ...] = ()
@@ -104,7 +100,6 @@ def of(
         warnings: What the cluster warns of.
     """
     run, waits = snapshot.run, waits or {}
-    straggler = _straggler(run) if run else None
     report = progress_of(run) if run else None
     rows = tuple(_row(pod, run, waits.get(pod.name)) for pod in snapshot.pods)
     told = {pod.name for pod in snapshot.pods}
@@ -119,8 +114,7 @@ def of(
         "proof": proof or stated(run, snapshot.observation),
         "pods": rows,
         "start": starting.of(snapshot.pods),
-        "slowest": straggler.slow if straggler else _slowest(rows, run),
-        "straggler": straggler,
+        "straggler": _straggler(run) if run else None,
         "restarts": snapshot.restarts,
         "silent": tuple(silent),
         "notes": (*warnings, *(f"preflight: {pod.life.slow}" for pod in snapshot.pods if pod.life.slow)),
@@ -254,18 +248,3 @@ def _straggler(run: Run) -> Straggler | None:
     newest = run.attempts[-1].number if run.attempts else None
     named = [each for each in run.stragglers if each.attempt == newest]
     return named[-1] if named and named[-1].slow and run.state is State.RUNNING else None
-
-
-def _slowest(rows: Iterable[PodRow], run: Run | None) -> str | None:
-    """The pod that is slower than the others by more than noise: pods that step together are all as slow as one."""
-    trains = {row.name for row in rows if row.samples_per_second}
-    reports: dict[str, list[float]] = {}
-    for report in run.progress if run else ():
-        if report.pod in trains and run and run.attempts and report.attempt == run.attempts[-1].number:
-            reports.setdefault(report.pod, []).append(report.samples_per_second)
-    speeds = {pod: statistics.fmean(own[-_REPORTS:]) for pod, own in reports.items()}
-    if len(speeds) < 2:
-        return None
-    slowest = min(speeds, key=speeds.__getitem__)
-    others = statistics.median(speed for pod, speed in speeds.items() if pod != slowest)
-    return slowest if speeds[slowest] < _SLOWER * others else None

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from torchtally.proof import table
 from torchtally.record import sentences
-from torchtally.record.model import Restart
+from torchtally.record.model import Restart, Straggler
 from verify import console as verify_console
 
 from .overview import Overview, PodRow
@@ -74,7 +74,7 @@ def jobs(overviews: Iterable[Overview], encoding: str, width: int) -> Renderable
     for each in overviews:
         cells = [Text(each.job), Text(each.state), Text(_progress(each, narrow))]
         if not narrow:
-            cells.append(Text(duration(each.seconds_left)))
+            cells.append(Text(sentences.duration(each.seconds_left)))
         logs = f" (no lines of {len(each.silent)} pod{'s' * (len(each.silent) > 1)})" if each.silent else ""
         proof = Text(_mark(each.standing, encoding) + str(each.standing) + logs, _COLOURS[each.standing])
         rows.add_row(*cells, Text(str(sum(pod.restarts for pod in each.pods))), proof)
@@ -93,8 +93,8 @@ def line(overview: Overview) -> str:
         step = f", step {overview.step} of {overview.steps}" if overview.step is not None else ""
         parts.append(f"epoch {overview.epoch} of {overview.epochs}{step}")
     parts += _numbers(overview)
-    if overview.slowest:
-        parts.append(_slowest(overview))
+    if overview.straggler:
+        parts.append(_slowest(overview.straggler))
     if overview.restarts:
         parts.append(f"{len(overview.restarts)} restarts of pods")
     return "; ".join([*parts, *halted(overview)[:1]])
@@ -103,18 +103,6 @@ def line(overview: Overview) -> str:
 def halted(overview: Overview) -> list[str]:
     """The pods that wait for the cluster, or hang, each with what it waits for or where it stands."""
     return [f"{pod.name} {pod.does}" for pod in overview.pods if pod.does.startswith(("waits:", "is stuck:"))]
-
-
-def duration(seconds: float | None) -> str:
-    """As 45 s, 3 min, 2 h 05 min, 4 days; empty for None."""
-    if seconds is None:
-        return ""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes >= 48 * 60:
-        return f"{minutes // (24 * 60)} days"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _parts(overview: Overview, encoding: str, width: int) -> Iterator[RenderableType]:
@@ -170,7 +158,7 @@ def _progress(overview: Overview, narrow: bool) -> str:
 def _numbers(overview: Overview) -> list[str]:
     numbers = []
     if overview.seconds_left is not None:
-        numbers.append(f"{duration(overview.seconds_left)} left")
+        numbers.append(f"{sentences.duration(overview.seconds_left)} left")
     if overview.samples_per_second is not None:
         numbers.append(f"{overview.samples_per_second:,.0f} samples/s")
     if overview.loss is not None:
@@ -178,7 +166,7 @@ def _numbers(overview: Overview) -> list[str]:
     if overview.accuracy is not None:
         numbers.append(f"accuracy {overview.accuracy:.2%}")
     if saved := overview.checkpoint:
-        age = duration(max(0.0, overview.at - saved.time))
+        age = sentences.duration(max(0.0, overview.at - saved.time))
         done = f"after epoch {saved.epoch - 1}" if saved.epoch > 1 else "at the beginning"
         where = f"epoch {saved.epoch}, position {saved.position}" if saved.position else done
         numbers.append(f"checkpoint {age} ago ({where})")
@@ -208,22 +196,21 @@ def _pods(overview: Overview, width: int) -> Iterator[RenderableType]:
     restarted = any(pod.restarts for pod in overview.pods)
     if restarted:
         rows.add_column("re." if narrow else "restarts", justify="right")
-    shown = overview.pods
+    shown, slowest = overview.pods, overview.straggler.slow if overview.straggler else None
     if len(shown) > _PODS:
         usual = max({pod.does for pod in shown}, key=[pod.does for pod in shown].count)
-        shown = tuple(pod for pod in shown if pod.does != usual or pod.name == overview.slowest)[:_PODS]
+        shown = tuple(pod for pod in shown if pod.does != usual or pod.name == slowest)[:_PODS]
         yield Text(f"{len(overview.pods)} pods; most of them: {usual}")
     for pod in shown:
-        rows.add_row(*_cells(pod, overview.slowest, narrow, bars, memories, restarted))
+        rows.add_row(*_cells(pod, slowest, narrow, bars, memories, restarted))
     if shown:
         yield rows
-    if overview.slowest:
-        yield Text(_slowest(overview), "yellow")
+    if overview.straggler:
+        yield Text(_slowest(overview.straggler), "yellow")
 
 
-def _slowest(overview: Overview) -> str:
-    said = f"slowest: {overview.slowest}"
-    return f"{said}: {sentences.of_straggler(overview.straggler)}" if overview.straggler else said
+def _slowest(straggler: Straggler) -> str:
+    return f"slowest: {straggler.slow}: {sentences.of_straggler(straggler)}"
 
 
 def _cells(

@@ -60,7 +60,7 @@ def test_a_proved_run(browser: Browser, tmp_path: Path) -> None:
         ]
         assert pages.rows(page, "Checkpoints, times in UTC") == [["03:04:13", "2", "20", "0.500", "a.checkpoint"]]
         assert pages.rows(page, "Slow pods, times in UTC") == [
-            ["03:04:11", "demo-worker-0", "1", "its steps compute for 0.25 s (the others: 0.10 s)"],
+            ["03:04:11", "demo-worker-0", "1", "its steps compute for 0.25 s (the others: 0.1 s)"],
             ["03:04:12", "none", "", "no pod is slower than the other pods any more"],
         ]
         charts = page.locator(".chart[aria-label]")

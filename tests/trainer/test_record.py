@@ -21,6 +21,7 @@ from torchtally.accounting.account import Account
 from torchtally.proof.line import PREFIX
 from torchtally.record.model import EpochProof, Life, Snapshot, State
 from torchtally.record.record import Record
+from torchtally.record.sentences import duration
 from torchtally.record.spread import Spread
 
 PODS = ("demo-master-0", "demo-worker-0")
@@ -249,6 +250,25 @@ def test_epochs_that_are_made_again_are_superseded() -> None:
     twice = recorded({"pod-0": [*lines, *again]}).snapshot.run
     assert twice
     assert [(each.epoch, each.superseded) for each in twice.proofs] == [(1, False), (2, True), (2, False)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0 s"),
+        (0.0004, "0.4 ms"),
+        (0.31, "0.31 s"),
+        (42.13, "42.1 s"),
+        (59.96, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (3599.6, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+        (48 * 3600 - 1, "47 h 59 min"),
+        (99 * 3600, "4 days 3 h"),
+    ],
+)
+def test_a_duration_has_at_most_two_units(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000, 4097])

@@ -9,7 +9,7 @@ from torchtally.observed.judge import Observation, Observed, Pass
 from torchtally.page import shard_map, summary
 from torchtally.page.chart import Chart, Row, coloured
 from torchtally.page.markup import Html, details, element, table
-from torchtally.page.moments import date, duration
+from torchtally.record.sentences import date, duration
 from torchtally.verifier.outcome import Outcome
 
 TITLE = "Observed training"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchtally.page.content import Content
 from torchtally.page.markup import Html, details, element
-from torchtally.page.moments import date, duration
+from torchtally.record.sentences import date, duration
 from torchtally.verifier.outcome import Outcome
 from torchtally.verifier.phrasing import conclusion
 

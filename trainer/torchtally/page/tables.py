@@ -7,12 +7,11 @@ from pathlib import PurePath
 from torchtally.page.content import Content
 from torchtally.page.life_parts import SUCCEEDED, Lived
 from torchtally.page.markup import Html, details, element, table
-from torchtally.page.moments import clock, duration
 from torchtally.page.wrong import WRONG, doubted, places, state_of
 from torchtally.proof import table as proof_table
 from torchtally.proof.line import TallyLine
 from torchtally.record.model import Attempt, Snapshot
-from torchtally.record.sentences import of_straggler
+from torchtally.record.sentences import clock, duration, of_straggler
 from torchtally.verifier.problem import Block
 from torchtally.verifier.verdict import fulfilled
 

@@ -3,7 +3,7 @@
 from torchtally.page import life_parts
 from torchtally.page.chart import Chart, Row, Spec, coloured, zoom
 from torchtally.page.life_parts import Lived
-from torchtally.page.moments import date, duration
+from torchtally.record.sentences import date, duration
 
 _COLOURS = {
     life_parts.SCHEDULES: "@schedules",
