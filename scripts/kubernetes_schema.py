@@ -26,9 +26,8 @@ USED = [
     *(
         CORE + name
         for name in (
-            "Affinity", "Container", "EnvFromSource", "EnvVar", "HostAlias", "Lifecycle", "PodDNSConfig",
-            "PodResourceClaim", "PodSecurityContext", "Probe", "SecurityContext", "Toleration",
-            "TopologySpreadConstraint", "Volume", "VolumeMount",
+            "Affinity", "Container", "EnvFromSource", "EnvVar", "PodResourceClaim", "PodSecurityContext",
+            "SecurityContext", "Toleration", "TopologySpreadConstraint", "Volume", "VolumeMount",
         )
     ),
     "io.k8s.api.autoscaling.v2.MetricSpec",

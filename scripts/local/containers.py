@@ -20,7 +20,6 @@ SUPPORTED = Support(
     pod=frozenset({"volumes", "securityContext"}),
     container=frozenset({"securityContext"}),
     limits=frozenset({"cpu", "memory"}),
-    addresses=True,
     image=True,
 )
 _LABEL = "torchtally.run"

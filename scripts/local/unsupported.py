@@ -30,7 +30,6 @@ class Support:
     pod: frozenset[str] = frozenset()
     container: frozenset[str] = frozenset()
     limits: frozenset[str] = frozenset()
-    addresses: bool = False  # whether the pods' names resolve
     image: bool = False
 
 
@@ -51,8 +50,6 @@ def found_in(job: LocalJob, support: Support, gpus: Sequence[str]) -> list[str]:
     for pod in (pod for pod in job.pods if pod.index == 0):  # the others of its type have the same template
         items += _of_pod(job, pod, support)
         items += _of_limits(pod, support)
-        if not support.addresses:
-            items += _names_in_text(job, pod)
     asked = sum(int(pod.limit(machine.NVIDIA_GPU)) for pod in job.pods)
     if asked > len(gpus):
         here = f"{len(gpus)} here" if gpus else "none here"
@@ -90,11 +87,3 @@ def _of_limits(pod: Pod, support: Support) -> Iterator[str]:
     for name, amount in pod.limits.items():
         if name != machine.NVIDIA_GPU and name not in support.limits:
             yield f"limit {name} {amount}"
-
-
-def _names_in_text(job: LocalJob, pod: Pod) -> Iterator[str]:
-    """Names of pods in commands and variables, which do not resolve here. $(MASTER_ADDR) and the operator's do."""
-    container = pod.container
-    values = [entry.get("value", "") for entry in container.get("env", [])]
-    text = "\n".join([*container.get("command", []), *container.get("args", []), *values])
-    yield from (f"the name {other.name} as an address" for other in job.pods if other.name in text)

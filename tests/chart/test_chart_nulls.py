@@ -1,4 +1,4 @@
-"""A null, Helm's way to leave a value out, stands for the default, or for none, in Helm 4 as in Helm 3."""
+"""A null, Helm's way to leave a value out, makes it empty or is refused, in Helm 4 as in Helm 3."""
 
 import json
 import shutil
@@ -16,23 +16,17 @@ Render = Callable[..., list[dict[str, Any]]]
 CHART = Path(__file__).parents[2] / "charts/torchtally"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
-# A null takes the default away where the default is no number, word or switch that a job needs.
-NONE = {
-    "task": "",
-    "resources.cpu": None,
-    "resources.memory": None,
-    "podLabels": {},
-    "podAnnotations": {},
-    "podSecurityContext": {},
-    "securityContext": {},
-}
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+# Beside these, only values that are empty by default can be left out.
+EMPTIED = {"task", "resources.cpu", "resources.memory", "podLabels", "podAnnotations", "podSecurityContext"}
+EMPTIED |= {"securityContext", "observe"}
 
 
 def paths(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values and the values in maps, by their names for --set."""
     for name, value in values.items():
         yield prefix + name, value
-        if isinstance(value, dict) and prefix + name not in NONE:
+        if isinstance(value, dict) and prefix + name not in EMPTIED:
             yield from paths(value, f"{prefix}{name}.")
 
 
@@ -40,23 +34,38 @@ def flat(documents: list[dict[str, Any]]) -> str:
     return json.dumps(documents, sort_keys=True)
 
 
-def test_what_a_null_stands_for_is_the_default_or_none(render: Render) -> None:
-    """All at once, and each map whole as well as the values in it."""
+def needed() -> set[str]:
+    """The values that the schema requires."""
+    names = set(SCHEMA["required"]) | {"resources.gpu", "resources.gpuResourceName"}
+    for name, value in SCHEMA["properties"].items():
+        names |= {f"{name}.{each}" for each in value.get("required", ())}
+    return names
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--set=api=trainjob,model.enabled=false",), ("--set=openshift=true,metrics.enabled=true",)]
+)
+def test_a_null_makes_a_value_empty(render: Render, options: tuple[str, ...]) -> None:
+    """All at once; Helm merges an empty map with the default, so that only a null empties it."""
     named = dict(paths(DEFAULTS))
-    assert len(named) > 80
-    emptied = [f"--set-json={name}={json.dumps(value)}" for name, value in NONE.items() if value is not None]
-    # Helm merges an empty map with the default: only a null empties it.
-    none = [f"--set-json={name}=null" for name, value in NONE.items() if value in ({}, None)]
-    args = "--set=args={run,fashion-mnist}"
-    expected = render(*emptied, *none, args)
-    scalars = [name for name in named if not isinstance(named[name], dict) or not named[name] or name in NONE]
-    assert flat(render(f"--set={','.join(f'{name}=null' for name in scalars if name != 'args')}", args)) == flat(
-        expected
-    )
-    maps = [name for name in named if isinstance(named[name], dict) and name not in NONE and named[name]]
-    assert flat(render(f"--set={','.join(f'{name}=null' for name in maps)}")) == flat(
-        render("--set=resources.cpu=null,resources.memory=null")
-    )
+    left_out = named.keys() - needed() - {"args", "network.interface", "network.nccl"}
+    assert len(left_out) > 50 and left_out >= EMPTIED
+    assert {name for name in left_out if named[name]} == {*EMPTIED, "network"}
+    options = (*options, "--set=args={run,fashion-mnist}", "--api-versions=monitoring.coreos.com/v1/PodMonitor")
+    expected = render(f"--set={','.join(f'{name}=null' for name in EMPTIED)}", *options)
+    assert flat(render(f"--set={','.join(f'{name}=null' for name in left_out)}", *options)) == flat(expected)
+    [job] = [each for each in expected if each["kind"] in ("PyTorchJob", "TrainJob")]
+    assert "securityContext" not in flat([job]) and "sidecar.istio.io" not in flat([job])
+
+
+def test_a_null_of_what_a_job_needs_is_refused_by_name(helm: Helm) -> None:
+    names = sorted(needed())
+    nested = [name for name in names if "." in name]
+    for each in ([name for name in names if name not in nested], nested):
+        result = helm("template", "demo", "charts/torchtally", f"--set={','.join(f'{name}=null' for name in each)}")
+        assert result.returncode != 0
+        for name in each:
+            assert f"'{name.rpartition('.')[2]}'" in result.stderr, name
 
 
 def test_a_null_in_what_a_user_gives_leaves_that_out(render: Render) -> None:
@@ -82,7 +91,7 @@ def test_a_null_in_what_a_user_gives_leaves_that_out(render: Render) -> None:
         },
         "worker": {
             "affinity": None,
-            "resources": {"cpu": None, "gpu": None, "limits": None},
+            "resources": {"cpu": None, "limits": None},
             "priorityClassName": None,
         },
     }
@@ -118,7 +127,8 @@ def parent(tmp_path: Path) -> Callable[..., Path]:
 
 def test_nulls_of_a_parent_chart_render(render: Render, parent: Callable[..., Path]) -> None:
     """Helm 4 ignores those in the parent's own values.yaml, and Helm 3 takes the defaults away."""
-    nulls = dict.fromkeys(DEFAULTS) | {"podSecurityContext": {"runAsUser": None}, "task": "gpt"}
+    nulls = {name: None for name in DEFAULTS if name not in SCHEMA["required"]}
+    nulls |= {"podSecurityContext": {"runAsUser": None}, "task": "gpt"}
     chart = parent(torchtally=nulls)
     [job] = [each for each in render(chart=chart) if each["kind"] == "PyTorchJob"]
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 3

@@ -19,22 +19,16 @@ Schema = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "charts/torchtally"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 # What is no plain string: a name of objects, templates, what other charts read, and what the chart sets itself.
 NOT_PLAIN = {"jobName", "model.subPath", "extraObjects", "global", "enabled", "sidecars.restartPolicy"}
 PYTORCHJOB = {"elasticPolicy", "master", "worker", "schedulingPolicy"}
 # One kind of job has them all, because the pods of each kind come from one template.
-LARGE = {"affinity", "initContainers", "lifecycle", "sidecars", "volumeMounts", "volumes"}
+LARGE = {"affinity", "initContainers", "sidecars", "volumeMounts", "volumes"}
 # What a TrainJob cannot pass to an existing runtime.
-UNPATCHABLE = {"dnsConfig", "envFrom", "hostAliases", "priorityClassName", "runtimeClassName", "schedulerName"}
-UNPATCHABLE |= {
-    "livenessProbe",
-    "metrics",
-    "readinessProbe",
-    "resourceClaims",
-    "startupProbe",
-    "topologySpreadConstraints",
-}
+UNPATCHABLE = {"envFrom", "priorityClassName", "runtimeClassName", "schedulerName"}
+UNPATCHABLE |= {"metrics", "resourceClaims", "topologySpreadConstraints"}
 # A claim has one source.
 TEMPLATE, CLAIM = "resourceClaims.resourceClaimTemplateName", "resourceClaims.resourceClaimName"
 # Jobs that together take all values: what each leaves out, and what it needs.
@@ -110,7 +104,10 @@ def example(schema: Schema, without: set[str]) -> tuple[dict[str, Any], dict[str
     def of_object(part: Schema, name: str) -> Any:
         found = {key: of(each, f"{name}.{key}".lstrip(".")) for key, each in part.get("properties", {}).items()}
         if name:
-            found |= {key: needed(part["properties"][key]) for key in part.get("required", []) if found[key] is None}
+            lacks = [
+                key for key in part.get("required", []) if found[key] is None and key not in (DEFAULTS.get(name) or ())
+            ]
+            found |= {key: needed(part["properties"][key]) for key in lacks}
         names = {**part.get("patternProperties", {}), "": part.get("additionalProperties") or {}}
         for pattern, each in names.items():
             key = marker().upper()

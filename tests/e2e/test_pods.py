@@ -45,8 +45,6 @@ def test_a_job_ends_with_its_training_whatever_stands_beside_it(operator: None, 
         ],
         "volumes": [{"name": "scratch", "emptyDir": {}}],
         "volumeMounts": SCRATCH,
-        "lifecycle": {"postStart": {"exec": {"command": ["sh", "-c", "getent hosts store > /scratch/store"]}}},
-        "hostAliases": [{"ip": "10.9.8.7", "hostnames": ["store"]}],
         "topologySpreadConstraints": [
             {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
         ],

@@ -152,23 +152,7 @@ spec:
   {{- end }}
   {{- if $values.hostNetwork }}
   hostNetwork: true
-  {{- end }}
-  {{- if $values.hostIPC }}
-  hostIPC: true
-  {{- end }}
-  {{- if $values.shareProcessNamespace }}
-  shareProcessNamespace: true
-  {{- end }}
-  {{- with $values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $values.hostNetwork) }}
-  dnsPolicy: {{ . | quote }}
-  {{- end }}
-  {{- with $values.dnsConfig }}
-  dnsConfig:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $values.hostAliases }}
-  hostAliases:
-    {{- toYaml . | nindent 4 }}
+  dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
   {{- with $init }}
   initContainers:
@@ -207,16 +191,6 @@ spec:
       {{- with $values.securityContext }}
       securityContext:
         {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.lifecycle }}
-      lifecycle:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- range $name := list "startupProbe" "livenessProbe" "readinessProbe" }}
-      {{- with index $values $name }}
-      {{ $name }}:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
       {{- end }}
       terminationMessagePolicy: FallbackToLogsOnError
       volumeMounts:

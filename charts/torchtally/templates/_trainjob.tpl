@@ -116,10 +116,9 @@ runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartP
 {{- /* The names of set values that a TrainJob cannot pass to an existing runtime. */}}
 {{- define "torchtally.unpatchableValues" -}}
 {{- $pod := include "torchtally.podTemplate" (dict "root" . "type" "Node") | fromYaml }}
-{{- $known := list }}
+{{- $known := list "dnsPolicy" }} {{- /* hostNetwork sets it */}}
 {{- range include "torchtally.patchableFields" . | fromYaml }}{{ $known = concat $known . }}{{ end }}
 {{- $named := dict "ports" "metrics.enabled" "initContainers" "initContainers (or sidecars)" }}
-{{- if not .Values.dnsPolicy }}{{ $known = append $known "dnsPolicy" }}{{ end }} {{- /* hostNetwork sets it */}}
 {{- $names := list }}
 {{- range concat (keys $pod.spec) (keys (first $pod.spec.containers)) }}
 {{- if not (has . $known) }}{{ $names = append $names (get $named . | default .) }}{{ end }}

@@ -54,25 +54,16 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- if and (eq .type "Suspended") (eq .status "True") }}{{ $hasPods = false }}{{ end }}
 {{- if and (has .type (list "Succeeded" "Complete" "Failed")) (eq .status "True") }}{{ $finished = true }}{{ end }}
 {{- end }}
-{{- $ignored := "" }}
-{{- if and $pods $finished }}{{ $ignored = include "torchtally.ignoredChanges" (list . $existing.spec) }}{{ end }}
-{{- $podsDiffer := and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished $hasPods (not $suspended)) }}
+{{- $ignored := list }}
+{{- if and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished $hasPods (not $suspended)) }}{{ $ignored = list "its pods" }}{{ end }}
+{{- if and $pods $finished }}{{ $ignored = include "torchtally.ignoredChanges" (list . $existing.spec) | fromYamlArray | concat $ignored }}{{ end }}
 {{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" .Release.Name $existing }}
 {{- $scaled := include "torchtally.scaled" $existing }}
 {{- if ne $owner .Release.Name }}
 {{- printf "%s %s belongs to the release %s: set jobName to a name that no other release has" $api.kind $job $owner }}
-{{- else if and $podsDiffer $suspended (not $finished) }}
-{{- printf "%s %s is suspended but still has pods: change it when they are deleted" $api.kind $job }}
-{{- else if or $ignored $podsDiffer }}
-{{- $reason := "exists, and the pods of a TrainJob cannot change" }}
-{{- if $finished }}
-{{- $reason = "has finished and cannot restart" }}
-{{- else if eq $api.kind "PyTorchJob" }}
-{{- $reason = "is running, and the pods of a running job cannot change" }}
-{{- end }}
-{{- with $ignored }}{{ $reason = printf "%s, and its controller ignores changes to %s" $reason . }}{{ end }}
-{{- $suspend := ternary ", or suspend the job first (suspend=true) and then change it" "" (and (eq $api.kind "PyTorchJob") (not $finished)) }}
-{{- printf "%s %s %s: uninstall and reinstall the release, or set jobNameRevision to true to replace the job with a new one%s" $api.kind $job $reason $suspend }}
+{{- else if $ignored }}
+{{- $suspend := ternary ", or suspend the job (suspend=true) and change it when its pods are deleted" "" (and (eq $api.kind "PyTorchJob") (not $finished)) }}
+{{- printf "%s %s exists, and its controller ignores changes to %s: uninstall and reinstall the release, or set jobNameRevision to true to replace the job with a new one%s" $api.kind $job (join ", " $ignored) $suspend }}
 {{- else if and $scaled (not (has $scaled (list (toString .Values.workers) (include "torchtally.workers" .)))) }}
 {{- printf "workers is %d, but PyTorchJob %s was scaled to %s workers: run kubectl scale pytorchjob %s --replicas=%d first" (int .Values.workers) $job $scaled $job (int .Values.workers) }}
 {{- end }}
@@ -96,5 +87,5 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- range $name := concat (keys $wanted) (keys $existing) | uniq | sortAlpha }}
 {{- if ne (get $wanted $name | default "" | toJson) (get $existing $name | default "" | toJson) }}{{ $names = append $names $name }}{{ end }}
 {{- end }}
-{{- join ", " $names }}
+{{- toYaml $names }}
 {{- end }}

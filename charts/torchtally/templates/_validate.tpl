@@ -68,10 +68,6 @@
 {{- $errors = append $errors (printf "files have %d bytes in total, but a ConfigMap is limited to 1048576: put them into your own image or on the data volume" $bytes) }}
 {{- end }}
 
-{{- if and (eq .Values.dnsPolicy "None") (not .Values.dnsConfig) }}
-{{- $errors = append $errors "dnsPolicy is None but dnsConfig is empty: set name servers in dnsConfig" }}
-{{- end }}
-
 {{- $name := .Values.resources.gpuResourceName }}
 {{- if and $gpus (hasPrefix "amd.com/" $name) (not .Values.image.tag) (not .Values.image.digest) }}
 {{- $errors = append $errors (printf "resources.gpuResourceName is %s, but torchtally has no image for AMD GPUs: set image.repository, and image.tag or image.digest, to an image with PyTorch for ROCm" $name) }}

@@ -1,8 +1,8 @@
-{{- /* Completes .Values in place, so that every value accepts a null, Helm's way to leave a value out. Each template begins
-with it. */}}
+{{- /* Completes .Values in place: what is left out by a null, Helm's way to do so, is empty. The schema requires what cannot be
+empty. Each template begins with it. */}}
 {{- define "torchtally.init" -}}
 {{- include "torchtally.dropNulls" (list .Values (list "resources" "master" "worker")) }}
-{{- include "torchtally.complete" (list .Values (include "torchtally.defaults" . | fromYaml)) }}
+{{- include "torchtally.complete" .Values }}
 {{- if .Values.openshift }}
 {{- range $name, $default := dict "runAsUser" 1000 "runAsGroup" 0 "fsGroup" 1000 }}
 {{- if eq (dig $name -1 $.Values.podSecurityContext | int) $default }}{{ $_ := unset $.Values.podSecurityContext $name }}{{ end }}
@@ -10,53 +10,11 @@ with it. */}}
 {{- end }}
 {{- end }}
 
-{{- /* What replaces a value that is left out: the default in values.yaml, or for a list or a map an empty one. */}}
-{{- define "torchtally.defaults" -}}
-api: pytorchjob
-image: {repository: ghcr.io/torchtally/torchtally, tag: "", digest: "", pullPolicy: IfNotPresent}
-task: ""
-args: []
-workers: 3
-resources: {gpu: 1, gpuResourceName: nvidia.com/gpu}
-elasticPolicy: {}
-cleanPodPolicy: None
-restartPolicy: ""
-terminationGracePeriodSeconds: 60
-managedBy: ""
-env: []
-shmSize: 8Gi
-model: {enabled: true, subPath: "", accessMode: ReadWriteOnce, size: 1Gi}
-initContainers: []
-sidecars: []
-serviceAccount: {create: true, automountToken: false}
-commonLabels: {}
-labels: {}
-podLabels: {}
-podAnnotations: {}
-podSecurityContext: {}
-hostNetwork: false
-networkPolicy: {enabled: true, from: []}
-podDisruptionBudget: {enabled: false}
-verifier: {enabled: true, job: false}
-metrics:
-  enabled: false
-  port: 9090
-  podMonitorLabels: {}
-  from: [{namespaceSelector: {}, podSelector: {matchLabels: {app.kubernetes.io/name: prometheus}}}]
-  dashboard: false
-  alerts: false
-{{- end }}
-
-{{- /* Sets the values that a map lacks, from (list MAP DEFAULTS). */}}
+{{- /* Makes lists, maps and strings that a map of values lacks empty ones. */}}
 {{- define "torchtally.complete" -}}
-{{- $map := index . 0 }}
-{{- range $name, $default := index . 1 }}
-{{- if kindIs "invalid" (index $map $name) }}
-{{- $_ := set $map $name $default }}
-{{- else if kindIs "map" $default }}
-{{- include "torchtally.complete" (list (index $map $name) $default) }}
-{{- end }}
-{{- end }}
+{{- range $name := list "args" "env" "initContainers" "sidecars" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name list }}{{ end }}{{ end }}
+{{- range $name := list "commonLabels" "elasticPolicy" "labels" "podAnnotations" "podLabels" "podSecurityContext" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name dict }}{{ end }}{{ end }}
+{{- range $name := list "managedBy" "restartPolicy" "task" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name "" }}{{ end }}{{ end }}
 {{- end }}
 
 {{- /* Removes each null in a map and in all that it contains, because an API server refuses a null in a custom resource. From
@@ -85,7 +43,8 @@ metrics:
 {{- define "torchtally.replicaValues" -}}
 {{- $values := include "torchtally.merge" (list .root.Values (index .root.Values (lower .type))) | fromYaml }}
 {{- include "torchtally.dropNulls" (list $values (list "resources")) }}
-{{- include "torchtally.complete" (list $values (include "torchtally.defaults" . | fromYaml)) }}
+{{- include "torchtally.complete" $values }}
+{{- if not (hasKey $values "shmSize") }}{{ $_ := set $values "shmSize" .root.Values.shmSize }}{{ end }}
 {{- toYaml $values }}
 {{- end }}
 
