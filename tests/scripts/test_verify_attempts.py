@@ -221,10 +221,3 @@ def test_the_ranks_of_an_epoch_have_made_the_same_commits(rank: int | str, value
     assert not found.holds and found.of(("train", 1)) and not found.of(("test", 1))
     [said] = [str(each) for each in found.problems]
     assert said.startswith("train epoch 1: the lines disagree on commits: ")
-
-
-def test_commits_that_cannot_be() -> None:
-    for value in (-1, 1.0, True, "2", None):
-        lines = bruteforce.run(commits=True)
-        line(lines, 1)["commits"] = value
-        assert '"commits" is ' in sentences(lines)[0]

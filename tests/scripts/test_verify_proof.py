@@ -6,7 +6,8 @@ from typing import Any
 import bruteforce
 import pytest
 from bruteforce import Line
-from hypothesis import example, given, settings
+from histories import History, contracts, histories
+from hypothesis import example, given
 from hypothesis import strategies as st
 from judged import changed, line, sentences, verdict, verdicts
 
@@ -14,13 +15,9 @@ from torchtally.proof import permutation
 from torchtally.verifier.phrasing import numbers
 from verify import report
 
-contracts = st.sampled_from(["exact", "padded", "drop_last"])
-
-
 # Whole runs
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(1, 200), st.integers(1, 9), contracts, st.integers(0, 2**64 - 1))
 @example(None, 5, 9, "drop_last", 7).via("more ranks than samples")
 @example(None, 2, 9, "padded", 7).via("repeated more than once")
@@ -29,35 +26,31 @@ def test_a_faithful_run_holds(data: st.DataObject | None, n: int, world: int, co
     assert sentences(bruteforce.run(n, world, contract, seed, start=start)) == []
 
 
-@settings(deadline=None)
-@given(st.data())
-def test_any_single_changed_value_breaks_the_proof(data: st.DataObject) -> None:
-    contract = data.draw(contracts)
-    lines = bruteforce.run(data.draw(st.integers(2, 40)), data.draw(st.integers(1, 5)), contract)
-    changed = data.draw(st.sampled_from(lines))
-    name = data.draw(st.sampled_from(sorted(changed.keys() - {"pod"})))  # which says where, not what
-    old = changed[name]
-    if isinstance(old, int):
-        others: list[Any] = [new for new in (0, old - 1, old + 1, 2 * old, 2**32) if new >= 0]
-    elif name == "digest":
-        others = [with_word(old, word, 1 << bit) for word in range(20) for bit in range(0, 61, 12)]
-    elif name == "plan":
-        others = [{"train": 2, "test": 1}, {"train": 2}, {"train": 2, "test": 2, "more": 1}]
-    else:
-        others = ["exact", "padded", "drop_last", "feistel-1", "sequential", "train", "test", "all", 0, "another"]
-    changed[name] = data.draw(st.sampled_from([other for other in others if other != old]))
-    assert not all(each.holds for each in verdicts(lines))
+@given(st.data(), st.integers(2, 40), st.integers(1, 5), contracts)
+def test_any_single_changed_value_breaks_the_proof(data: st.DataObject, n: int, world: int, contract: str) -> None:
+    lines = bruteforce.run(n, world, contract)
+    for name in sorted(lines[0].keys() - {"pod"}):  # which says where, not what
+        at = data.draw(st.sampled_from(range(len(lines))))
+        old = lines[at][name]
+        if isinstance(old, int):
+            others: list[Any] = [new for new in (0, old - 1, old + 1, 2 * old, 2**32) if new >= 0]
+        elif name == "digest":
+            others = [with_word(old, word, 1 << bit) for word in range(20) for bit in range(0, 61, 12)]
+        elif name == "plan":
+            others = [{"train": 2, "test": 1}, {"train": 2}, {"train": 2, "test": 2, "more": 1}]
+        else:
+            others = ["exact", "padded", "drop_last", "feistel-1", "sequential", "train", "test", "all", 0, "another"]
+        bad = lines[at] | {name: data.draw(st.sampled_from([other for other in others if other != old]))}
+        assert not all(each.holds for each in verdicts([*lines[:at], bad, *lines[at + 1 :]])), name
 
 
-@settings(deadline=None)
-@given(st.data())
-def test_any_lost_line_breaks_the_proof(data: st.DataObject) -> None:
-    lines = bruteforce.run(20, data.draw(st.integers(1, 4)))
+@given(histories(), st.data())
+def test_any_lost_line_breaks_the_proof(run: History, data: st.DataObject) -> None:
+    lines = [*run.lines]
     lines.pop(data.draw(st.integers(0, len(lines) - 1)))
     assert not verdict(lines).holds
 
 
-@settings(deadline=None)
 @given(st.permutations(bruteforce.run(20, 3)))
 def test_the_order_of_lines_does_not_matter(lines: list[Line]) -> None:
     assert report.as_json(verdicts(lines)) == report.as_json(verdicts(bruteforce.run(20, 3)))
@@ -70,7 +63,6 @@ def with_word(digest: str, word: int, more: int) -> str:
     return bruteforce.encoded(words)
 
 
-@settings(deadline=None)
 @given(st.data(), contracts, st.integers(0, 19), st.integers(1, bruteforce.P - 1), st.booleans())
 def test_any_single_changed_word_is_found(
     data: st.DataObject, contract: str, word: int, more: int, resumed: bool
