@@ -26,7 +26,7 @@ def test_a_faithful_run_holds(data: st.DataObject | None, n: int, world: int, co
     assert sentences(bruteforce.run(n, world, contract, seed, start=start)) == []
 
 
-@given(st.data(), st.integers(2, 40), st.integers(1, 5), contracts)
+@given(st.data(), st.integers(2, 20), st.integers(1, 4), contracts)
 def test_any_single_changed_value_breaks_the_proof(data: st.DataObject, n: int, world: int, contract: str) -> None:
     lines = bruteforce.run(n, world, contract)
     for name in sorted(lines[0].keys() - {"pod"}):  # which says where, not what
@@ -176,35 +176,11 @@ def test_a_padding_sampler_under_the_exact_contract() -> None:
     assert not any("rank 0" in each for each in found)
 
 
-@pytest.mark.parametrize(
-    ("consume", "said"),
-    [
-        (lambda shard: shard[5:], "5 ({}) lost, 0 doubled"),
-        (lambda shard: shard + shard[:5], "0 lost, 5 ({}) doubled"),
-    ],
-)
-def test_a_skipped_or_repeated_batch(consume: Any, said: str) -> None:
-    lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: consume(shard) if rank == 2 else shard)
-    bad = line(lines, 2)
-    named = ", ".join(map(str, bad["lost_indices"] or bad["doubled_indices"]))
-    assert f"train epoch 1: rank 2: {said.format(named)}" in sentences(lines)
-
-
 def test_a_sample_taken_three_times_too_many_is_named_once() -> None:
     lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard + shard[:1] * 3 if rank == 0 else shard)
     bad = line(lines, 0)
     said = f"rank 0: 0 lost, 3 ({bad['doubled_indices'][0]}, some more than once) doubled"
     assert f"train epoch 1: {said}" in sentences(lines)
-
-
-def test_two_ranks_that_swap_their_shards() -> None:
-    lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard)
-    one, two = line(lines, 1), line(lines, 2)
-    one["digest"], two["digest"] = two["digest"], one["digest"]
-    found = sentences(lines)
-    said = "reports nothing lost or doubled, but its digest does not match: "
-    said += "other samples were consumed than the line reports"
-    assert len(found) == 2 and f"rank 1 {said}" in found[0] and f"rank 2 {said}" in found[1]
 
 
 # Lines that contradict themselves
@@ -217,11 +193,6 @@ def test_a_count_that_does_not_add_up() -> None:
     assert "train epoch 1: all ranks together report consumed 60, but their lines add up to 61" in found
     said = "rank 1 reports nothing lost or doubled, but its digest shows 0 lost and 1 doubled: "
     assert f"train epoch 1: {said}1 consumed index is not a sample" in found
-
-
-def test_a_shard_of_the_wrong_size() -> None:
-    said = "rank 1 expected 16, but N 60 over world size 4 under exact makes 15"
-    assert f"train epoch 1: {said}" in changed(1, expected=16, consumed=16)
 
 
 def without_first(count: int = 1) -> list[Line]:
@@ -237,12 +208,6 @@ def test_named_samples_that_do_not_fit_the_digest() -> None:
     found = [each for each in sentences(lines) if "rank 1 names" in each]
     said = f"rank 1 names sample {(lost + 1) % 60} as lost, but its digest shows that sample {lost} was never consumed"
     assert found == [f"train epoch 1: {said}"]
-
-
-def test_named_samples_that_fit_are_no_further_fault() -> None:
-    lines = without_first()
-    assert not any("digest" in each for each in sentences(lines))
-    assert len(sentences(lines)) == 2  # what it says itself, and all ranks with it
 
 
 def test_a_sample_that_is_not_named() -> None:
@@ -280,15 +245,11 @@ def test_a_whole_digest_where_samples_are_said_to_be_lost() -> None:
 def test_the_line_of_all_is_the_sum() -> None:
     said = "all ranks together report expected 61, but their lines add up to 60"
     assert f"train epoch 1: {said}" in changed("all", expected=61)
-    said = "all ranks together report consumed 61, but their lines add up to 60"
-    assert f"train epoch 1: {said}" in changed("all", consumed=61)
     digest = with_word(with_word(line(bruteforce.run(), "all")["digest"], 2, 1), 18, 5)
     said = "the digest of all ranks together is not the sum of their lines: it differs in S_2, I_2"
     assert f"train epoch 1: {said}" in changed("all", digest=digest)
     said = "all ranks together report lost 2, but their lines add up to only 0"
     assert f"train epoch 1: {said}" in changed("all", lost=2)
-    said = "all ranks together report doubled 1, but their lines add up to only 0"
-    assert f"train epoch 1: {said}" in changed("all", doubled=1)
     # Nothing can be said of a sum of which a part is not known.
     lines = bruteforce.run()
     line(lines, 1).update(lost=None, doubled=None), line(lines, "all").update(lost=1)

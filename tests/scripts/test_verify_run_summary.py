@@ -217,6 +217,7 @@ def test_any_changed_value_contradicts_the_lines_of_all_ranks_together(run: Hist
         other = others.get(name) or (at[name] + 1 if isinstance(at[name], int) else None)
         at[name] = other or data.draw(st.sampled_from([each for each in choices if each != at[name]]))
         assert not verdict([*together, last]).holds, name
+        assert name != "consumed" or not verdict([last]).holds
     for name in ("start", "world", "end"):
         lines = copy.deepcopy(together)
         each = lines[-1]  # an earlier attempt may have been superseded
