@@ -18,6 +18,8 @@ from torchtally.verifier.verdict import UnknownRun
             8,
             "train epoch 1: the lines disagree on batch: 20 (ranks 0, 2-3 and all ranks together), 8 (rank 1)",
         ),
+        ("start", 8, "train epoch 1: the lines disagree on start: 0 (ranks 0, 2-3 and all ranks together), 8 (rank 1)"),
+        ("end", 30, "train epoch 1: the lines disagree on end: null ("),
         ("plan", {"train": 2, "test": 3}, 'the lines disagree on plan: {"test": 2, "train": 2} (ranks 0-3'),
     ],
 )
