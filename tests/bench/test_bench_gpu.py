@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,18 +156,6 @@ def test_a_program_that_fails_is_named_and_the_others_are_measured(
     assert "gpu lightning gpt: failed" in printed.err and "KeyError" in printed.out
 
 
-def test_what_would_exceed_the_time_is_left_out_and_named(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = Programs()
-    monkeypatch.setattr(processes, "run", programs.run)
-    now = iter(range(0, 10**6, 10))  # each look at the clock is 10 s later
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(now)))
-    assert gpu.main([]) == 0
-    (path,) = kept.glob("*.json")
-    notes = results.load(path).notes
-    assert 0 < len(programs.ran) < 18 and len(programs.ran) + len(notes) >= 18
-    assert set(notes.values()) <= {f"left out from round {number} on, for want of time" for number in (1, 2, 3)}
-
-
 def test_without_a_gpu_nothing_is_written(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,10 +185,8 @@ pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(own.pid))
 print("SAMPLE", flush=True)
 time.sleep(100)
 """
-    began = time.monotonic()
     ended = processes.run([sys.executable, "-S", "-c", script], os.environ, 3)
     assert (ended.failure, ended.output) == ("it had not ended after 3 s", "SAMPLE\n")
-    assert time.monotonic() - began < 60
     with contextlib.suppress(psutil.NoSuchProcess):
         assert psutil.Process(int((tmp_path / "pid").read_text())).status() == psutil.STATUS_ZOMBIE
 
@@ -222,21 +207,6 @@ def test_a_difference_on_the_device_fails(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cuda, "_multiply", lambda a, b: a)
     with pytest.raises(SystemExit, match=r"the digest of samples 0 to 4096 of .* is .*, and numpy's"):
         gpu_exact.digests(here)
-
-
-def test_the_images_that_were_carried_have_more_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "MADE", tmp_path / "made")
-    monkeypatch.setattr(pack, "CACHE", tmp_path / "cache")
-    for phase, names in (("train", "ab"), ("val", "c")):
-        for kind in "01":
-            place = tmp_path / "cache/bench/image-folder-64" / phase / kind
-            place.mkdir(parents=True)
-            for name in names:
-                (place / f"{name}.jpg").write_text(kind + name)
-    for _ in range(2):  # also of those that are there
-        root = throughput._linked("image-folder-64", 6) / "bench/image-folder-64"
-    assert [each.read_text() for each in sorted((root / "train/1").iterdir())] == ["1a", "1b", "1a"]
-    assert [each.read_text() for each in sorted(root.glob("val/*/*"))] == ["0c", "1c"]
 
 
 def test_wheels_are_those_that_do_not_come_with_pytorch() -> None:

@@ -1,13 +1,9 @@
 """What is measured of an order follows from the files of its samples."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bench.measure import locality
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_ranks_that_read_their_own_files_in_turn_have_one_open_and_read_each_once() -> None:
@@ -28,8 +24,3 @@ def test_every_rank_has_its_samples(name: str) -> None:
     ranks = locality.ORDERS[name](0)
     assert ranks.shape == (locality.WORLD, locality.N // locality.WORLD // locality.BATCH, locality.BATCH)
     assert np.array_equal(np.sort(ranks.ravel()), np.arange(locality.N))
-
-
-def test_the_table_of_the_docs_has_every_order() -> None:
-    page = (ROOT / "docs/benchmarks.md").read_text()
-    assert all(f"\n| {name} | " in page for name in locality.ORDERS)

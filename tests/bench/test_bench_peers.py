@@ -89,13 +89,6 @@ def test_a_gpt_and_its_optimizer_are_the_tasks_own() -> None:
         assert {**one, "params": None, "fused": None} == {**other, "params": None, "fused": None}
 
 
-def test_a_clock_whose_last_step_the_data_did_not_reach_has_no_speed() -> None:
-    clock = common.Clock(2, warm_up=1)
-    assert not clock.step() and not clock.step()
-    with pytest.raises(ValueError, match="the data ended after 2 of 3 steps"):
-        clock.report()
-
-
 def test_ranks_that_are_forked_tell_what_rank_0_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = """
         import os, sys

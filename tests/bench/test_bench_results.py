@@ -177,18 +177,3 @@ def test_what_a_pod_costs_the_store_must_not_grow_with_their_number() -> None:
     assert share == "| heartbeats of 10,000 pods by a linear fit, % of pod 0's core | at most 100 | 50.5 | – | – | ✓ |"
     growth, _ = rows({10: 20.0, 100: 200.0, 1000: 20000.0})
     assert "| 20,000: 10.0× |" in growth and growth.endswith("| – |")
-
-
-def test_a_page_without_a_place_for_the_goals_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"must have the lines .* around the goals"):
-        report.with_goals("# Benchmarks\n", some(), None)
-
-
-def test_a_goal_without_what_it_is_compared_with_is_not_reached() -> None:
-    """That of mnist-cnn on 4 ranks names the best peer alone."""
-    found = some(world=4)
-    for series in found.series:
-        series.case["task"] = "mnist-cnn"
-    found.series = [series for series in found.series if series.case["tool"] != "lightning"]
-    (row,) = [line for line in goals.text(found).splitlines() if line.startswith("| mnist-cnn, 4 ranks")]
-    assert row.endswith("| – |")

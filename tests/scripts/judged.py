@@ -40,3 +40,22 @@ def changed(rank: int | str, **values: Any) -> list[str]:
     lines = bruteforce.run()
     line(lines, rank).update(values)
     return sentences(lines)
+
+
+# What breaks a field's rule. A field that has another rule names its own values.
+
+NO_TEXTS: list[Any] = ["", " ", 7, None, "a\x1b[31mb"]
+
+
+def no_integers(low: int, high: int) -> list[Any]:
+    """Values that are no whole number from `low` to `high`."""
+    return [low - 1, high + 1, True, float(low), float("nan"), str(low), None]
+
+
+def no_lists(*allowed: tuple[int, int]) -> list[Any]:
+    """Values that are no list of whole numbers within these bounds."""
+    good: list[Any] = [low for low, _ in allowed]
+    found: list[Any] = [good[:-1], [*good, 0], 7, None, str(good)]
+    for at, bounds in enumerate(allowed):
+        found += [[*good[:at], wrong, *good[at + 1 :]] for wrong in no_integers(*bounds)]
+    return found

@@ -5,9 +5,9 @@ from typing import Any
 import bruteforce
 import pytest
 from bruteforce import BEGAN, Line
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from judged import UNKNOWN, line, read, sentences, verdict
+from judged import line, read, sentences, verdict
 
 from torchtally.verifier.verdict import judge
 
@@ -31,25 +31,20 @@ def killed(attempt: int = 0, began: int = BEGAN, **values: Any) -> list[Line]:
 # From scratch
 
 
-@pytest.mark.parametrize("attempt", [0, 1])
-@pytest.mark.parametrize("world", [3, 4])
-def test_an_attempt_that_began_anew_is_proved_by_its_own_lines(attempt: int, world: int) -> None:
-    anew = again(attempt, LATER, world=world)
-    name = "attempt 0" if attempt else "attempt 0 of 2026-01-02 03:04:05.000 UTC"
-    note = f"12 lines of {name} are superseded: a later attempt resumed before them"
-    for lines in [*killed(), *anew], [*anew, *killed()]:
+@given(st.data(), st.integers(0, 1), st.integers(1, 5))
+def test_an_attempt_that_began_anew_is_proved_by_its_own_lines_alone(
+    data: st.DataObject, attempt: int, world: int
+) -> None:
+    earlier = again(0, BEGAN, consume=data.draw(st.sampled_from([bruteforce.faithful, lazy])))
+    earlier = earlier[: data.draw(st.integers(1, len(earlier)))]
+    anew, faulty = again(attempt, LATER, world=world), again(attempt, LATER, world=4, consume=lazy)
+    for lines in [*earlier, *anew], [*anew, *earlier], [*earlier, *anew, bruteforce.last(anew)]:
         found = verdict(lines)
-        assert found.holds and found.notes == [note, UNKNOWN]
+        assert found.holds and found.attempt == attempt
         assert {each.began for each in found.lines} == {LATER}
-        found = verdict([*lines, bruteforce.last(anew)])
-        assert found.holds and found.notes == [note] and found.attempt == attempt
-
-
-@pytest.mark.parametrize("attempt", [0, 1])
-def test_a_fault_of_the_attempt_that_began_anew_is_found_and_one_of_the_earlier_is_no_matter(attempt: int) -> None:
-    assert verdict([*killed(consume=lazy), *again(attempt, LATER)]).holds
-    found = sentences([*killed(), *again(attempt, LATER, consume=lazy)])
-    assert any(each.startswith("train epoch 1: rank 1: 1 (") for each in found)
+    lost = data.draw(st.sampled_from(anew))
+    assert not verdict([*earlier, *(each for each in anew if each is not lost)]).holds
+    assert not verdict([*earlier, *faulty]).holds
 
 
 def test_a_line_that_counts_and_is_printed_twice_in_two_ways_is_no_evidence() -> None:
@@ -60,14 +55,6 @@ def test_a_line_that_counts_and_is_printed_twice_in_two_ways_is_no_evidence() ->
     for twins in ([*lines, twin, *rest], [*lines, twin, *rest, bruteforce.last([*lines, *rest])]):
         assert any("train epoch 1 of rank 1 is printed twice and differs" in each for each in sentences(twins))
     assert verdict([*lines, twin, *again(1, LATER)]).holds  # done again
-
-
-@pytest.mark.parametrize("attempt", [0, 1])
-def test_lines_of_the_earlier_attempt_do_not_stand_in_for_those_that_are_missing(attempt: int) -> None:
-    for at in range(20):
-        anew = again(attempt, LATER)
-        del anew[at]
-        assert not verdict([*again(0, BEGAN), *anew]).holds, at
 
 
 def test_a_number_that_is_used_again_belongs_to_the_later_attempt() -> None:
@@ -83,7 +70,6 @@ def test_a_number_that_is_used_again_belongs_to_the_later_attempt() -> None:
     assert not verdict([*given_up, *second]).holds
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_other_begin_breaks_the_proof_by_lines(data: st.DataObject) -> None:
     lines = bruteforce.run(20, data.draw(st.integers(1, 4)), began=BEGAN)
@@ -175,7 +161,6 @@ def test_the_epochs_of_a_phase_may_differ_in_batch() -> None:
     assert sentences(lines) == [said]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 90), st.sampled_from(["exact", "padded", "drop_last"]))
 def test_commits_of_any_number_of_steps(n: int, world: int, batch: int, contract: str) -> None:
     lines = bruteforce.run(n, world, contract, batch=batch, commits=True)
@@ -221,10 +206,3 @@ def test_the_ranks_of_an_epoch_have_made_the_same_commits(rank: int | str, value
     assert not found.holds and found.of(("train", 1)) and not found.of(("test", 1))
     [said] = [str(each) for each in found.problems]
     assert said.startswith("train epoch 1: the lines disagree on commits: ")
-
-
-def test_commits_that_cannot_be() -> None:
-    for value in (-1, 1.0, True, "2", None):
-        lines = bruteforce.run(commits=True)
-        line(lines, 1)["commits"] = value
-        assert '"commits" is ' in sentences(lines)[0]

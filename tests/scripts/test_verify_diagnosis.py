@@ -6,7 +6,7 @@ import bruteforce
 import numpy as np
 import pytest
 from bruteforce import Line
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from judged import line, sentences
 
@@ -193,7 +193,6 @@ def test_indices_of_no_sample_may_be_named() -> None:
     assert f"train epoch 1: {said}; 1 consumed index is not a sample" in sentences(lines)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.data(), st.integers(0, 8), st.integers(0, 8))
 def test_up_to_eight_lost_and_eight_doubled_that_are_all_named_are_checked(
     data: st.DataObject, lost: int, doubled: int

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import verify_shards
 from bruteforce import Line, Local
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from judged import line, read, sentences, verdict
 
@@ -35,7 +35,6 @@ def order_of(local: Local) -> Order:
     return found
 
 
-@settings(deadline=None)
 @given(locals_, st.integers(0, 2**64 - 1), st.integers(1, 99))
 def test_the_order_is_that_of_a_queue_of_files_cut_into_lanes(local: Local, seed: int, epoch: int) -> None:
     order = order_of(local)
@@ -44,7 +43,6 @@ def test_the_order_is_that_of_a_queue_of_files_cut_into_lanes(local: Local, seed
     assert order.samples_at(everything, seed, epoch).tolist() == local.order(seed, epoch)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data(), locals_, st.integers(1, 5), contracts, st.booleans())
 def test_a_faithful_run_holds(data: st.DataObject, local: Local, world: int, contract: str, ended: bool) -> None:
     n = sum(local.sizes)
@@ -89,7 +87,6 @@ def test_a_rank_that_shuffles_its_own_files_is_found() -> None:
     }
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data(), contracts)
 def test_any_single_changed_value_breaks_the_proof(data: st.DataObject, contract: str) -> None:
     lines = bruteforce.run(world=3, contract=contract, local=LOCAL)

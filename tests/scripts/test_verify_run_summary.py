@@ -6,62 +6,51 @@ from typing import Any
 
 import bruteforce
 import pytest
-from bruteforce import Line, World
-from hypothesis import given, settings
+from bruteforce import MODEL, Line
+from histories import REASON, History, contracts, histories, resumed
+from hypothesis import given
 from hypothesis import strategies as st
-from judged import UNKNOWN, line, read, sentences, verdict, verdicts
+from judged import NO_TEXTS, UNKNOWN, line, no_integers, no_lists, read, sentences, verdict, verdicts
 
 from torchtally.proof import run_summary
 from torchtally.verifier.verdict import judge
 from verify import report
 
 PROOF_ENOUGH = "; the run's last line is proof enough"
-contracts = st.sampled_from(["exact", "padded", "drop_last"])
 LINES = bruteforce.run()
 LAST = bruteforce.last(LINES)
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> tuple[list[Line], list[World]]:
-    """The lines of a faithful run over several starts, and where its number of ranks became another."""
-    n, epochs = draw(st.integers(1, 60), "n"), draw(st.integers(1, 4), "epochs")
-    places = st.tuples(st.integers(1, epochs), st.integers(0, n - 1)).filter(lambda place: place != (1, 0))
-    later = sorted(draw(st.lists(places, unique=True, max_size=4)))
-    worlds = [(*place, draw(st.integers(1, 7))) for place in [(1, 0), *later]]
-    plan = {"train": epochs, "test": draw(st.integers(0, epochs))}
-    lines = bruteforce.run(n, contract=draw(contracts), seed=draw(st.integers(0, 99)), plan=plan, worlds=worlds)
-    return lines, worlds
 
 
 # Runs that hold
 
 
-@settings(deadline=None)
-@given(runs(), st.data())
-def test_it_proves_a_faithful_run_with_whatever_other_lines_there_are(
-    run: tuple[list[Line], list[World]], data: st.DataObject
-) -> None:
-    lines, worlds = run
-    last = bruteforce.last(lines, worlds)
-    assert sentences([*lines, last]) == [] == verdict([*lines, last]).notes
-    assert sentences([last]) == []
-    there = [each for each in lines if data.draw(st.booleans())]
+@given(histories(), st.data())
+def test_it_proves_a_faithful_run_with_whatever_other_lines_there_are(run: History, data: st.DataObject) -> None:
+    last = run.last
+    assert sentences([*run.before, *run.lines, last]) == [] == sentences([*run.before, last])
+    found = verdict([*run.lines, last])
+    assert found.holds and all(" planned " in note for note in found.notes)
+    there = [each for each in run.lines if data.draw(st.booleans())]
     found = verdict([*there, last])
     assert found.holds
-    assert all(note.endswith(PROOF_ENOUGH) or note.endswith("went back") for note in found.notes)
-    assert bool(found.notes) == (there != lines)
+    assert all(note.endswith(PROOF_ENOUGH) or " planned " in note for note in found.notes)
+    assert there == run.lines or any(note.endswith(PROOF_ENOUGH) for note in found.notes)
+    assert report.as_text([found], encoding="utf-8", colour=False).endswith(f"; stopped: {REASON}") == bool(run.ends)
 
 
-@settings(deadline=None)
-@given(runs())
-def test_it_is_the_line_that_the_trainer_makes(run: tuple[list[Line], list[World]]) -> None:
-    lines, worlds = run
-    made = run_summary.line([each for each in lines if each["rank"] == "all"], worlds, bruteforce.MODEL, 0)
-    assert made == bruteforce.last(lines, worlds)
-    assert list(made) == list(bruteforce.last(lines, worlds))
+@given(histories())
+def test_it_is_the_line_that_the_trainer_makes(run: History) -> None:
+    together = [each for each in run.lines if each["rank"] == "all"]
+    worlds = {phase: bruteforce.shared_out(run.lines, phase) for phase in run.own}
+    made = run_summary.line(together, worlds.get("train", run.worlds), MODEL, 0, worlds)
+    if run.own:  # what is shared out as by the run is not stated again
+        assert sentences([*run.lines, made]) == [] == sentences([made])
+        assert "worlds" not in made["phases"]["train"]
+    elif not run.ends:
+        assert made == run.last
+        assert list(made) == list(run.last)
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), contracts)
 def test_it_binds_what_each_epoch_has_dropped(
     data: st.DataObject, n: int, epochs: int, world: int, contract: str
@@ -89,48 +78,10 @@ def test_it_binds_what_each_epoch_has_dropped(
                 assert other == last or sentences([other])
 
 
-@st.composite
-def resumed(draw: st.DrawFn) -> list[Line]:
-    """The lines of a faithful run of which any phase may have been resumed in its middle, by any number of ranks."""
-    n, plan = draw(st.integers(1, 60), "n"), {"train": draw(st.integers(1, 3)), "test": draw(st.integers(0, 3))}
-    blocks = [(phase, epoch) for phase, epochs in plan.items() for epoch in range(1, epochs + 1)]
-    begins = {
-        (phase, epoch): (
-            draw(st.integers(0, (n if phase == "train" else max(1, n // 6)) - 1)),
-            draw(st.integers(1, 7)),
-        )
-        for phase, epoch in draw(st.lists(st.sampled_from(blocks), unique=True, max_size=3))
-    }
-    common = {"contract": draw(contracts), "seed": draw(st.integers(0, 99)), "commits": draw(st.booleans())}
-    return bruteforce.run(n, plan=plan, resumed=begins, **common)
-
-
-@settings(deadline=None)
 @given(resumed(), st.data())
-def test_it_proves_a_run_whose_phases_were_shared_out_differently(lines: list[Line], data: st.DataObject) -> None:
-    own = tuple(dict.fromkeys(each["phase"] for each in lines))
-    last = bruteforce.last(lines, own=own)
-    assert sentences([*lines, last]) == [] == sentences([last])
-    there = [each for each in lines if data.draw(st.booleans())]
-    assert verdict([*there, last]).holds
-    worlds = {phase: bruteforce.shared_out(lines, phase) for phase in own}
-    together = [each for each in lines if each["rank"] == "all"]
-    made = run_summary.line(together, worlds["train"], bruteforce.MODEL, 0, worlds)
-    assert sentences([*lines, made]) == [] == sentences([made])
-    assert "worlds" not in made["phases"]["train"]
-    # Lines of all ranks of one phase and epoch, one of which says that it began elsewhere, contradict it.
-    other = data.draw(st.sampled_from(together))
-    moved = (other["start"] + 1) % other["n"]
-    if moved != other["start"]:
-        other["start"] = moved
-        assert not verdict([*lines, last]).holds
-
-
-@settings(deadline=None)
-@given(resumed(), st.data())
-def test_no_worlds_of_a_phase_hide_what_was_lost(lines: list[Line], data: st.DataObject) -> None:
+def test_no_worlds_of_a_phase_hide_what_was_lost(run: History, data: st.DataObject) -> None:
     """What a last line lacks stays lacking, whichever way its phase is said to have been shared out."""
-    phases = tuple(dict.fromkeys(each["phase"] for each in lines))
+    lines = run.lines
     losing = data.draw(st.sampled_from([each for each in lines if each["rank"] == "all"]))
     epochs, n = losing["plan"][losing["phase"]], losing["n"]
     words = bruteforce.decoded(losing["digest"])
@@ -138,7 +89,7 @@ def test_no_worlds_of_a_phase_hide_what_was_lost(lines: list[Line], data: st.Dat
     gone = [pow(x, k, bruteforce.P) for k in range(16)]
     words = [(word - less) % bruteforce.P for word, less in zip(words, [*gone, 0, 0, 0, 0], strict=True)]
     faulty = losing | {"consumed": losing["consumed"] - 1, "digest": bruteforce.encoded(words)}
-    last = bruteforce.last([faulty if each is losing else each for each in lines], own=phases)
+    last = bruteforce.last([faulty if each is losing else each for each in lines], own=run.own)
     places = st.tuples(st.integers(1, epochs), st.integers(0, n - 1))
     others = sorted(data.draw(st.lists(places, unique=True, max_size=4)))
     worlds = [
@@ -147,22 +98,6 @@ def test_no_worlds_of_a_phase_hide_what_was_lost(lines: list[Line], data: st.Dat
     last["phases"][losing["phase"]]["worlds"] = worlds
     assert not verdict([last]).holds
     assert not verdict([*lines, last]).holds
-
-
-def test_lines_that_its_worlds_of_a_phase_contradict() -> None:
-    lines = bruteforce.run(resumed={("test", 2): (4, 3)})
-    last = bruteforce.last(lines, own=("test",))
-    assert last["phases"]["test"]["worlds"] == [[1, 0, 4], [2, 0, 3], [2, 4, 3]]
-    assert sentences([*lines, last]) == []
-    for worlds, said in [
-        ([[1, 0, 4], [2, 3, 3]], "start 3, but 4"),
-        ([[1, 0, 4], [2, 4, 2]], "world 2, but 3"),
-        ([[1, 0, 4]], "start 0, but 4"),
-    ]:
-        last["phases"]["test"]["worlds"] = worlds
-        assert any(
-            each.startswith(f"test: the last line reports {said} is in the") for each in sentences([*lines, last])
-        )
 
 
 def test_two_that_differ_in_the_worlds_of_a_phase() -> None:
@@ -239,15 +174,6 @@ def lazy(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
     return shard if rank != 1 or phase != "train" else shard[1:] if epoch == 1 else [*shard, shard[0]]
 
 
-def test_a_run_that_lost_a_sample_does_not_hold_by_its_last_line() -> None:
-    lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard[phase == "test" and rank == 2 :])
-    found = sentences([bruteforce.last(lines)])
-    assert "test: the last line reports consumed 18, but epochs 1-2 of N 10 under exact make 20" in found
-    said = "test: the last line's digest is not that of epochs 1-2 of N 10 under exact: it differs in S_0, S_1, S_2"
-    assert any(each.startswith(said) for each in found)
-    assert not any(each.startswith("train") for each in found)
-
-
 def test_what_is_lost_in_one_epoch_and_doubled_in_another_does_not_cancel() -> None:
     lines = bruteforce.run(order="sequential", plan={"train": 2}, consume=lazy)
     found = sentences([bruteforce.last(lines)])
@@ -265,40 +191,40 @@ def test_without_a_proof_in_it_missing_lines_are_missed() -> None:
     assert sentences([*LINES, last]) == [each for each in found if "no tally line" not in each]
 
 
-@settings(deadline=None)
-@given(runs(), st.data(), st.integers(0, 19), st.integers(1, bruteforce.P - 1))
-def test_any_single_changed_word_is_found(
-    run: tuple[list[Line], list[World]], data: st.DataObject, word: int, more: int
-) -> None:
-    last = bruteforce.last(*run)
+@given(histories(), st.data(), st.integers(0, 19), st.integers(1, bruteforce.P - 1))
+def test_any_single_changed_word_is_found(run: History, data: st.DataObject, word: int, more: int) -> None:
+    last = run.last
     phase = last["phases"][data.draw(st.sampled_from(sorted(last["phases"])))]
     phase["digest"] = with_word(phase["digest"], word, more)
     assert any(f"it differs in {WORDS[word]}" in each for each in sentences([last]))
     assert any(
         f"digest is not the sum of the lines of all ranks together: it differs in {WORDS[word]}" in each
-        for each in sentences([*run[0], last])
+        for each in sentences([*run.lines, last])
     )
 
 
 WORDS = [*(f"S_{k}" for k in range(16)), "G", "I_1", "I_2", "I_3"]
 
 
-@settings(deadline=None)
-@given(runs(), st.data())
-def test_with_the_other_lines_any_changed_value_breaks_the_proof(
-    run: tuple[list[Line], list[World]], data: st.DataObject
-) -> None:
-    lines, worlds = run
-    last = bruteforce.last(lines, worlds)
-    name = data.draw(st.sampled_from(["task", "plan", "seed", "n", "contract", "order", "data", "consumed"]))
-    at = last["phases"][data.draw(st.sampled_from(sorted(last["phases"])))] if name not in last else last
-    others = {
-        "plan": [{"train": 4, "test": 5}, {**last["plan"], "more": 1}],
-        "contract": ["exact", "padded", "drop_last"],
-        "order": ["feistel-1", "sequential"],
-    }.get(name) or ([at[name] + 1, at[name] * 2 + 1] if isinstance(at[name], int) else ["another"])
-    at[name] = data.draw(st.sampled_from([other for other in others if other != at[name]]))
-    assert not verdict([*lines, last]).holds
+@given(histories(), st.data())
+def test_any_changed_value_contradicts_the_lines_of_all_ranks_together(run: History, data: st.DataObject) -> None:
+    together = [each for each in run.lines if each["rank"] == "all"]
+    others: dict[str, Any] = {"plan": {**run.last["plan"], "more": 1}, "task": "another", "data": "another"}
+    for name in ("task", "plan", "seed", "n", "contract", "order", "data", "consumed"):
+        last = run.last
+        at = last if name in last else last["phases"][data.draw(st.sampled_from(sorted(last["phases"])))]
+        choices = ["exact", "padded", "drop_last"] if name == "contract" else ["feistel-1", "sequential"]
+        other = others.get(name) or (at[name] + 1 if isinstance(at[name], int) else None)
+        at[name] = other or data.draw(st.sampled_from([each for each in choices if each != at[name]]))
+        assert not verdict([*together, last]).holds, name
+        assert name != "consumed" or not verdict([last]).holds
+    for name in ("start", "world", "end"):
+        lines = copy.deepcopy(together)
+        each = lines[-1]  # an earlier attempt may have been superseded
+        each[name] = (each["start"] + 1) % each["n"] if name == "start" else each.get(name, each["n"] - 1) + 1
+        if (name == "start" and each["n"] == 1) or (name == "end" and each["end"] >= each["n"]):
+            continue  # there is no other
+        assert not verdict([*lines, run.last]).holds, name
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -320,18 +246,12 @@ def test_a_fault_of_an_epoch_s_line_is_a_problem_still(phase: str, epoch: int) -
             61,
             "train: the last line reports n 60, but 61 is in the lines of ranks 0-3 and all ranks together in epoch 1",
         ),
-        ("contract", "padded", 'train: the last line reports contract "exact", but "padded" is'),
-        ("order", "sequential", 'train: the last line reports order "feistel-1", but "sequential" is'),
-        ("data", "sha256:0", 'train: the last line reports data "sha256:0123456789abcdef", but "sha256:0" is'),
         ("seed", 1, "the last line reports seed 0, but 1 is"),
-        ("task", "mine", 'the last line reports task "fashion-mnist", but "mine" is'),
         (
             "plan",
             {"train": 2, "test": 3},
             'the last line reports plan {"test": 2, "train": 2}, but {"test": 3, "train": 2}',
         ),
-        ("start", 8, "train: the last line reports start 0, but 8 is"),
-        ("world", 5, "train: the last line reports world 4, but 5 is"),
     ],
 )
 def test_lines_that_disagree_with_it(name: str, value: Any, said: str) -> None:
@@ -376,8 +296,8 @@ def test_it_may_be_printed_again_by_a_later_attempt() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model": "sha256:" + "0" * 64}, f'model "{bruteforce.MODEL}" and "sha256:{"0" * 64}"'),
-        ({"model": None}, f'model "{bruteforce.MODEL}" and null'),
+        ({"model": "sha256:" + "0" * 64}, f'model "{MODEL}" and "sha256:{"0" * 64}"'),
+        ({"model": None}, f'model "{MODEL}" and null'),
         ({"discarded": 4}, "discarded 0 and 4"),
         ({"worlds": [[1, 0, 4], [2, 1, 4]]}, "worlds [[1, 0, 4]] and [[1, 0, 4], [2, 1, 4]]"),
         ({"task": "mine", "seed": 5}, 'task "fashion-mnist" and "mine"; seed 0 and 5'),
@@ -435,78 +355,46 @@ def test_a_phase_may_be_called_all() -> None:
 TRAIN = LAST["phases"]["train"]
 WORLDS = "a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
 WORLDS += "up to epoch 2 and position 59, with 1 to 1000000 ranks"
+HUGE = 1 << 63
+INTEGERS = {"attempt": (0, HUGE), "began": (0, 253_402_300_799_999), "seed": (0, 2**64 - 1), "discarded": (0, HUGE)}
+OF_PHASE = {"n": (1, 2**61 - 2), "consumed": (0, HUGE * 10**6), "dropped": (1, HUGE * 10**6)}
+BAD = [(name, value) for name, bounds in INTEGERS.items() for value in no_integers(*bounds)]
+BAD += [(name, value) for name in ("run", "pod", "task", "stopped") for value in NO_TEXTS]
+BAD += [("model", value) for value in (7, "", MODEL[:-1], MODEL + "0", MODEL.upper())]
+BAD += [("plan", {"train": -1}), ("phases", []), ("phases", {}), ("phases", {"train": TRAIN})]
+BAD_OF_PHASE = [(name, value) for name, bounds in OF_PHASE.items() for value in no_integers(*bounds)]
+BAD_OF_PHASE += [("data", value) for value in NO_TEXTS]
+BAD_OF_PHASE += [("contract", "most"), ("order", "feistel-2"), ("digest", ""), ("digest", 5), ("dropped_digest", "")]
+BAD_OF_PHASE += [("end", value) for value in no_lists((1, 2), (0, 59))]
+BAD_OF_PHASE += [("dropped_in", value) for value in ([], 7, *([each] for each in no_lists((1, 10**6), (0, 2**61 - 2))))]
+BAD_WORLDS: list[Any] = [[], 7, None, [[1, 1, 4]], [[2, 0, 4]], [[1, 0, 4], [1, 0, 3]]]
+BAD_WORLDS += [[[1, 0, 4], [2, 5, 3], [2, 5, 2]], [[1, 0, 4], [2, 5, 3], [2, 4, 2]]]
+BAD_WORLDS += [[[1, 0, 4], each] for each in no_lists((1, 2), (0, 59), (1, 10**6))]
+
+
+def test_values_that_cannot_be() -> None:
+    for name, value in [*BAD, *(("worlds", each) for each in BAD_WORLDS)]:
+        [found] = sentences([LAST | {name: value}])
+        assert found.startswith(f'demo.log:1: bad tally line: "{name}" is {json.dumps(value)[:60]}'), found
+    for name, value in [*BAD_OF_PHASE, *(("worlds", each) for each in BAD_WORLDS)]:
+        [found] = sentences([LAST | {"phases": {"train": TRAIN | {name: value}, "test": TRAIN}}])
+        assert found.startswith(f'demo.log:1: bad tally line: "phases.train.{name}" is {json.dumps(value)[:60]}'), found
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"v": 3}, "version 3 of the line is not known here"),
-        ({"run": 7}, '"run" is 7, allowed is printable text'),
-        ({"began": None}, '"began" is null, allowed is an integer from 0 to'),
-        ({"began": 10**15}, '"began" is 1000000000000000, allowed is an integer from 0 to 253402300799999'),
-        ({"attempt": -1}, '"attempt" is -1, allowed is an integer from 0 to'),
-        ({"pod": "\x1b"}, '"pod" is "\\u001b", allowed is printable text'),
-        ({"task": ""}, '"task" is "", allowed is printable text'),
-        ({"plan": {"train": -1}}, '"plan" is {"train": -1}, allowed is an object that'),
-        ({"plan": {"train": 2}}, '"phases" is {"train": {"n": 60, '),
-        ({"plan": {"train": 2, "test": 0}}, '"phases" is {"train": {"n": 60, '),
-        ({"plan": {}, "phases": {}}, '"phases" is {}, allowed is an object that has the phases of the plan'),
-        ({"seed": 2**64}, f'"seed" is {2**64}, allowed is an integer from 0 to'),
+        ({"worlds": []}, f'"worlds" is [], allowed is {WORLDS}'),
         ({"model": 7}, '"model" is 7, allowed is null, or "sha256:" and 64 hexadecimal digits'),
-        ({"model": bruteforce.MODEL[:-1]}, '"model" is "sha256:'),
-        ({"model": bruteforce.MODEL + "0"}, '"model" is "sha256:'),
-        ({"model": bruteforce.MODEL.upper()}, '"model" is "SHA256:'),
-        ({"discarded": -1}, '"discarded" is -1, allowed is an integer from 0 to'),
-        ({"discarded": None}, '"discarded" is null, allowed is an integer from 0 to'),
-        ({"phases": []}, '"phases" is [], allowed is an object that has the phases of the plan'),
+        ({"plan": {}, "phases": {}}, '"phases" is {}, allowed is an object that has the phases of the plan'),
+        ({"plan": {"train": 2, "test": 0}}, '"phases" is {"train": {"n": 60, '),
         ({"phases": {"train": TRAIN, "test": 7}}, '"phases.test" is 7, allowed is an object'),
-        *(
-            (
-                {"phases": {"train": TRAIN | {name: value}, "test": TRAIN}},
-                f'"phases.train.{name}" is {json.dumps(value)}',
-            )
-            for name, value in [
-                ("n", 0),
-                ("n", 2**61 - 1),
-                ("contract", "most"),
-                ("order", "feistel-2"),
-                ("data", ""),
-                ("consumed", -1),
-                ("consumed", 1.0),
-                ("digest", ""),
-                ("digest", 5),
-                ("worlds", None),
-                ("worlds", [[1, 0, 4], [3, 0, 4]]),
-                ("worlds", [[1, 0, 4], [2, 60, 4]]),
-            ]
-        ),
-        *(
-            ({"worlds": worlds}, f'"worlds" is {json.dumps(worlds)}, allowed is {WORLDS}')
-            for worlds in (
-                [],
-                7,
-                None,
-                [[1, 0]],
-                [[1, 0, 4, 4]],
-                [[1, 0, True]],
-                [[1, 0, 0]],
-                [[1, 0, 1_000_001]],
-                [[1, 1, 4]],
-                [[2, 0, 4]],
-                [[1, 0, 4], [3, 0, 4]],
-                [[1, 0, 4], [2, 60, 4]],
-                [[1, 0, 4], [2, -1, 4]],
-                [[1, 0, 4], [1, 0, 3]],
-                [[1, 0, 4], [2, 5, 3], [2, 5, 2]],
-                [[1, 0, 4], [2, 5, 3], [2, 4, 2]],
-                [[1, 0, 4], "[2, 5, 3]"],
-            )
-        ),
     ],
 )
-def test_values_that_cannot_be(values: Line, said: str) -> None:
-    found = sentences([LAST | values])
-    assert len(found) == 1 and found[0].startswith(f"demo.log:1: bad tally line: {said}"), found
+def test_what_is_allowed_is_said(values: Line, said: str) -> None:
+    [found] = sentences([LAST | values])
+    assert found.startswith(f"demo.log:1: bad tally line: {said}")
 
 
 @pytest.mark.parametrize("name", sorted(LAST.keys() - {"v", "phase", "began"}))

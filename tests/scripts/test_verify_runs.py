@@ -8,7 +8,7 @@ import bruteforce
 import pytest
 import verify_shards
 from bruteforce import BEGAN, Line
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from judged import UNKNOWN, read, verdicts
 
@@ -141,7 +141,6 @@ def test_the_lines_of_a_run_are_not_proved_by_the_last_line_of_another() -> None
     assert [each.holds for each in verdicts([*FOLDS[0][:3], FOLDS[1][-1]])] == [False, True]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_mixed_logs_are_judged_as_each_alone(data: st.DataObject) -> None:
     left_out = data.draw(st.sets(st.integers(0, len(ALL) - 1), max_size=9))

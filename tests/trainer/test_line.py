@@ -103,27 +103,6 @@ def test_a_line_of_an_earlier_release_has_no_begin() -> None:
         assert filled.attempt_began == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("worlds", "allowed"),
-    [
-        (None, "a list of"),
-        ([], "a list of"),
-        ([[2, 0, 4]], "the first at epoch 1 and position 0"),
-        ([[1, 0, 4], [1, 60, 4]], "position 59"),
-        ([[1, 0, 4], [3, 0, 4]], "up to epoch 2"),
-        ([[1, 0, 4], [2, 5, 4], [2, 5, 3]], "each later than the one before it"),
-    ],
-)
-def test_the_worlds_of_a_phase_are_checked_as_those_of_the_run(worlds: object, allowed: str) -> None:
-    values = SUMMARY.printed()
-    values["phases"]["train"]["worlds"] = worlds
-    with pytest.raises(
-        ValueError, match=re.escape(f'"phases.train.worlds" is {json.dumps(worlds)}, allowed')
-    ) as raised:
-        RunSummary.parse(values)
-    assert allowed in str(raised.value)
-
-
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (31, 30), (0, 60), (0, None)])
 def test_an_epoch_ends_between_its_start_and_the_end_of_its_order(start: int, end: object) -> None:
     with pytest.raises(

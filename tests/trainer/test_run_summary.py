@@ -5,37 +5,20 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtally.proof import digest, run_summary
-from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.modular import P
 from torchtally.proof.order import Order
-from torchtally.proof.permutation import permute
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
-from torchtally.proof.shards import Shard
 from torchtally.proof.worlds import World
 
 RUN = "3f9c2a7b10de"
 G, H = digest.base(RUN), digest.base(RUN + " epochs")
-
-
-def seen(resumes: bool, epoch: int, n: int, contract: Contract, worlds: list[World]) -> list[int]:
-    """The positions that an epoch consumes: by each number of ranks up to where the next one took over."""
-    own = [world for world in worlds if world[0] == epoch and world[1] > 0]
-    before = [world for world in worlds if world <= (epoch, 0, 1 << 30)]
-    start, ranks = (own[-1][1], own[-1][2]) if own and resumes else (0, (own or before)[-1][2])
-    shards = [Shard(n=n, rank=rank, world=ranks, contract=contract, start=start) for rank in range(ranks)]
-    return [*range(start), *(position for shard in shards for position in shard.positions().tolist())]
-
-
-def of(positions: list[int], n: int, order: Order, seed: int, epoch: int) -> Digest:
-    at = np.array(positions, dtype=np.int64)
-    return digest.of_samples(at, at if order == "sequential" else permute(at, n, seed, epoch), G)
 
 
 def expected(
@@ -88,38 +71,6 @@ def courses(draw: st.DrawFn) -> tuple[int, int, list[World]]:
     places = draw(st.lists(st.tuples(st.integers(1, epochs), st.integers(0, n - 1)), unique=True, max_size=5))
     worlds = [(*place, draw(st.integers(1, 9))) for place in sorted({(1, 0), *places})]
     return n, epochs, worlds
-
-
-phases = st.sampled_from(["train", "test"])
-orders = st.sampled_from(["feistel-1", "sequential"])
-contracts = st.sampled_from(CONTRACTS)
-
-
-@settings(deadline=None)
-@given(courses(), phases, contracts, orders, st.integers(0, 9), st.booleans(), st.data())
-def test_what_is_expected_is_what_one_by_one_comes_of_all_epochs(
-    train_state: tuple[int, int, list[World]],
-    phase: str,
-    contract: Contract,
-    order: Order,
-    seed: int,
-    own: bool,
-    data: st.DataObject,
-) -> None:
-    n, epochs, worlds = train_state
-    end = data.draw(st.none() | st.tuples(st.integers(1, epochs), st.integers(0, n - 1)))
-    consumed, together = 0, [0] * digest.WORDS
-    for epoch in range(1, epochs + 1 if end is None else end[0] + 1):
-        positions = seen(phase == "train" or own, epoch, n, contract, worlds)
-        if end and epoch == end[0]:
-            positions = [*range(end[1])]
-        consumed += len(positions)
-        words = of(positions, n, order, seed, epoch).words
-        together = [(sum_ + word * H**epoch) % P for sum_, word in zip(together, words, strict=True)]
-    facts = {"n": n, "contract": contract, "order": order, "seed": seed, "worlds": worlds, "end": end}
-    if own:
-        facts |= {"worlds": [(1, 0, 8)], "own": worlds}
-    assert expected(phase, epochs, **facts) == (consumed, Digest(tuple(together)))
 
 
 @pytest.mark.parametrize(
