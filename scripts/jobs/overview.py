@@ -30,10 +30,6 @@ class PodRow:
     step: int | None = None
     steps: int | None = None
     samples_per_second: float | None = None  # its share of those of all ranks
-    memory: int | None = None  # bytes, as are the next three: what its container uses
-    memory_limit: int | None = None
-    gpu_memory: int | None = None  # that PyTorch holds on the GPUs of its first rank
-    gpu_memory_total: int | None = None
     restarts: int = 0
 
 
@@ -218,10 +214,6 @@ def _row(pod: Pod, run: Run | None, waits: str | None) -> PodRow:
         step=report.step if report else None,
         steps=report.steps if report else None,
         samples_per_second=round(report.samples_per_second * share, 1) if report and share else None,
-        memory=report.memory if report else None,
-        memory_limit=report.memory_limit if report else None,
-        gpu_memory=report.gpu_memory if report else None,
-        gpu_memory_total=report.gpu_memory_total if report else None,
         restarts=len(pod.lives) - 1,
     )
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, TextIO
@@ -32,7 +32,6 @@ _COLOURS = {
     Standing.RUNNING: "cyan",
 }
 _NARROW = 72  # columns; below, a table has its most important columns
-_WIDE = 100  # columns; below, bars are shorter beside the memory of pods
 _PODS = 32  # rows; beyond, those that differ
 _RESTARTS = 5
 _SILENT = 3
@@ -186,13 +185,10 @@ def _pods(overview: Overview, width: int) -> Iterator[RenderableType]:
         rows.add_column("ranks")
     rows.add_column("does", overflow="fold")
     bars = any(pod.steps for pod in overview.pods)
-    memories = [] if narrow else [each for each in _MEMORIES if any(map(_MEMORIES[each], overview.pods))]
     if bars:
-        rows.add_column("epoch", width=10 if narrow else 14 if memories and width < _WIDE else 24)
+        rows.add_column("epoch", width=10 if narrow else 24)
         if not narrow:
             rows.add_column("samples/s", justify="right")
-    for name in memories:
-        rows.add_column(name, justify="right")
     restarted = any(pod.restarts for pod in overview.pods)
     if restarted:
         rows.add_column("re." if narrow else "restarts", justify="right")
@@ -202,7 +198,7 @@ def _pods(overview: Overview, width: int) -> Iterator[RenderableType]:
         shown = tuple(pod for pod in shown if pod.does != usual or pod.name == slowest)[:_PODS]
         yield Text(f"{len(overview.pods)} pods; most of them: {usual}")
     for pod in shown:
-        rows.add_row(*_cells(pod, slowest, narrow, bars, memories, restarted))
+        rows.add_row(*_cells(pod, slowest, narrow, bars, restarted))
     if shown:
         yield rows
     if overview.straggler:
@@ -213,9 +209,7 @@ def _slowest(straggler: Straggler) -> str:
     return f"slowest: {straggler.slow}: {sentences.of_straggler(straggler)}"
 
 
-def _cells(
-    pod: PodRow, slowest: str | None, narrow: bool, bars: bool, memories: Iterable[str], restarted: bool
-) -> Iterator[RenderableType]:
+def _cells(pod: PodRow, slowest: str | None, narrow: bool, bars: bool, restarted: bool) -> Iterator[RenderableType]:
     yield Text(pod.name, "yellow" if pod.name == slowest else "default")
     if not narrow:
         yield Text(_ranks(pod.ranks))
@@ -224,25 +218,8 @@ def _cells(
         yield ProgressBar(total=pod.steps, completed=pod.step or 0) if pod.steps else Text()
         if not narrow:
             yield Text(f"{pod.samples_per_second:,.0f}" if pod.samples_per_second is not None else "")
-    for name in memories:
-        yield Text(_MEMORIES[name](pod))
     if restarted:
         yield Text(str(pod.restarts))
-
-
-def _memory(used: int | None, limit: int | None) -> str:
-    """As `3.1 of 32 Gi`, in the units of a pod's limits; empty for None."""
-    if used is None:
-        return ""
-    unit, name = (1 << 30, "Gi") if max(used, limit or 0) >= 1 << 30 else (1 << 20, "Mi")
-    shown = [f"{each / unit:.1f}".removesuffix(".0") for each in (used, limit) if each is not None]
-    return f"{' of '.join(shown)} {name}"
-
-
-_MEMORIES: Mapping[str, Callable[[PodRow], str]] = {  # by the column
-    "memory": lambda pod: _memory(pod.memory, pod.memory_limit),
-    "GPU memory": lambda pod: _memory(pod.gpu_memory, pod.gpu_memory_total),
-}
 
 
 def _bar(share: float, width: int) -> RenderableType:

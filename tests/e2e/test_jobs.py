@@ -37,8 +37,6 @@ def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp
     assert any(pod["samples_per_second"] for each in seen for pod in each["pods"])
     assert any(each["loss"] for each in seen) and any(each["checkpoint"] for each in seen)
     assert any(each["seconds_left"] for each in seen)
-    memory = [(pod["memory"], pod["memory_limit"]) for each in seen for pod in each["pods"] if pod["memory"]]
-    assert memory and all(0 < used < limit for used, limit in memory), memory
     killed = [each for each in seen[-1]["restarts"] if each["pod"] == "demo-worker-1"]
     assert killed and killed[0]["kind"] != "consequence", seen[-1]["restarts"]
 

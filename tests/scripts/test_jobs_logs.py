@@ -90,25 +90,6 @@ def test_the_same_at_40_columns() -> None:
     ]
 
 
-def test_the_memory_of_pods_is_shown_where_it_is_known() -> None:
-    known = {"memory": 3 << 29, "memory_limit": 32 << 30}
-    gpu = {"gpu_memory": 10 << 30, "gpu_memory_total": 80 << 30}
-    lines = [*told.KILLED, *told.RESUMED, told.progress(27, told.MASTER, 1, 2, 1, **known)]
-    table = drawn(lines, 80, Standing.RUNNING, 28)[7:10]
-    assert table == [
-        "pod            ranks  does    epoch           samples/s        memory  restarts",
-        "demo-master-0  0      trains  ━━━━╸                 600  1.5 of 32 Gi         1",
-        "demo-worker-0  1      trains  ━━━━╸                 300                       1",
-    ]
-    small = {"memory": 200 << 20, "memory_limit": 512 << 20}
-    lines += [told.progress(28, told.MASTER, 1, 2, 1, **gpu), told.progress(28, told.WORKER, 1, 2, 1, **small)]
-    table = drawn(lines, 120, Standing.RUNNING, 29)[6:9]
-    assert [line.split("  ")[0] for line in table] == ["pod", "demo-master-0", "demo-worker-0"]
-    assert table[0].split()[-4:] == ["memory", "GPU", "memory", "restarts"]
-    assert "10 of 80 Gi" in table[1] and "200 of 512 Mi" in table[2]
-    assert "memory" not in "\n".join(drawn(lines, 40, Standing.RUNNING, 29))
-
-
 SLOW = told.straggler(28, 1, told.WORKER, loses_in="data_wait", seconds=0.31, others=0.0004)
 
 

@@ -35,9 +35,7 @@ def start(seconds: float) -> list[str]:
     return found
 
 
-def progress(
-    seconds: float, pod: str, attempt: int, epoch: int, step: int, speed: float = 1200.0, **memory: int
-) -> str:
+def progress(seconds: float, pod: str, attempt: int, epoch: int, step: int, speed: float = 1200.0) -> str:
     event = events.Progress(
         phase="train",
         epoch=epoch,
@@ -47,7 +45,6 @@ def progress(
         samples_per_second=speed,
         loss=0.5 / epoch,
         seconds_left=200.0 / epoch,
-        **memory,
     )
     return line(seconds, pod, event, attempt)
 

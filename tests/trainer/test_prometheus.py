@@ -26,8 +26,6 @@ from torchtally.accounting.tally import Run
 from torchtally.checkpoints import checkpoints
 from torchtally.monitoring.pod_metrics import PARTS, PodMetrics
 from torchtally.monitoring.run_metrics import RunMetrics
-from torchtally.pod import memory
-from torchtally.pod.memory import Memory
 
 LIMIT = 300  # seconds
 RUN = Run(
@@ -258,12 +256,3 @@ def test_the_times_of_a_pod_never_decrease() -> None:
         assert value("torchtally_step_part_seconds_total", {"part": "compute"}) == served
     assert value("torchtally_step_part_seconds_total", {"part": "data_wait"}) == 0.25
     assert value("torchtally_timed_steps_total") == 3
-
-
-def test_memory_has_a_sample_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "now", lambda: Memory(memory=5, gpu_memory=3, gpu_memory_total=8))
-    value = registry(PodMetrics(RUN, 1.0)).get_sample_value
-    assert value("torchtally_memory_used_bytes") == 5
-    assert value("torchtally_memory_limit_bytes") is None
-    assert value("torchtally_gpu_memory_reserved_bytes") == 3
-    assert value("torchtally_gpu_memory_total_bytes") == 8

@@ -128,10 +128,6 @@ class Progress(Event):
     data_wait: Annotated[float | None, "seconds of those steps in which this rank waited for its next batch"] = None
     compute: Annotated[float | None, "seconds of those steps in neither of the other two"] = None
     communication: Annotated[float | None, "seconds of those steps in which this rank waited for other ranks"] = None
-    memory: Annotated[int | None, "bytes that the pod's container uses; null if unknown"] = None
-    memory_limit: Annotated[int | None, "bytes that it may use; null without a limit"] = None
-    gpu_memory: Annotated[int | None, "bytes that PyTorch holds on this rank's GPUs; null without any"] = None
-    gpu_memory_total: Annotated[int | None, "bytes that these GPUs have"] = None
 
 
 @dataclass(frozen=True, kw_only=True)

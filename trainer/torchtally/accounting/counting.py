@@ -1,5 +1,6 @@
 """Counts the batches that an account hands out to the loop, and proves each epoch once all of them count."""
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ from torch.optim.optimizer import (
 )
 from torch.utils import data
 
-from torchtally import compat_accelerate
 from torchtally.accounting import loader, randomness
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
@@ -187,7 +187,7 @@ class Counting:
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
-        if compat_accelerate.leaves_steps_out():
+        if _accelerate_leaves_steps_out():
             raise Refused(
                 "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
                 "call it only if accelerator.sync_gradients"
@@ -286,7 +286,7 @@ class Counting:
         waiting, used = current.waiting(step), self._used[current.phase]
         last = step == current.handed
         passed = used.last_passed if last else used.passes >= current.covered(step)
-        if passed and compat_accelerate.leaves_steps_out():
+        if passed and _accelerate_leaves_steps_out():
             return [], (
                 f"{current.where(step)}: skip() must come before the backward pass while Accelerate accumulates "
                 "gradients: its optimizer's zero_grad() does not clear them then"
@@ -446,3 +446,9 @@ def _moves(rate: Any) -> bool:
     One on a GPU is not waited for.
     """
     return (isinstance(rate, torch.Tensor) and rate.is_cuda) or bool(rate != 0)
+
+
+def _accelerate_leaves_steps_out() -> bool:
+    """Whether Accelerate accumulates gradients, and so leaves out the steps of the optimizers that it has prepared."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and not state.GradientState().sync_gradients

@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import asdict
 from typing import Self
 
 from torchtally import events
@@ -10,7 +9,6 @@ from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.step_time import Times
 from torchtally.accounting.tally import Tally
 from torchtally.environment import Process, progress_seconds
-from torchtally.pod import memory
 
 _FIRST_SECONDS = 1.0  # to the first report, so that a short training has one
 
@@ -81,7 +79,6 @@ class Pace:
             data_wait=round(timed.data_wait, 6) if timed else None,
             compute=round(timed.compute, 6) if timed else None,
             communication=round(timed.communication, 6) if timed else None,
-            **asdict(memory.now()),
         )
         events.emit(event, run.source)
         self._last[phase.name], self._due = (now, samples), now + self._seconds

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from torchtally.monitoring.callback import Run
-from torchtally.pod import memory
 
 PARTS = ("data_wait", "compute", "communication")
 
@@ -115,15 +114,6 @@ class PodMetrics(Collector):
         for part in PARTS:
             parts.add_metric([part], self._timed[part])
         yield parts
-        used = memory.now()
-        for name, about, value in (
-            ("memory_used", "Memory that the pod's container uses", used.memory),
-            ("memory_limit", "Memory that the container may use", used.memory_limit),
-            ("gpu_memory_reserved", "Memory that PyTorch holds on the GPUs of the pod's first rank", used.gpu_memory),
-            ("gpu_memory_total", "Memory of these GPUs", used.gpu_memory_total),
-        ):
-            # Without a value, Prometheus is served no sample.
-            yield GaugeMetricFamily(f"torchtally_{name}_bytes", about, value)
 
 
 def _since(epoch: Epoch, before: int) -> tuple[int, int]:

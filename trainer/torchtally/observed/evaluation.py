@@ -6,7 +6,8 @@ from torchtally.observed import causes, sets
 from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, fault, note, right
-from torchtally.observed.training import Counted, Shares
+from torchtally.observed.shares import Shares
+from torchtally.observed.training import Counted
 
 _SOME = 0.02
 

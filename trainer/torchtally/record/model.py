@@ -119,10 +119,6 @@ class Progress:
     data_wait: float | None
     compute: float | None
     communication: float | None
-    memory: int | None  # bytes, as are the next three: what the pod's container uses
-    memory_limit: int | None
-    gpu_memory: int | None  # that PyTorch holds on the GPUs of the pod's first rank
-    gpu_memory_total: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
