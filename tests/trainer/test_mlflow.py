@@ -20,7 +20,6 @@ from launched import LIMIT, until
 
 from torchtally import tasks
 from torchtally.accounting.tally import Run
-from torchtally.monitoring import mlflow_recorder
 from torchtally.monitoring.mlflow_recorder import Recorder
 
 mlflow = pytest.importorskip("mlflow")
@@ -162,7 +161,7 @@ def test_a_run_that_starts_again_goes_on_with_its_record(
     record = tracker(output, "bbb")
     record.metrics(200, train_loss=1.5)
     until("the second is, too", lambda: found(server, "bbb").data.metrics["train_loss"] == 1.5)
-    monkeypatch.setitem(mlflow_recorder._TIMEOUT, "FAILED", LIMIT)
+    monkeypatch.setitem(Recorder.patience, "FAILED", LIMIT)
     record.end("FAILED")
     run = found(server, "bbb")
     assert (run.info.run_id, run.info.status) == (first, "FAILED")
@@ -177,12 +176,12 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
     later = ranks.free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://name:secret@127.0.0.1:{later}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(mlflow_recorder, "_RETRY", 1.0)
+    monkeypatch.setattr(Recorder, "pause", 1.0)
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.5")
     record = tracker(output, "ccc")
     for step in range(1, 1500):
         record.metrics(step, train_loss=1 / step)
-    monkeypatch.setitem(mlflow_recorder._TIMEOUT, "FAILED", LIMIT)
+    monkeypatch.setitem(Recorder.patience, "FAILED", LIMIT)
     said = ""
 
     def has_said(sentence: str) -> bool:
@@ -205,7 +204,7 @@ def test_a_server_that_is_away_is_said_once_and_told_later(
 
 def ends_beside(silent: int) -> None:
     """An own loop whose server takes connections and never answers."""
-    mlflow_recorder._TIMEOUT["FINISHED"] = 0.5
+    Recorder.patience["FINISHED"] = 0.5
     logs_its_loss({"TORCHTALLY_MLFLOW": "tests", "MLFLOW_TRACKING_URI": f"http://name:secret@127.0.0.1:{silent}"})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import ranks
-from accounts import run
+from accounts import alone, run
 from counting import Counting, Noisy
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -99,23 +99,27 @@ def test_a_run_is_watched_while_it_trains(environment: dict[str, str]) -> None:
     assert [name for name in seen if name.startswith("torchtally_run_info,") and "task=fashion-mnist" in name]
 
 
-def test_without_its_port_it_trains_and_says_so(environment: dict[str, str]) -> None:
+def served_at(port: str) -> None:
+    os.environ["TORCHTALLY_METRICS_PORT"] = port
+    with Account(task="served", plan={"train": 1}, seed=1) as account:
+        loader = account.loader("train", Noisy(4), batch_size=2)
+        for _ in account.epoch("train", 1, loader):
+            account.commit()
+
+
+def test_without_its_port_it_trains_and_says_so() -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = str(taken.getsockname()[1])
-        ended = subprocess.run(
-            command(1), env={**environment, "TORCHTALLY_METRICS_PORT": port}, capture_output=True, text=True
-        )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count(f"torchtally: metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be") == 1
-    assert "✓ every sample exactly once" in ended.stdout
+        ended = alone(served_at, port)
+    assert ended["code"] == 0, ended["err"]
+    assert ended["err"].count(f"torchtally: metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be") == 1
+    assert "✓ every sample exactly once" in ended["out"]
 
 
-def test_a_port_that_is_none_is_refused(environment: dict[str, str]) -> None:
-    ended = subprocess.run(
-        command(1), env={**environment, "TORCHTALLY_METRICS_PORT": "http"}, capture_output=True, text=True
-    )
-    assert ended.returncode == 2
-    assert "TORCHTALLY_METRICS_PORT='http' must be a whole number from 1 to 65535" in ended.stderr
+def test_a_port_that_is_none_is_refused() -> None:
+    ended = alone(served_at, "http")
+    assert ended["code"] == 2
+    assert "TORCHTALLY_METRICS_PORT='http' must be a whole number from 1 to 65535" in ended["err"]
 
 
 def line(phase: str, lost: int | None, doubled: int | None) -> dict[str, Any]:

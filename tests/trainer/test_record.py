@@ -5,10 +5,11 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import clean_log
+import jsonschema
 import launched
 import pytest
 from accounts import run
@@ -24,8 +25,9 @@ from torchtally.record.record import Record
 from torchtally.record.sentences import duration
 from torchtally.record.spread import Spread
 
+ROOT = Path(__file__).parents[2]
 PODS = ("demo-master-0", "demo-worker-0")
-Logs = dict[str, list[str]]  # lines by pod
+Logs = dict[str, list[str]]  # lines by pod, of all its starts
 
 
 def recorded(logs: Logs) -> Record:
@@ -37,13 +39,13 @@ def recorded(logs: Logs) -> Record:
 
 
 @pytest.fixture(scope="module")
-def logs(fashion_mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logs]:
+def starts(fashion_mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Logs]:
     """Of a run whose worker is killed after a checkpoint, and that goes on."""
     folder = tmp_path_factory.mktemp("record")
-    more = {"TORCHTALLY_DATA": str(fashion_mnist), "TORCHTALLY_PROGRESS_SECONDS": "0.01"}
+    more = {"TORCHTALLY_DATA": str(fashion_mnist), "TORCHTALLY_PROGRESS_SECONDS": "0.05"}
     command = ["run", "fashion-mnist", "--epochs", "2", "--batch-size", "250", "--save-seconds", "0.01"]
     command += ["--hidden", "64", "--output", str(folder / "out")]
-    written: Logs = {pod: [] for pod in PODS}
+    first, second = Logs(), Logs()
     with launched.job(launched.environment(**more), folder, 2) as job:
         pods = job.all(command)
         begun: list[str] = []
@@ -53,20 +55,46 @@ def logs(fashion_mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         pods[1].kill()
         for pod, name, before in zip(pods, PODS, (begun, []), strict=True):
             out = [*before, *pod.rest().splitlines()]
-            written[name] += [*pod.errors.splitlines(), *out]
+            first[name] = [*pod.errors.splitlines(), *out]
         assert [pod.process.returncode for pod in pods] == [203, -signal.SIGKILL]
         again = job.all(command)
         for pod, name in zip(again, PODS, strict=True):
             out = pod.rest().splitlines()
-            written[name] += [*pod.errors.splitlines(), *out]
+            second[name] = [*pod.errors.splitlines(), *out]
         assert [pod.process.returncode for pod in again] == [0, 0], again[0].errors
-    yield written
+    return [first, second]
+
+
+@pytest.fixture(scope="module")
+def logs(starts: list[Logs]) -> Logs:
+    return {pod: [line for each in starts for line in each[pod]] for pod in PODS}
 
 
 def _saved_within(line: str) -> bool:
     """Whether a checkpoint holds a part of the first epoch."""
     record = events.read(line)
     return record is not None and isinstance(record.event, events.Saved) and record.event.position > 0
+
+
+@pytest.fixture(scope="module")
+def whole(logs: Logs) -> Snapshot:
+    return recorded(logs).snapshot
+
+
+def test_a_start_that_goes_on_to_the_end_has_a_clean_log(starts: list[Logs]) -> None:
+    for lines in starts[1].values():
+        clean_log.assert_clean("\n".join(lines))
+
+
+def test_each_kind_of_event_keeps_to_the_schema(logs: Logs) -> None:
+    schema = json.loads((ROOT / "docs/reference/events.schema.json").read_text())
+    lines = [
+        json.loads(line.removeprefix(events.PREFIX)) for each in logs.values() for line in each if events.read(line)
+    ]
+    one_of_each = {each["event"]: each for each in lines}
+    assert {"started", "progress", "saved", "resumed", "ended", "complete"} <= one_of_each.keys()
+    for each in one_of_each.values():
+        jsonschema.validate(each, schema)
 
 
 def test_a_run_that_is_killed_and_resumed(logs: Logs) -> None:
@@ -135,7 +163,7 @@ def test_a_run_is_running_until_its_end(logs: Logs) -> None:
 
 
 @given(st.integers(0, 1 << 30))
-def test_lines_that_come_one_by_one_make_the_same_record(logs: Logs, seed: int) -> None:
+def test_lines_that_come_one_by_one_make_the_same_record(logs: Logs, whole: Snapshot, seed: int) -> None:
     """In any order of the pods, and whenever it is looked at."""
     chance = random.Random(seed)
     record, left = Record(), {pod: iter(lines) for pod, lines in logs.items()}
@@ -148,17 +176,16 @@ def test_lines_that_come_one_by_one_make_the_same_record(logs: Logs, seed: int) 
             record.add_line(pod, line)
         if chance.random() < 0.1:
             assert isinstance(record.snapshot, Snapshot)
-    assert record.snapshot == recorded(logs).snapshot
+    assert record.snapshot == whole
 
 
-def test_what_stands_before_a_line_changes_nothing(logs: Logs) -> None:
+def test_what_stands_before_a_line_changes_nothing(logs: Logs, whole: Snapshot) -> None:
     prefixed = {pod: [f"[{pod}] {line}" for line in lines] for pod, lines in logs.items()}
-    assert recorded(prefixed).snapshot == recorded(logs).snapshot
+    assert recorded(prefixed).snapshot == whole
 
 
-def test_lines_that_cannot_be_read_change_nothing(logs: Logs) -> None:
+def test_lines_that_cannot_be_read_change_nothing(logs: Logs, whole: Snapshot) -> None:
     record = recorded(logs)
-    whole = record.snapshot
     for line in (f"{PREFIX}{{", f'{PREFIX}{{"v":2}}', events.PREFIX, f"{events.PREFIX}{{}}", "TORCHTALLY is a word"):
         record.add_line("demo-master-0", line)
     assert record.snapshot == whole

@@ -13,6 +13,7 @@ import pytest
 from accounts import alone, logs_its_loss
 from accounts import run as run_ranks
 from counting import Counting, Noisy
+from torch.utils.tensorboard import SummaryWriter
 
 from torchtally import Account
 from torchtally.accounting import reports
@@ -158,10 +159,10 @@ def test_what_cannot_be_written_is_said_once_and_ends_nothing(
 def test_a_store_that_never_answers_does_not_hold_up_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorboard, "_END_TIMEOUT", 0.1)
+    monkeypatch.setattr(Recorder, "patience", 0.1)
     record, answer = recorder(tmp_path), threading.Event()
     record.begin(0, 0.0)
-    monkeypatch.setattr(record._writer, "close", answer.wait)
+    monkeypatch.setattr(SummaryWriter, "close", lambda writer: answer.wait())
     record.end()
     answer.set()
     assert capsys.readouterr().err.count("does not take TensorBoard's record of this run") == 1

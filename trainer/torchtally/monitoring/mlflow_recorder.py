@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -22,9 +22,6 @@ from torchtally.errors import Stopped, without_extra
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 
-# Seconds to wait for the record of a run that has ended. A pod that is stopped has only its grace period.
-_TIMEOUT = {"FINISHED": 180.0, "FAILED": 10.0, "KILLED": 3.0}
-_RETRY = 10.0  # seconds after a failure, beside the retries of MLflow itself
 _RUN, _PROOF = "torchtally.run", "torchtally.proof"  # tags
 _MAX_PENDING = 100_000  # values; beyond it the oldest are dropped
 _BATCH_SIZE = 1000  # values in a request: MLflow's maximum
@@ -62,7 +59,15 @@ def recorder(
 
 
 class Recorder(Callback):
-    """Records a run. All attempts of a run are one run of MLflow."""
+    """Records a run. All attempts of a run are one run of MLflow.
+
+    Attributes:
+        patience: Seconds to wait for the record of a run that has ended. A stopped pod has only its grace period.
+        pause: Seconds after a failure, beside the retries of MLflow itself.
+    """
+
+    patience: ClassVar[dict[Status, float]] = {"FINISHED": 180.0, "FAILED": 10.0, "KILLED": 3.0}
+    pause = 10.0
 
     def __init__(
         self, experiment: str, run: Run, options: Mapping[str, Any], output: Path, trained: Trained | None = None
@@ -101,13 +106,13 @@ class Recorder(Callback):
         self._lines.append(line)
 
     def end(self, status: Status) -> None:
-        """Record the end of the run and, with FINISHED, its model and proof. Waits up to _TIMEOUT seconds."""
+        """Record the end of the run and, with FINISHED, its model and proof. Waits no longer than `patience`."""
         self._status = status
         self._ended.set()
-        self._thread.join(_TIMEOUT[status])
+        self._thread.join(self.patience[status])
         self._left = True
         if self._thread.is_alive() and status == "FINISHED":
-            log.warning(f"MLflow did not accept the complete record of the run within {_TIMEOUT[status]:.0f} s")
+            log.warning(f"MLflow did not accept the complete record of the run within {self.patience[status]:.0f} s")
 
     def _record(self) -> None:
         """Send what is pending, each second and at the end. The thread's whole work."""
@@ -122,7 +127,7 @@ class Recorder(Callback):
                 if over:
                     time.sleep(1.0)
                 else:
-                    self._ended.wait(_RETRY)
+                    self._ended.wait(self.pause)
 
     def _send(self) -> None:
         """Raises MLflow's exceptions."""

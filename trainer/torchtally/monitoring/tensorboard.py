@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS = 10
 _MAX_PENDING = 100_000  # values that wait for the store; beyond it the training would
-_END_TIMEOUT = 10.0  # seconds for the last values, because the grace period of a pod is short
 
 
 def check(folder: str) -> None:
@@ -42,7 +41,13 @@ def recorder(folder: str, run: Run, options: Mapping[str, Any]) -> Iterator["Rec
 
 
 class Recorder(Callback):
-    """Records a run in a folder. A thread of TensorBoard's writes the files."""
+    """Records a run in a folder. A thread of TensorBoard's writes the files.
+
+    Attributes:
+        patience: Seconds to wait for the last values, because the grace period of a pod is short.
+    """
+
+    patience = 10.0
 
     def __init__(self, folder: str, run: Run, options: Mapping[str, Any]) -> None:
         self._folder, self._run, self._options = folder, run, options
@@ -81,12 +86,12 @@ class Recorder(Callback):
         self.metrics(self._step, **{f"{line['phase']}_samples_{how}": count for how, count in counts.items()})
 
     def end(self) -> None:
-        """Write what is pending. Waits up to _END_TIMEOUT seconds."""
+        """Write what is pending. Waits no longer than `patience`."""
         if not (writer := self._writer) or self._failed:
             return
         closing = threading.Thread(target=self._try, args=[writer.close], daemon=True)
         closing.start()
-        closing.join(_END_TIMEOUT)
+        closing.join(self.patience)
         if closing.is_alive():
             self._warn_once("no answer")  # from this thread: one that prints while Python exits can abort it
 
