@@ -1,6 +1,5 @@
 """Restarts, limits, the job's outcome and cleaning up, with real pods."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -106,13 +105,11 @@ def test_backoff_limit_of_0_takes_no_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["All", "Running"])
 def test_clean_pod_policy_ends_what_still_runs(tmp_path: Path, policy: str) -> None:
-    began = time.monotonic()
     master = f"until test -e {tmp_path}/up; do sleep 0.05; done"
     worker = f"trap 'echo asked to end; exit 0' TERM; touch {tmp_path}/up; sleep 60 & wait"
     ended = run(tmp_path, pytorchjob(master, worker, runPolicy={"cleanPodPolicy": policy}))
     assert (ended.verdict.outcome, phases(ended)["worker-0"]) == (Outcome.SUCCEEDED, Phase.DELETED)
     assert "[demo-worker-0] asked to end" in ended.lines
-    assert time.monotonic() - began < 30
 
 
 def test_clean_pod_policy_none_waits_for_what_still_runs(tmp_path: Path) -> None:

@@ -108,10 +108,9 @@ def test_a_pod_that_waits_for_its_restart_can_be_deleted(tmp_path: Path) -> None
         f"echo x >>{tmp_path}/starts; test $(wc -l <{tmp_path}/starts) -le 4 && exit 1; touch {tmp_path}/go; sleep 60"
     )
     with Live(load(tmp_path, pytorchjob(waiting(tmp_path / "go"), worker, runPolicy=RUNNING))) as live:
-        when = live.until("restart 4 (")
+        live.until("restart 4 (")
         live.do(delete)
         wait_until(lambda: live.starts[WORKER] == 5)
-        assert time.monotonic() - when < 4
         ended = live.end()
     assert ended.status[WORKER].restarts == 0
 
