@@ -408,6 +408,7 @@ def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: py
     assert alone(trains, tmp_path)["code"] == 0
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         ".in-use",
+        ".in-use.json",
         ".my.json.u3k_9x2a",
         ".shared-with-others",
         "reached",
