@@ -193,16 +193,10 @@ def test_of_an_epoch_that_other_ranks_began_the_commits_are_at_least_one() -> No
     assert of(0) == [f"train epoch 1: {said}"]
 
 
-@pytest.mark.parametrize("rank", [0, 2, "all"])
-@pytest.mark.parametrize("value", [1, 3, None])
-def test_the_ranks_of_an_epoch_have_made_the_same_commits(rank: int | str, value: int | None) -> None:
+def test_the_ranks_of_an_epoch_have_made_the_same_commits() -> None:
     lines = bruteforce.run(commits=True)
-    assert line(lines, 0)["commits"] == 2
-    changed = line(lines, rank)
-    changed |= {"commits": value}
-    if value is None:
-        del changed["commits"]
+    del line(lines, 2)["commits"]
     found = verdict([*lines, bruteforce.last(bruteforce.run(commits=True))])
-    assert not found.holds and found.of(("train", 1)) and not found.of(("test", 1))
+    assert found.of(("train", 1)) and not found.of(("test", 1))
     [said] = [str(each) for each in found.problems]
     assert said.startswith("train epoch 1: the lines disagree on commits: ")

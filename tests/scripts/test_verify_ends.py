@@ -181,24 +181,6 @@ def test_lines_of_a_phase_that_it_says_had_not_begun() -> None:
     assert found.of(("test", 1)) and not found.of(("train", 1))
 
 
-def test_a_crashed_run_is_not_excused_by_a_reason() -> None:
-    crashed = bruteforce.run()[:12]  # of train epoch 2, two ranks
-    last = bruteforce.last(bruteforce.run(), stopped=REASON)
-    last["phases"] = {"test": last["phases"]["test"]}
-    said = (
-        "train: the last line reports 0 epochs, but there are lines of ranks 0-3 and all ranks together in epochs 1-2"
-    )
-    assert said in sentences([*crashed, last])
-
-
-def test_lines_of_a_phase_that_is_not_in_its_plan() -> None:
-    lines = [each | {"phase": "val", "plan": {"val": 2}} for each in bruteforce.run() if each["phase"] == "test"]
-    for attempt in 0, 1:
-        last = bruteforce.last(bruteforce.run(), attempt=attempt)
-        said = "val: the last line reports 0 epochs, but there are lines of ranks 0-3 and all ranks together in epochs"
-        assert f"{said} 1-2" in sentences([*lines, last])
-
-
 def test_what_an_earlier_attempt_did_beyond_the_end_does_not_count() -> None:
     """Attempt 0 was killed in epoch 4; the next one went back into epoch 2, and the program stopped it."""
     earlier = [each for each in bruteforce.run(plan={"train": 5, "test": 5}) if each["epoch"] < 4]
@@ -212,15 +194,10 @@ def test_what_an_earlier_attempt_did_beyond_the_end_does_not_count() -> None:
     assert not verdict([*late, last]).holds
 
 
-def test_two_last_lines_that_differ_in_what_was_stopped() -> None:
-    said = "the last line of run 3f9c2a7b10de is printed twice and differs: "
-    other = STOPPED_LAST | {"stopped": "no reason"}
-    assert sentences([STOPPED_LAST, other]) == [f'demo.log:2: {said}stopped "patience" and "no reason"']
+def test_two_last_lines_of_which_one_lacks_a_phase() -> None:
     other = STOPPED_LAST | {"phases": {"train": STOPPED_LAST["phases"]["train"]}}
-    assert sentences([STOPPED_LAST, other]) == [f"demo.log:2: {said}phases train, test and train"]
-    other = copy.deepcopy(STOPPED_LAST)
-    other["phases"]["train"]["end"] = [2, 41]
-    assert sentences([STOPPED_LAST, other]) == [f"demo.log:2: {said}end of train [2, 40] and [2, 41]"]
+    [found] = sentences([STOPPED_LAST, other])
+    assert found.endswith("is printed twice and differs: phases train, test and train")
 
 
 # Lines against each other

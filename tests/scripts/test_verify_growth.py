@@ -53,6 +53,18 @@ def test_a_plan_that_shrank_or_differs_within_an_attempt_is_not_proved() -> None
     assert not verdict(*attempt(0, 3, 1, 1), *attempt(1, 2, 2, 2), *attempt(2, 4, 3, 4)).holds
 
 
+def test_ranks_of_one_attempt_have_one_plan() -> None:
+    lines = [FIRST[0], attempt(0, 3, 1, 2)[1], *FIRST[2:], *SECOND]
+    for each in lines, [*lines, ended(1, 4)]:
+        assert any(str(problem).startswith("the lines disagree on plan") for problem in verdict(*each).problems)
+
+
+def test_a_run_that_stopped_before_its_shorter_plan_was_made_has_not_grown() -> None:
+    ends = {"train": (2, 30)}
+    lines = bruteforce.run(world=2, plan={"train": 4}, attempt=1, began=BEGAN + 1, ends=ends)
+    assert not verdict(*FIRST, ended(0, 2), bruteforce.last(lines, ends=ends, stopped="patience")).holds
+
+
 @given(restarted(grown=True).filter(lambda run: run.before), st.data())
 def test_the_last_line_before_is_of_the_same_run(run: History, data: st.DataObject) -> None:
     for name in ("task", "seed", "plan", "n", "contract", "order", "data"):

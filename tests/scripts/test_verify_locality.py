@@ -1,7 +1,6 @@
 """The verdict on runs whose order is locality-1: from the lines alone, or with the sizes of the shard files told."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +74,6 @@ def test_a_lost_and_a_doubled_sample_are_named() -> None:
     found = sentences(lines)
     named = [f"sample {lost} was never consumed", f"sample {doubled} was consumed twice"]
     assert any("rank 2 reports nothing lost or doubled" in each and all(n in each for n in named) for each in found)
-
-
-def test_a_rank_that_shuffles_its_own_files_is_found() -> None:
-    def own(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        return random.Random(rank).sample(range(sum(LOCAL.sizes)), len(shard)) if phase == "train" else shard
-
-    assert {each.split(":")[0] for each in sentences(bruteforce.run(consume=own, local=LOCAL))} == {
-        "train epoch 1",
-        "train epoch 2",
-    }
 
 
 @given(st.data(), contracts)

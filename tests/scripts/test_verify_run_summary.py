@@ -100,12 +100,6 @@ def test_no_worlds_of_a_phase_hide_what_was_lost(run: History, data: st.DataObje
     assert not verdict([*lines, last]).holds
 
 
-def test_two_that_differ_in_the_worlds_of_a_phase() -> None:
-    own = bruteforce.last(LINES, own=("test",))
-    said = "demo.log:22: the last line of run 3f9c2a7b10de is printed twice and differs: worlds of test None and "
-    assert sentences([*LINES, LAST, own]) == [f"{said}[[1, 0, 4], [2, 0, 4]]"]
-
-
 def test_what_is_missing_is_a_note() -> None:
     rank_0_to_1 = [each for each in LINES if each["rank"] in (0, 1)]
     assert verdict([*rank_0_to_1, LAST]).notes == [
@@ -218,24 +212,19 @@ def test_any_changed_value_contradicts_the_lines_of_all_ranks_together(run: Hist
         at[name] = other or data.draw(st.sampled_from([each for each in choices if each != at[name]]))
         assert not verdict([*together, last]).holds, name
         assert name != "consumed" or not verdict([last]).holds
-    for name in ("start", "world", "end"):
+    for name in ("start", "world"):
         lines = copy.deepcopy(together)
         each = lines[-1]  # an earlier attempt may have been superseded
-        each[name] = (each["start"] + 1) % each["n"] if name == "start" else each.get(name, each["n"] - 1) + 1
-        if (name == "start" and each["n"] == 1) or (name == "end" and each["end"] >= each["n"]):
-            continue  # there is no other
-        assert not verdict([*lines, run.last]).holds, name
+        each[name] = (each["start"] + 1) % each["n"] if name == "start" else each["world"] + 1
+        assert lines == together or not verdict([*lines, run.last]).holds, name  # one sample has one start
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-@pytest.mark.parametrize("phase", ["train", "test"])
-def test_a_fault_of_an_epoch_s_line_is_a_problem_still(phase: str, epoch: int) -> None:
+def test_a_fault_of_an_epoch_s_line_is_a_problem_still() -> None:
     lines = copy.deepcopy(LINES)
-    line(lines, 1, phase, epoch)["consumed"] += 1
-    alone = [line(lines, 1, phase, epoch), LAST]
-    said = f"{phase} epoch {epoch}: rank 1 consumed"
-    assert any(each.startswith(said) for each in sentences(alone))
-    assert any(each.startswith(said) for each in sentences([*lines, LAST]))
+    bad = line(lines, 1, "test", 2)
+    bad["consumed"] += 1
+    for each in [bad, LAST], [*lines, LAST]:
+        assert any(said.startswith("test epoch 2: rank 1 consumed") for said in sentences(each))
 
 
 @pytest.mark.parametrize(
@@ -293,21 +282,14 @@ def test_it_may_be_printed_again_by_a_later_attempt() -> None:
     assert verdict([*LINES, again]).attempt == 3
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"model": "sha256:" + "0" * 64}, f'model "{MODEL}" and "sha256:{"0" * 64}"'),
-        ({"model": None}, f'model "{MODEL}" and null'),
-        ({"discarded": 4}, "discarded 0 and 4"),
-        ({"worlds": [[1, 0, 4], [2, 1, 4]]}, "worlds [[1, 0, 4]] and [[1, 0, 4], [2, 1, 4]]"),
-        ({"task": "mine", "seed": 5}, 'task "fashion-mnist" and "mine"; seed 0 and 5'),
-        ({"plan": {"train": 2, "test": 3}}, 'plan {"train": 2, "test": 2} and {"train": 2, "test": 3}'),
-    ],
-)
-@pytest.mark.parametrize("attempt", [0, 1])
-def test_it_may_not_be_printed_again_with_other_values(values: Line, said: str, attempt: int) -> None:
-    found = sentences([*LINES, LAST, LAST | {"attempt": attempt} | values])
-    assert found == [f"demo.log:22: the last line of run 3f9c2a7b10de is printed twice and differs: {said}"]
+def test_it_may_not_be_printed_again_with_other_values() -> None:
+    said = "demo.log:22: the last line of run 3f9c2a7b10de is printed twice and differs:"
+    others = {"model": None, "discarded": 4, "task": "mine", "seed": 5, "plan": {"train": 2, "test": 3}}
+    others |= {"worlds": [[1, 0, 4], [2, 1, 4]], "stopped": REASON}
+    for name, value in others.items():
+        for attempt in 0, 1:
+            [found] = sentences([*LINES, LAST, LAST | {"attempt": attempt, name: value}])
+            assert found == f"{said} {name} {json.dumps(LAST.get(name))} and {json.dumps(value)}"
 
 
 def test_two_that_differ_are_no_matter_of_attempts() -> None:
@@ -337,10 +319,9 @@ def test_of_two_runs_one_may_be_known_by_its_last_line_alone() -> None:
 # Lines that are no last line
 
 
-@pytest.mark.parametrize("cut", [60, 200, 700])
-def test_a_cut_last_line_is_no_proof(cut: int) -> None:
+def test_a_cut_last_line_is_no_proof() -> None:
     text = bruteforce.text([LAST])
-    [found] = judge(read(bruteforce.text(LINES) + text[:cut] + "\n"))
+    [found] = judge(read(bruteforce.text(LINES) + text[:700] + "\n"))
     assert str(found.problems[0]).startswith("demo.log:21: a tally line is cut off")
     assert found.last is None
     assert json.loads(report.as_json([found]))["last_line"] is False
