@@ -3,7 +3,6 @@
 A child process (mlflow_process.py) imports MLflow and waits for its server. The rank writes JSON lines to its pipe.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtally.errors import Stopped, without_extra
+from torchtally.errors import Stopped, require
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 
@@ -25,9 +24,8 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 def check(experiment: str) -> None:
     """Raise Refused if MLflow is not installed."""
-    if importlib.util.find_spec("mlflow") is None:
-        needs = f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs"
-        raise without_extra(needs, "mlflow")
+    needs = f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs"
+    require("mlflow", needs, "mlflow")
 
 
 @contextmanager
