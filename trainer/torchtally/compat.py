@@ -34,7 +34,6 @@ PRIVATE = (
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous:get_method_name",
     "torch.distributed.elastic.utils.store:_LAST_MEMBER_CHECKIN",
     "torch.nn.modules.batchnorm:_BatchNorm",
-    "torch.optim:AdamW._init_group",
 )
 LIBC10 = "lib/libc10.*"
 INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging()
