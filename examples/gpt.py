@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--save-every", default="1m", help="time between two checkpoints")
+    parser.add_argument("--save-every", type=float, default=60, help="seconds between two checkpoints")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")  # with GPUs: "cpu:gloo,cuda:nccl", and model and batches go to cuda:LOCAL_RANK

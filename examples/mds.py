@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--remote", help="URL of the dataset (default: make one in the folder --local)")
     parser.add_argument("--local", type=Path, default=Path("build/mds"), help="folder of the dataset, or of its copies")
     parser.add_argument("--output", default="build/mds-checkpoints", help="folder or URL of the checkpoints")
-    parser.add_argument("--save-every", default="1m", help="time between two checkpoints")
+    parser.add_argument("--save-every", type=float, default=60, help="seconds between two checkpoints")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     if options.remote is None and dist.get_rank() == 0 and not (options.local / "index.json").exists():

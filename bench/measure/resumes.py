@@ -46,11 +46,11 @@ class User:
 
 # No step is one after which rank 0 alone saves: the rank that dies in it would not know of these weights.
 USERS = [
-    User("GPT under FSDP2", "gpt.py", (45, 52, 60), (*_GPT, "0.1s"), (*_GPT, "8"), waits_for="manifest.json"),
+    User("GPT under FSDP2", "gpt.py", (45, 52, 60), (*_GPT, "0.1"), (*_GPT, "8"), waits_for="manifest.json"),
     User("Hugging Face Trainer", "hf_trainer.py", (17, 34, 47)),
     User("Accelerate", "accelerate_loop.py", (15, 31, 50)),
     User("Lightning", "lightning_fit.py", (35, 50, 77)),
-    User("MDS", "mds.py", (35, 85, 140), ("--save-every", "0.1s"), ("--save-every", "15"), waits_for="manifest.json"),
+    User("MDS", "mds.py", (35, 85, 140), ("--save-every", "0.1"), ("--save-every", "15"), waits_for="manifest.json"),
     User("StatefulDataLoader", "stateful_loader.py", (35, 50, 77)),
 ]
 

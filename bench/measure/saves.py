@@ -97,7 +97,7 @@ def _trained(
     rank = [sys.executable, "-m", "bench.measure.saves", "worker", *options.split(), "--steps", "1000000"]
     command = [str(Path(sys.executable).with_name("torchtally")), "run", "--", *rank]
     own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-    more = ["--save-every", f"{_EVERY}s", "--output", output]
+    more = ["--save-every", str(_EVERY), "--output", output]
     first, saved, found, resumed = 0.0, 0, [], False
     began = time.time()
     with subprocess.Popen([*command, *more], env=os.environ | own, stdout=subprocess.PIPE, text=True) as job:

@@ -25,7 +25,7 @@ def main() -> None:
             "train", dataset, batch_size=gpt.BATCH, contract="drop_last", pin_memory=common.on_gpu()
         )
         saved = {"model": model, "optimizer": optimizer, "schedule": schedule}
-        account.checkpoints(told[0], saved, every="1m").resume()
+        account.checkpoints(told[0], saved, every=60).resume()
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 optimizer.zero_grad()

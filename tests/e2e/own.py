@@ -68,7 +68,7 @@ def _factors(output: Path, log: str) -> str:
 GPT = Training(
     name="GPT under FSDP2",
     script="gpt.py",
-    arguments=("--steps", "400", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.5s"),
+    arguments=("--steps", "400", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.5"),
     whole="output/gpt/*-epoch-*/manifest.json",
     result=_sample,
 )
@@ -94,7 +94,7 @@ LIGHTNING = Training(
 MDS = Training(
     name="MDS",
     script="mds.py",
-    arguments=("--local", "/output/data", "--output", "/output/mds", "--save-every", "0.5s"),
+    arguments=("--local", "/output/data", "--output", "/output/mds", "--save-every", "0.5"),
     whole="output/mds/*-epoch-*/manifest.json",
     result=_factors,
     libraries=("mosaicml-streaming",),

@@ -191,14 +191,14 @@ def run(world: int, body: Callable[..., Loop | None], *arguments: Any) -> list[F
 
 def whole(folder: str | Path, wrapped: str = "fsdp", options: dict[str, Any] | None = None) -> Loop:
     """Go on to the end, without another checkpoint unless `options` ask for it."""
-    loop = Loop(folder, wrapped, **{"every": "9h"} | (options or {}))
+    loop = Loop(folder, wrapped, **{"every": 32400} | (options or {}))
     loop.run()
     return loop
 
 
 def stopped_after(folder: str | Path, commits: int, wrapped: str = "fsdp") -> Loop:
     """Rank 0 receives SIGTERM before a commit."""
-    loop = Loop(folder, wrapped, every="9h")
+    loop = Loop(folder, wrapped, every=32400)
 
     def before_commit(loop: Loop) -> None:
         if loop.found.commits == commits and loop.account.rank == 0:

@@ -32,7 +32,7 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with Account(task=ails, plan={"train": 1}, anew=True) as account:
-    account.checkpoints(output, {"model": model, "optimizer": optimizer}, every="1s").resume()
+    account.checkpoints(output, {"model": model, "optimizer": optimizer}, every=1).resume()
     try:
         for batch in account.epoch("train", 1, account.loader("train", torch.ones(40_000, 1), batch_size=1)):
             if ails == "straggler" and dist.get_rank() == 1:

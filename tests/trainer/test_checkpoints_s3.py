@@ -66,7 +66,7 @@ def listed(folder: str) -> None:
 
 def fails(folder: str, mode_file: Path, mode: str) -> Loop:
     """The server fails from commit 4 to commit 6."""
-    loop = Loop(folder, every="9h")
+    loop = Loop(folder, every=32400)
 
     def set_mode(mode: str) -> None:
         if loop.account.rank == 0:  # the others have not begun before rank 0 has committed

@@ -40,7 +40,6 @@ def test_torch_has_the_name(name: str) -> None:
         ("torch.distributed._functional_collectives:all_to_all_single_autograd", 4),
         ("torch.distributed.distributed_c10d:_get_default_store", 0),
         ("torch.distributed.elastic.multiprocessing.subprocess_handler:SubprocessHandler._popen", 3),
-        ("torch.optim:AdamW._init_group", 8),
     ],
 )
 def test_torch_takes_the_same_number_of_arguments(name: str, parameters: int) -> None:

@@ -14,7 +14,7 @@ from accounts import tallied
 from torchtally import events
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("--steps", "40", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.1s")
+OPTIONS = ("--steps", "40", "--batch", "4", "--length", "16", "--width", "16", "--save-every", "0.1")
 LIMIT = 300  # seconds
 
 

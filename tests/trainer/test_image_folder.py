@@ -242,6 +242,12 @@ def test_fine_tuning_begins_with_given_weights_but_for_a_head_of_other_classes(k
 
     with pytest.raises(Refused, match=r"weights\.\w+ does not fit the model: it (has|has no) \S+"):
         image_folder.first_model(Options(model="resnet18", weights=str(file)), 7)
+    wider = {
+        name: value.new_zeros(3, 9) if name == "fc.weight" else value for name, value in given.state_dict().items()
+    }
+    save_file(wider, file) if kind == "safetensors" else torch.save(wider, file)
+    with pytest.raises(Refused, match=r"its fc.weight has the shape \(3, 9\) and the model's has \(2, 1024\)"):
+        image_folder.first_model(Options(model="shufflenet_v2_x0_5", weights=str(file)), 2)
     file.write_bytes(b"not weights")
     with pytest.raises(Refused, match="cannot be read"):
         image_folder.first_model(Options(model="shufflenet_v2_x0_5", weights=str(file)), 7)

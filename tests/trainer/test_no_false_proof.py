@@ -69,7 +69,7 @@ def trains_apart(folder: str) -> None:
     training = Counting(N)
     with Account(task="t", plan={"train": 1}) as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
-        checkpoints = account.checkpoints(folder, {"counts": training.counts}, every="9h")
+        checkpoints = account.checkpoints(folder, {"counts": training.counts}, every=32400)
         checkpoints.resume()
         for batch in account.epoch("train", 1, loader):
             training.counts.weight.data[batch.data[0]] += 1
@@ -1052,7 +1052,7 @@ def folds_of_one_folder(folder: Path, plans: tuple[int, int]) -> list[float]:
         data = range(fold * N, fold * N + N)
         with Account(task="fold", plan={"train": epochs}) as account:
             loader = account.loader("train", data, batch_size=SIZE)
-            checkpoints = account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}, every="9h")
+            checkpoints = account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}, every=32400)
             checkpoints.resume()
             for epoch in account.epochs():
                 for batch in account.epoch("train", epoch, loader):

@@ -40,7 +40,7 @@ def trains(folder: Path, how: str = "") -> list[int]:
     if how == "other objects":
         del objects["model"], objects["optimizer 1"]
     with Account(task="t", plan={"train": 1}, anew=True) as account:
-        kept = account.checkpoints(folder, objects, every="9h")
+        kept = account.checkpoints(folder, objects, every=32400)
         if how == "saves before it resumes":
             kept.save(wait=True)
         with contextlib.suppress(Exception):  # as a program that begins anew if there is no checkpoint to load
@@ -72,7 +72,7 @@ def trains_two(folder: Path, how: str) -> None:
     if how == "saved by another object":
         objects["wrapper"] = Wrapper(beside, optimizer)
     with Account(task="t", plan={"train": 1}) as account:
-        account.checkpoints(folder, objects, every="9h").resume()
+        account.checkpoints(folder, objects, every=32400).resume()
         for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=2)):
             if how == "begins with the model":
                 beside.load_state_dict(other.state_dict())
@@ -142,7 +142,7 @@ def trains_two_accounts(folder: Path) -> None:
     optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in models]
     with Account(task="a", plan={"train": 1}) as a, Account(task="b", plan={"train": 1}) as b:
         for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
-            account.checkpoints(folder / account.task, {"model": model, "optimizer": optimizer}, every="9h").resume()
+            account.checkpoints(folder / account.task, {"model": model, "optimizer": optimizer}, every=32400).resume()
         loaders = [each.loader("train", Noisy(N), batch_size=2) for each in (a, b)]
         for _ in zip(a.epoch("train", 1, loaders[0]), b.epoch("train", 1, loaders[1]), strict=True):
             for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
@@ -162,7 +162,7 @@ def steps_without_state(folder: Path) -> list[int]:
     optimizer = Direct(training.counts.weight)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     with Account(task="t", plan={"train": 1}) as account:
-        kept = account.checkpoints(folder, {"counts": training.counts, "direct": optimizer}, every="9h")
+        kept = account.checkpoints(folder, {"counts": training.counts, "direct": optimizer}, every=32400)
         kept.resume()
         for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
             optimizer.rows = batch.data[0]
@@ -184,7 +184,7 @@ def test_a_save_makes_no_step_of_an_optimizer(tmp_path: Path) -> None:
 def has_the_account(folder: Path) -> None:
     training = Counting(N)
     with Account(task="t", plan={"train": 1}) as account:
-        account.checkpoints(folder, {"counts": training.counts, "account": account}, every="9h")
+        account.checkpoints(folder, {"counts": training.counts, "account": account}, every=32400)
 
 
 def test_the_account_is_none_of_its_objects(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def has_an_optimizer(folder: Path, kind: type[torch.optim.Optimizer]) -> None:
     training = Counting(N)
     with Account(task="t", plan={"train": 1}) as account:
         objects = {"counts": training.counts, "optimizer": kind(training.counts.parameters())}  # type: ignore[call-arg]
-        account.checkpoints(folder, objects, every="9h")
+        account.checkpoints(folder, objects, every=32400)
 
 
 def freezes(folder: Path, how: str) -> str:
@@ -207,7 +207,7 @@ def freezes(folder: Path, how: str) -> str:
     with Account(task="t", plan={"train": 2}, anew=how != "goes on") as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
         part.requires_grad_(False)
-        kept = account.checkpoints(folder, training.objects, every="9h")
+        kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
         for epoch in account.epochs():
             part.requires_grad_(epoch == 2)
@@ -255,7 +255,7 @@ def has_a_closure(folder: Path, kind: type[torch.optim.SGD], how: str) -> str:
     training.optimizers[1] = kind(training.model.parameters(), lr=0.01, momentum=0.9)
     with Account(task="t", plan={"train": 1}, anew=how != "goes on") as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
-        kept = account.checkpoints(folder, training.objects, every="9h")
+        kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
         for batch in account.epoch("train", 1, loader):
             training.backward(*batch.data)
@@ -293,7 +293,7 @@ def has_what_cannot_be_loaded(folder: Path, how: str) -> None:
     if how == "FullyShardedDataParallel":
         model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     with Account(task="t", plan={"train": 1}) as account:
-        account.checkpoints(folder, {"model": model, "optimizer": optimizer}, every="9h")
+        account.checkpoints(folder, {"model": model, "optimizer": optimizer}, every=32400)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]
     training = Counting(N)
     with Account(task="t", plan={"train": 3}) as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
-        kept = account.checkpoints(folder, training.objects, every="9h")
+        kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
 
         def train(batches: Iterator[Batch]) -> None:
@@ -377,7 +377,7 @@ def saves_many(folder: Path, parameters: int, unequal: bool) -> int:
 
     with Account(task="t", plan={"train": 1}) as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
-        kept = account.checkpoints(folder, {"model": model}, every="9h")
+        kept = account.checkpoints(folder, {"model": model}, every=32400)
         kept.resume()
         if unequal and account.rank == 1:
             model["w7"].data += 1

@@ -28,7 +28,7 @@ def tries_again(folder: Path, how: str) -> list[int]:
             with Account(task="t", plan={"train": 1}, anew=bool(number) and how == "anew") as account:
                 loader = account.loader("train", Noisy(N), batch_size=SIZE)
                 if how == "checkpoints":
-                    account.checkpoints(folder, training.objects, every="9h").resume()
+                    account.checkpoints(folder, training.objects, every=32400).resume()
                 for batch in account.epoch("train", 1, loader):
                     if not number and batch.step == (1 if how == "no step" else 5):
                         raise RuntimeError("out of memory")

@@ -81,7 +81,7 @@ def trains(
     with Account(task="t", plan={"train": epochs, "test": len(evaluated)}) as account:
         loader = account.loader("train", Noisy(N), batch_size=size)
         tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
-        kept = account.checkpoints(folder, training.objects, every="9h")
+        kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):

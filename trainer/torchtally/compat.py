@@ -32,7 +32,6 @@ PRIVATE = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend:TCPStore",
     "torch.distributed.elastic.utils.store:_LAST_MEMBER_CHECKIN",
     "torch.nn.modules.batchnorm:_BatchNorm",
-    "torch.optim:AdamW._init_group",
 )
 LIBC10 = "lib/libc10.*"
 INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging()

@@ -1,5 +1,6 @@
 """The ways in which a run ends: exit codes, and exceptions whose text is one sentence for the user."""
 
+import importlib.util
 import re
 
 OK = 0
@@ -25,11 +26,12 @@ class Refused(Ending):
     code = REFUSED
 
 
-def without_extra(needs: str, extra: str) -> Refused:
-    """The error that an extra of this package is not installed. `needs` begins the sentence: "this task needs"."""
-    return Refused(
-        f"{needs} the extra `{extra}`: pip install 'torchtally[{extra}]', or use an image with EXTRAS={extra}"
-    )
+def require(package: str, needs: str, extra: str) -> None:
+    """Raise Refused if `package` of this extra is not installed. `needs` begins the sentence: "this task needs"."""
+    if importlib.util.find_spec(package) is None:
+        raise Refused(
+            f"{needs} the extra `{extra}`: pip install 'torchtally[{extra}]', or use an image with EXTRAS={extra}"
+        )
 
 
 class Unproven(Ending):

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib.util
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import loky
 
 from torchtally import options, tasks
 from torchtally.environment import Places
-from torchtally.errors import FAILED, OK, SIGNALLED, Ending, Refused, without_extra
+from torchtally.errors import FAILED, OK, SIGNALLED, Ending, Refused, require
 from torchtally.log import log
 from torchtally.pod import termination_message
 
@@ -93,8 +92,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> None:
     """Train. Raises Ending."""
     if os.environ.get("TORCHTALLY_DEVICE") == "cuda" and not arguments.gpu:
         raise Refused("TORCHTALLY_DEVICE=cuda needs --gpu, by which Spark assigns GPUs to ranks")
-    if importlib.util.find_spec("pyspark") is None:
-        raise without_extra("`torchtally spark` needs", "spark")
+    require("pyspark", "`torchtally spark` needs", "spark")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -233,7 +233,7 @@ class Account(Lifetime):
             self._reports.log(self._counting.phase, numbers)
 
     def checkpoints(
-        self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: str | float = "5m", keep: int = 2
+        self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: float = 300, keep: int = 2
     ) -> Checkpoints:
         """Return checkpoints of the loop's objects, saved between steps: docs/guides/checkpoints.md shows how.
 
@@ -242,7 +242,7 @@ class Account(Lifetime):
         Args:
             folder: A path that all pods share, or a URL of an object store.
             objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
-            every: Time between two checkpoints: a number of seconds, or text such as `"5m"`.
+            every: Seconds between two checkpoints.
             keep: Number of checkpoints that are kept.
 
         Raises:

@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchtally import events
 from torchtally.checkpoints import conditions, in_use
 from torchtally.checkpoints.catalog import Catalog
-from torchtally.checkpoints.duration import seconds_of
 from torchtally.checkpoints.manifest import Manifest
 from torchtally.checkpoints.objects import Hashes, Marks, Objects
 from torchtally.checkpoints.reached import Reached
@@ -79,10 +78,12 @@ class Checkpoints:
         folder: str | os.PathLike[str],
         objects: Mapping[str, Any],
         *,
-        every: str | float = "5m",
+        every: float = 300,
         keep: int = 2,
     ):
-        self._account, self.interval = account, seconds_of("checkpoints: every", every)
+        if not isinstance(every, int | float) or isinstance(every, bool) or not 0 < every <= 1e9:
+            raise Refused(f"checkpoints: every={every!r} must be a number of seconds above 0")
+        self._account, self.interval = account, every
         if type(keep) is not int or keep < 1:
             raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
         self._objects, self._storage = Objects(objects), Storage(folder)

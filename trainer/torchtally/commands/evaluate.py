@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchtally import events, standard_output, tasks
 from torchtally.accounting.evaluation import Evaluation
@@ -29,6 +29,7 @@ from torchtally.proof import run_summary, table
 from torchtally.training import artifacts, checkpoint_file, loop
 from torchtally.training.artifacts import MODEL, sha256
 from torchtally.training.checkpointer import FOLDER
+from torchtally.training.weights import mismatch
 
 EVALUATION = "evaluation.json"
 
@@ -58,7 +59,7 @@ def _run(name: str, options: Training, path: Path) -> None:
         nonlocal saved
         artifacts.prepare(output)
         saved = find(path)
-        if difference := mismatch(saved.weights, model):
+        if difference := mismatch(saved.weights, model.state_dict()):
             command = " ".join([name, *(f"--{option} {value}" for option, value in options.model_options().items())])
             raise Refused(f"--checkpoint {saved.path} is no model of {command}: {difference}")
         model.load_state_dict(saved.weights)
@@ -118,21 +119,6 @@ def _find_in(folder: Path) -> SavedModel:
         if found.payload and found.path:
             return SavedModel(found.path, checkpoint_file.load(found.payload)["model"], None)
     raise Refused(f"--checkpoint {folder} has neither {MODEL} nor an intact checkpoint")
-
-
-def mismatch(weights: Any, model: nn.Module) -> str | None:
-    """The first difference between the weights and those of `model`, or None."""
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        return "it is no dictionary of tensors"
-    expected = model.state_dict()
-    if missing := expected.keys() - weights.keys():
-        return f"it has no {min(missing)}"
-    if unknown := weights.keys() - expected.keys():
-        return f"it has {min(unknown, key=str)}, and the model does not"
-    for name, value in expected.items():
-        if weights[name].shape != value.shape:
-            return f"its {name} has the shape {tuple(weights[name].shape)} and the model's has {tuple(value.shape)}"
-    return None
 
 
 def _write(found: Evaluation, line: dict[str, Any], saved: SavedModel, output: Path) -> None:

@@ -3,7 +3,6 @@
 MLflow's own asynchronous logging does not do: Python would not end before it has an answer.
 """
 
-import importlib.util
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from torchtally.errors import Stopped, without_extra
+from torchtally.errors import Stopped, require
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 
@@ -32,9 +31,8 @@ Trained = Callable[[], tuple[nn.Module, Tensor]]  # the trained model on the CPU
 
 def check(experiment: str) -> None:
     """Raise Refused if MLflow is not installed."""
-    if importlib.util.find_spec("mlflow") is None:
-        needs = f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs"
-        raise without_extra(needs, "mlflow")
+    needs = f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs"
+    require("mlflow", needs, "mlflow")
 
 
 @contextmanager

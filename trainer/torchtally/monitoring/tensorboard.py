@@ -4,7 +4,6 @@ All attempts of a run are one run of TensorBoard. A start that goes on at an ear
 points after it, because their steps are made again.
 """
 
-import importlib.util
 import json
 import math
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torchtally.errors import without_extra
+from torchtally.errors import require
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 
@@ -25,9 +24,8 @@ _MAX_PENDING = 100_000  # values that wait for the store; beyond it the training
 
 def check(folder: str) -> None:
     """Raise Refused if TensorBoard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        needs = f"the record of the run in {folder!r} (--tensorboard, TORCHTALLY_TENSORBOARD) needs"
-        raise without_extra(needs, "tensorboard")
+    needs = f"the record of the run in {folder!r} (--tensorboard, TORCHTALLY_TENSORBOARD) needs"
+    require("tensorboard", needs, "tensorboard")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchtally.errors import Refused, without_extra
+from torchtally.errors import Refused, require
 
 _PIECE = 1 << 20  # characters that are encoded at a time
 _TEST = 20  # one window of so many is for the test
@@ -63,12 +63,9 @@ def split(text: Text, length: int) -> tuple[Windows, Windows]:
 
 def load(folder: Path | None, cache: Path, vocabulary: int) -> Text:
     """The text of all files in `folder` (default: the source code of torch.optim), tokenized. Raises Refused."""
-    try:
-        from tokenizers import Tokenizer
-    except ModuleNotFoundError as error:
-        if error.name != "tokenizers":
-            raise
-        raise without_extra("this task needs", "gpt") from None
+    require("tokenizers", "this task needs", "gpt")
+    from tokenizers import Tokenizer
+
     try:
         found = folder.rglob("*") if folder else Path(torch.optim.__file__).parent.glob("*.py")
         files = sorted(path for path in found if path.is_file())

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchtally.accounting.locality import Locality
-from torchtally.errors import Refused, without_extra
+from torchtally.errors import Refused, require
 from torchtally.tasks.image_folder.data import Data, Labeled
 
 # Part of the order, so they are the same for all numbers of ranks. One rank alone reads in all lanes.
@@ -32,12 +32,9 @@ class Tars:
 
 def scan(train: Path, test: Path) -> Data:
     """Read the labels of the tar files in both folders. Raises Refused and Volume."""
-    try:
-        from torchtally.streams.webdataset import TarFiles
-    except ModuleNotFoundError as error:
-        if error.name != "webdataset":
-            raise
-        raise without_extra("tar files of images (--data) need", "webdataset") from None
+    require("webdataset", "tar files of images (--data) need", "webdataset")
+    from torchtally.streams.webdataset import TarFiles
+
     samples, others = (TarFiles(_in(folder), decode=None, open_shards=_OPEN) for folder in (train, test))
     labels, other_labels = ([_label(*each) for each in data.only("cls")] for data in (samples, others))
     known = {*labels}

@@ -18,7 +18,6 @@ from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training
 from torchtally.tasks.image_folder import folder, weights
-from torchtally.tasks.image_folder.adamw import AdamW
 from torchtally.tasks.image_folder.images import Images
 from torchtally.tasks.image_folder.options import Options
 from torchtally.training.task import Samples, Task
@@ -102,7 +101,7 @@ def inputs(pixels: Tensor) -> Tensor:
 
 
 def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.optim.Optimizer:
-    return AdamW(parameters, lr=options.lr, weight_decay=0.05)
+    return torch.optim.AdamW(parameters, lr=options.lr, weight_decay=0.05, fused=True)
 
 
 def rate(done: float) -> float:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from torchtally.errors import Refused
+from torchtally.training.weights import mismatch
 
 
 def load(model: nn.Module, file: str, rows: int) -> list[str]:
@@ -19,18 +20,16 @@ def load(model: nn.Module, file: str, rows: int) -> list[str]:
     difference.
     """
     found, expected = _read(Path(file)), model.state_dict()
-    anew = []
-    for name in expected.keys() | found.keys():
-        if name not in found or name not in expected:
-            where = f"it has no {name}" if name in expected else f"it has {name}, and the model does not"
-            raise Refused(f"--weights {file} does not fit the model: {where}")
-        if found[name].shape != (shape := expected[name].shape):
-            if not len(shape) or shape[0] != rows or found[name].shape[1:] != shape[1:]:
-                raise Refused(
-                    f"--weights {file} does not fit the model: its {name} has the shape {tuple(found[name].shape)}, "
-                    f"and the model's has {tuple(shape)}"
-                )
-            anew.append(name)
+    anew = [
+        name
+        for name, value in expected.items()
+        if name in found
+        and value.shape[:1] == (rows,)
+        and found[name].shape[:1] != (rows,)
+        and found[name].shape[1:] == value.shape[1:]
+    ]
+    if difference := mismatch(found, expected | {name: found[name] for name in anew}):
+        raise Refused(f"--weights {file} does not fit the model: {difference}")
     model.load_state_dict({name: value for name, value in found.items() if name not in anew}, strict=False)
     return sorted(anew)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtally.datasets import idx
-from torchtally.errors import Refused, without_extra
+from torchtally.errors import Refused, require
 from torchtally.options import Training
 from torchtally.tasks.mnist_cnn import task as mnist_cnn
 from torchtally.training.task import Samples, Task
@@ -27,12 +27,9 @@ def backend() -> Any:
     """Keras with the torch backend. Raises Refused if Keras is not installed or another backend is set."""
     if (configured := os.environ.setdefault("KERAS_BACKEND", "torch")) != "torch":
         raise Refused(f"KERAS_BACKEND={configured} must be torch or unset")
-    try:
-        import keras
-    except ModuleNotFoundError as error:
-        if error.name != "keras":
-            raise
-        raise without_extra("this task needs", "keras") from None
+    require("keras", "this task needs", "keras")
+    import keras
+
     return keras
 
 
