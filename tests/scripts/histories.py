@@ -55,7 +55,7 @@ def restarted(
 ) -> History:
     """The training went on with other ranks, perhaps with a longer plan at last, and perhaps ended early."""
     ended, grown = (draw(st.booleans()) if each is None else each for each in (ended, grown))
-    n, epochs = draw(st.integers(1, 60), "n"), draw(st.integers(1 + grown, 3), "epochs")
+    n, epochs = draw(st.integers(1, 60), "n"), draw(st.integers(1 + grown, 4), "epochs")
     plan, ends = {"train": epochs, "test": draw(st.integers(0, epochs))}, dict[str, tuple[int, int]]()
     since = draw(st.integers(2, epochs)) if grown else 1
     if ended and n > 1:

@@ -51,6 +51,9 @@ def test_a_plan_that_shrank_or_differs_within_an_attempt_is_not_proved() -> None
     assert not verdict(*attempt(0, 2, 1, 2), *attempt(0, 4, 3, 4)).holds
     assert not verdict(*FIRST, ended(1, 2), *SECOND, ended(1, 4)).holds
     assert not verdict(*attempt(0, 3, 1, 1), *attempt(1, 2, 2, 2), *attempt(2, 4, 3, 4)).holds
+    plans = [{"train": 2, "test": 2}, {"train": 3, "test": 1}]
+    both = [bruteforce.run(world=2, plan=plan, attempt=at, began=BEGAN + at) for at, plan in enumerate(plans)]
+    assert not verdict(*(each for each in both[0] if each["epoch"] == 1), *(e for e in both[1] if e["epoch"] > 1)).holds
 
 
 def test_ranks_of_one_attempt_have_one_plan() -> None:
