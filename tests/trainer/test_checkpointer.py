@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import logging
 import shutil
 import signal
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch.distributed.distributed_c10d import Store
 from torch.utils._pytree import tree_flatten
 
 from torchtally.errors import Refused, Stopped, Volume
-from torchtally.log import log
 from torchtally.options import AllReduce, Training
 from torchtally.proof import run_summary
 from torchtally.proof.contract import Contract
@@ -41,7 +39,7 @@ class Interrupting(Checkpointer):
     """Saves after a number of steps, makes some more, and is gone."""
 
     def __init__(self, folder: Path, save_after: int, more: int) -> None:
-        super().__init__(folder, FACTS, toy.CPU, 2, 1e9)
+        super().__init__(folder, FACTS, 2, 1e9)
         self._save_after, self._end_after, self._made = save_after, save_after + more, 0
 
     def after_step(self, train_state: TrainState) -> None:
@@ -92,7 +90,7 @@ def outcome(train_state: TrainState) -> dict[str, Any]:
 
 def undisturbed(rank: int, world: int, store: Store, options: Training = OPTIONS) -> dict[str, Any]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return outcome(fit(rank, world, Checkpointer(None, {}, toy.CPU, 2, 300), options=options))
+    return outcome(fit(rank, world, Checkpointer(None, {}, 2, 300), options=options))
 
 
 def interrupted(
@@ -101,15 +99,15 @@ def interrupted(
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with pytest.raises(Interrupted):
-        fit(rank, world, Interrupting(folder, save_after, more), resume(folder, FACTS, toy.CPU), options)
+        fit(rank, world, Interrupting(folder, save_after, more), resume(folder, FACTS), options)
 
 
 def taken_up(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> TrainState:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    state = resume(folder, FACTS, toy.CPU)
+    state = resume(folder, FACTS)
     assert state is not None
-    return fit(rank, world, Checkpointer(folder, FACTS, toy.CPU, 2, 300), state, options)
+    return fit(rank, world, Checkpointer(folder, FACTS, 2, 300), state, options)
 
 
 def resumed(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> dict[str, Any]:
@@ -201,7 +199,7 @@ def test_the_number_of_ranks_may_change_again_and_again(tmp_path: Path) -> None:
 
 def stopping(rank: int, world: int, store: Store, folder: Path) -> Any:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    checkpointer = Checkpointer(folder, FACTS, toy.CPU, 2, 1e9)
+    checkpointer = Checkpointer(folder, FACTS, 2, 1e9)
     if rank == 1:
         checkpointer._asked_to_stop(15, None)
     return fit(rank, world, checkpointer)
@@ -218,7 +216,7 @@ def test_one_rank_that_is_asked_to_stop_stops_all_after_the_same_step(tmp_path: 
 def stopped_by_ctrl_c(rank: int, world: int, store: Store, folder: Path) -> Any:
     """Each epoch is a single step: there is no step between two of which it could be asked."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    checkpointer = Checkpointer(folder, FACTS, toy.CPU, 2, 1e9)
+    checkpointer = Checkpointer(folder, FACTS, 2, 1e9)
     checkpointer.listen()
     if rank == 1:
         signal.raise_signal(signal.SIGINT)
@@ -244,7 +242,7 @@ class Everywhere(Checkpointer):
     """Saves whenever it may, and keeps all."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, FACTS, toy.CPU, 1 << 20, 1e9)
+        super().__init__(folder, FACTS, 1 << 20, 1e9)
 
     def after_step(self, train_state: TrainState) -> None:
         self.save(train_state)
@@ -270,10 +268,10 @@ def from_each(rank: int, world: int, store: Store, folder: Path, options: Traini
             alone.mkdir()
             shutil.copy(path, alone)
         dist.barrier()
-        state = resume(alone, FACTS, toy.CPU)
+        state = resume(alone, FACTS)
         assert state is not None
         run = toy.run(rank, world, options)
-        checkpointer = Checkpointer(alone, FACTS, toy.CPU, 2, 300)
+        checkpointer = Checkpointer(alone, FACTS, 2, 300)
         with toy.proved() as phases:
             train_state = toy.train(
                 toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), checkpointer, state
@@ -311,7 +309,7 @@ def with_something_else_in_it(rank: int, world: int, store: Store, folder: Path)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     if rank == 0:
         checkpoint_file.save(folder, 1, 1, {"model": 1}, 2)
-    return resume(folder, FACTS, toy.CPU)
+    return resume(folder, FACTS)
 
 
 def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
@@ -327,7 +325,7 @@ def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
 
 def other_facts(rank: int, world: int, store: Store, folder: Path) -> Any:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return resume(folder, {"seed": 4}, toy.CPU)
+    return resume(folder, {"seed": 4})
 
 
 def test_a_checkpoint_of_another_training_is_refused_with_both_values(tmp_path: Path) -> None:
@@ -345,7 +343,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_training(tmp_path: Pat
 
 def unwritable(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return outcome(fit(rank, world, Checkpointer(folder, FACTS, toy.CPU, 2, 1e-9)))
+    return outcome(fit(rank, world, Checkpointer(folder, FACTS, 2, 1e-9)))
 
 
 def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
@@ -355,37 +353,3 @@ def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
     kept = {path.name for path in tmp_path.glob("*.checkpoint")}
     assert checkpoint_file.file_name(best.epoch + 1, 0) in kept
     assert len(kept) <= 3
-
-
-def with_other_threads(rank: int, world: int, store: Store, folder: Path, changed: list[int]) -> list[str]:
-    """What rank 0 is warned of when these ranks come back with another number of threads."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    torch.set_num_threads(1 + (rank in changed))
-    warnings: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    resume(folder, FACTS, toy.CPU)
-    return [text for text in warnings if "last bits" in text]
-
-
-@pytest.mark.parametrize(
-    ("world", "changed", "told"),
-    [
-        (2, [], None),
-        (2, [1], "threads 1 and now 2 (ranks 1)"),
-        (2, [0, 1], "threads 1 and now 2"),
-        (3, [1], "2 ranks and now 3, threads 1 and now 2 (ranks 1)"),
-    ],
-)
-def test_any_rank_that_computes_differently_is_named(
-    tmp_path: Path, world: int, changed: list[int], told: str | None
-) -> None:
-    ranks.run(2, interrupted, tmp_path, 2, 0)
-    first, *others = ranks.run(world, with_other_threads, tmp_path, changed)
-    assert others == [[]] * (world - 1)
-    if told is None:
-        assert first == []
-    else:
-        [warning] = first
-        assert f"was made with {told}: every sample counts once, but the last bits will differ" in warning

@@ -48,7 +48,7 @@ def fit(
 
 
 def no_checkpointer() -> Checkpointer:
-    return Checkpointer(None, {}, toy.CPU, 2, 300)
+    return Checkpointer(None, {}, 2, 300)
 
 
 def moved(rank: int, world: int) -> dict[str, Any]:
@@ -86,9 +86,7 @@ def interrupted(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """The outcome of a training that is killed after its second step, which a checkpoint does not hold."""
     with pytest.raises(Interrupted):
         fit(rank, world, Interrupting(folder, 1, 1), N, OPTIONS)
-    return outcome(
-        fit(rank, world, Checkpointer(folder, FACTS, toy.CPU, 2, 300), N, OPTIONS, resume(folder, FACTS, toy.CPU))
-    )
+    return outcome(fit(rank, world, Checkpointer(folder, FACTS, 2, 300), N, OPTIONS, resume(folder, FACTS)))
 
 
 def unaveraged(rank: int, world: int, folder: Path) -> list[str]:

@@ -118,7 +118,7 @@ def fit(
             run(rank, world, options),
             train_samples,
             test_samples,
-            Checkpointer(None, {}, CPU, 2, 300),
+            Checkpointer(None, {}, 2, 300),
             batches=batches,
             callback=callback,
             memory=memory,

@@ -95,9 +95,9 @@ class Checkpoints:
         on_rank_0(self._group, lambda: in_use.hold(self._held) if self._held else None)
         self._catalog = Catalog(self._storage, self._group, account.source.pod)
         self._catalog.check_shared()
-        self._conditions = conditions.of_all_ranks(self._objects.device, self._group)
         self._reached = Reached(Path(self._storage.path("reached"))) if local else None
-        self._writer = Writer(self._storage, self._catalog, keep)
+        alike = conditions.alike(self._objects.device, self._group)
+        self._writer = Writer(self._storage, self._catalog, keep, alike)
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # commits between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
@@ -272,7 +272,6 @@ class Checkpoints:
         if dist.get_rank() == 0:
             samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
             log.info(f"resumes from {url}{samples}")
-            conditions.warn_of_differences(url, manifest.conditions, self._conditions)
             resumed = events.Resumed(
                 task=self._account.task,
                 world=dist.get_world_size(),
@@ -327,7 +326,6 @@ class Checkpoints:
             world=dist.get_world_size(),
             objects=self._objects.kinds,
             account=self._account.position_dict(),
-            conditions=self._conditions,
             files={},
         )
         self._writer.begin(state, self._objects.compared(state), manifest, source)

@@ -1,4 +1,4 @@
-"""The conditions of a training: those that a checkpoint must share, and those that change the last bits alone."""
+"""The conditions of a training: what a checkpoint must share, and what ranks must share to have equal weights."""
 
 import json
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from torchtally import exchange
-from torchtally.log import log
 
 
-def of_all_ranks(device: torch.device, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
-    """The conditions of each rank, on rank 0. A collective call."""
-    return exchange.gather(of_this_rank(device), group) or []
+def alike(device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether all ranks compute under the same conditions; rank 0 alone knows. A collective call."""
+    found = exchange.gather(of_this_rank(device), group) or []
+    return all(each == found[0] for each in found)
 
 
 def of_this_rank(device: torch.device) -> dict[str, Any]:
@@ -40,23 +40,3 @@ def refusal(
                 f"is {json.dumps(value)}; go on as before, or choose another {option}"
             )
     return None
-
-
-def warn_of_differences(path: object, before: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
-    """Print a warning for differences that change the last bits of the weights."""
-    others: dict[str, list[int]] = {}  # each difference, and its ranks
-    if len(before) != len(now):
-        others[f"{len(before)} ranks and now {len(now)}"] = []
-    for rank, (was, here) in enumerate(zip(before, now, strict=False)):
-        for name, value in here.items():
-            if was.get(name) != value:
-                others.setdefault(f"{name} {was.get(name)} and now {value}", []).append(rank)
-    if others:
-        told = ", ".join(text + _of_some(ranks, len(now)) for text, ranks in others.items())
-        log.warning(f"{path} was made with {told}: every sample counts once, but the last bits will differ")
-
-
-def _of_some(ranks: list[int], world: int) -> str:
-    if len(ranks) in (0, world):
-        return ""
-    return f" (ranks {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)})"

@@ -11,7 +11,7 @@ from typing import Any
 from torchtally.errors import Refused
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Manifest:
     world: int  # ranks that made it
     objects: dict[str, str]  # name -> kind
     account: dict[str, Any]  # the account's state
-    conditions: list[dict[str, Any]]  # of each rank, which the last bits of the weights depend on
     files: dict[str, File]
 
     def contents(self) -> dict[str, Any]:

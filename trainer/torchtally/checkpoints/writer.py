@@ -40,6 +40,7 @@ class Writer:
         storage: Where to.
         catalog: Names the checkpoints, and removes those that are not kept.
         keep: Number of checkpoints that are kept.
+        alike: Whether all ranks compute under the same conditions; rank 0's counts.
 
     Attributes:
         failed: Whether the last checkpoint could not be written.
@@ -47,8 +48,8 @@ class Writer:
         saved: On rank 0, URL and SHA-256 of the manifest of the last checkpoint, if it could be written.
     """
 
-    def __init__(self, storage: Storage, catalog: Catalog, keep: int):
-        self._storage, self._catalog, self._keep = storage, catalog, keep
+    def __init__(self, storage: Storage, catalog: Catalog, keep: int, alike: bool):
+        self._storage, self._catalog, self._keep, self._alike = storage, catalog, keep, alike
         self._group = new_group(_SLOWEST_WRITE)
         cuda = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))  # pinned memory, copied without blocking
@@ -106,7 +107,7 @@ class Writer:
     ) -> events.Saved | events.SaveFailed | Refused:
         """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
         sums = {f"{model}.{key}": _sum(state[model][key]) for model, key in compared}
-        if problem := self._unequal(sums, manifest.conditions):
+        if problem := self._unequal(sums):
             return Refused(problem)
         writer, files = self._storage.writer(name)
         cause = self.saved = None
@@ -135,15 +136,14 @@ class Writer:
         self._storage.write(path, contents)
         self.saved = self._storage.url(path), hashlib.sha256(contents).hexdigest()
 
-    def _unequal(self, own: Mapping[str, int | None], conditions: list[dict[str, Any]]) -> str | None:
+    def _unequal(self, own: Mapping[str, int | None]) -> str | None:
         """Name a parameter of which ranks have different values, though it is saved once for all of them.
 
         Ranks under different conditions, which rank 0 knows, are not compared: their last bits can differ. The
         checksums of all parameters travel only if something differs.
         """
-        alike = all(each == conditions[0] for each in conditions)
         digest = hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()
-        (compares, first), *others = on_all(self._group, lambda: [alike, digest])
+        (compares, first), *others = on_all(self._group, lambda: [self._alike, digest])
         if not compares or all(each == first for _, each in others):
             return None
         whole, *rest = on_all(self._group, lambda: own)

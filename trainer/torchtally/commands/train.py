@@ -81,8 +81,8 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             )
             state = checkpointer.resume()
         else:
-            state = resume(output / FOLDER, identity, device, grows)
-            checkpointer = Checkpointer(output / FOLDER, identity, device, keep, seconds)
+            state = resume(output / FOLDER, identity, grows)
+            checkpointer = Checkpointer(output / FOLDER, identity, keep, seconds)
             checkpointer.listen()
         run = Run(
             run=state["run"] if state else context.run,

@@ -30,20 +30,18 @@ _REACHED = "reached"
 FOLDER = "checkpoints"
 
 
-def resume(folder: Path, facts: Mapping[str, Any], device: torch.device, grows: str | None = None) -> State | None:
+def resume(folder: Path, facts: Mapping[str, Any], grows: str | None = None) -> State | None:
     """Return the state of the newest intact checkpoint on every rank, or None. A collective call.
 
     `grows` names the fact that may be greater than in the checkpoint.
 
-    On rank 0 the state has the file's "path" as well. Rank 0 prints a warning for each skipped file, and for
-    differences that change the last bits of the weights. Raises on every rank: Refused for a checkpoint of another
-    training, with both values; Volume if none can be read.
+    On rank 0 the state has the file's "path" as well. Rank 0 prints a warning for each skipped file. Raises on every
+    rank: Refused for a checkpoint of another training, with both values; Volume if none can be read.
     """
     payload: bytes | None = None
     state: State | None = None
     refused = failed = None
     discarded = 0
-    now = conditions.of_all_ranks(device)
     if dist.get_rank() == 0:
         try:
             found = checkpoint_file.newest(folder)
@@ -55,9 +53,6 @@ def resume(folder: Path, facts: Mapping[str, Any], device: torch.device, grows: 
                     discarded = Reached(folder / _REACHED).lost_since(state["attempt"], state["consumed"])
                     lost = f"; at least {discarded} samples consumed after it are discarded" if discarded else ""
                     log.info(f"resumes from {found.path}{lost}")
-                    before = state["numerics"]  # an earlier release knew rank 0's alone
-                    before = before if isinstance(before, list) else [before] * len(state["ranks"])
-                    conditions.warn_of_differences(found.path, before, now)
         except (Refused, PermissionError) as error:
             refused = str(error)
         except OSError as error:  # a volume may recover
@@ -86,12 +81,10 @@ class Checkpointer:
         saved_at: On rank 0, when it wrote the last one, or else when it was made: seconds since 1970.
     """
 
-    def __init__(
-        self, folder: Path | None, facts: Mapping[str, Any], device: torch.device, keep: int, seconds: float
-    ) -> None:
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any], keep: int, seconds: float) -> None:
         self._folder, self._keep, self.interval = folder, keep, seconds
         self.saved_at = time.time()
-        self._facts = {"facts": dict(facts), "numerics": conditions.of_all_ranks(device)}
+        self._facts = {"facts": dict(facts)}
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # steps between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()

@@ -14,7 +14,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchtally.datasets import idx
 from torchtally.errors import Refused
 from torchtally.tasks.image_folder import tars
-from torchtally.tasks.image_folder.data import Data, Labeled
+from torchtally.tasks.image_folder.images import Data, Labeled
 
 _DEMO = {"train": 100, "test": 30}  # images of each class
 _CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")

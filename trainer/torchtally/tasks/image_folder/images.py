@@ -1,12 +1,12 @@
-"""Images that threads decode and transform while the two steps before theirs are trained."""
+"""The images of a training; threads decode and transform them while the two steps before theirs are trained."""
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import loky
 import torch
@@ -16,10 +16,38 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from torchtally.errors import Refused
-from torchtally.tasks.image_folder.data import Files
+from torchtally.proof.order import Order
 
 _Encoded = tuple[str, str | BinaryIO]  # its name, and its path or its contents
 _RESIZED = 256 / 224  # of the shorter side to the crop of an evaluation, as in torchvision's own
+
+
+class Files(Protocol):
+    """Encoded images by number."""
+
+    def __len__(self) -> int: ...
+
+    def of(self, numbers: Sequence[int]) -> list[tuple[str, str | BinaryIO]]:
+        """The name of each, for a sentence, and its path or its contents."""
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """The images of a phase."""
+
+    files: Files
+    labels: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The images of both phases, and the order in which a training takes them."""
+
+    classes: list[str]
+    train: Labeled
+    test: Labeled
+    fingerprint: str
+    order: Order = "feistel-1"
 
 
 @dataclass

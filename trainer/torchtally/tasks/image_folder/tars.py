@@ -10,7 +10,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchtally.accounting.locality import Locality
 from torchtally.errors import Refused, require
-from torchtally.tasks.image_folder.data import Data, Labeled
+from torchtally.tasks.image_folder.images import Data, Labeled
 
 # Part of the order, so they are the same for all numbers of ranks. One rank alone reads in all lanes.
 _WINDOW, _LANES = 32, 8
