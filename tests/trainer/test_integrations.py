@@ -264,6 +264,12 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
             2,
             "the collate_fn default_data_collator returned a dict, which does not tell which samples",
         ),
+        (
+            TRAINER,
+            ["{}", "of the library"],
+            2,
+            "the collate_fn DefaultDataCollator returned a dict, which does not tell which samples",
+        ),
         (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
         (ACCELERATE, ["4", "skips late"], 2, "skip() must come before the backward pass while Accelerate accumulates"),
         (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),

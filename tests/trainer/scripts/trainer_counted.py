@@ -15,6 +15,7 @@ from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     DataCollatorWithFlattening,
+    DefaultDataCollator,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -91,7 +92,8 @@ how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
 steps = Steps(options.get("max_steps", -1), options.get("gradient_accumulation_steps", 1))
 with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}) as account:
-    model = Flattened() if how == "flattened" else Counted()
+    dicts = ("flattened", "of the library")
+    model = Flattened() if how in dicts else Counted()
     arguments = TrainingArguments(
         **{
             "output_dir": folder,
@@ -113,11 +115,12 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
     trainer = (Plain if without else Accounted)(
         model=model,
         args=arguments,
-        train_dataset=[{"input_ids": [index] * 3} for index in range(len(DATA))] if how == "flattened" else DATA,
+        train_dataset=[{"input_ids": [index] * 3} for index in range(len(DATA))] if how in dicts else DATA,
         data_collator={
             "untold": together,
             "repeats": Repeating(),
             "repeats, wrapped": repeating,
+            "of the library": DefaultDataCollator(),
             "flattened": DataCollatorWithFlattening(),
             "drops": dropping,
         }.get(how, each_row(together)),

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Iterator
-from types import FunctionType
 from typing import Any
 
 from torch.utils import data
 from transformers import (
     DataCollatorWithFlattening,
+    DataCollatorWithPadding,
     Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
+    default_data_collator,
 )
 from transformers.trainer_utils import RemoveColumnsCollator
 
@@ -93,15 +94,14 @@ class _Skipped(data.IterableDataset[Any]):
 
 
 def _declared(collate: Any) -> Any:
-    """A collator of the library's own makes one row of each sample, or of all; another has to tell."""
+    """The Trainer's defaults make one row of each sample, and flattening one of all; another has to tell."""
     own = collate
     while type(own) is RemoveColumnsCollator:  # which hides the samples' indices
         own = own.data_collator
     if type(own) is DataCollatorWithFlattening:
         return _Flattened(collate)
-    kind = own if isinstance(own, FunctionType) else type(own)
-    theirs = kind.__module__.startswith("transformers.") and not hasattr(kind, "__wrapped__")  # functools.wraps copies
-    return each_row(collate) if theirs or isinstance(own, EachRow) else own
+    default = own is default_data_collator or type(own) is DataCollatorWithPadding
+    return each_row(collate) if default or isinstance(own, EachRow) else own
 
 
 class _Flattened:
