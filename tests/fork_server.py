@@ -31,7 +31,7 @@ import copy_on_write
 from execnet.gateway_io import popen_bootstrapline as WORKER  # the code of a worker of pytest-xdist
 
 IMPORTED = ["torch", "torchtally.pod.launch", "torchtally.commands.train", "torchtally.commands.evaluate"]
-# What ranks need (tests/trainer/ranks.py).
+# What ranks need (tests/helpers/ranks.py).
 IMPORTED += ["torch._dynamo", "torchtally.training.loop", "torchtally.accounting.account"]
 # What test files and their programs need as well: with several workers, which collect all files, it is worth its time.
 ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "lightning.pytorch"]
@@ -40,7 +40,7 @@ ALL += ["torchmetrics", "transformers.trainer"]
 PYTEST = "import torch, sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"  # `python -c` of it starts as a fork
 ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
-RANKS = str(ROOT / "tests/trainer/ranks.py")  # its program needs the tests' modules
+RANKS = str(ROOT / "tests/helpers/ranks.py")  # its program needs the tests' modules
 TORCHRUN = "torch.distributed.run"  # likewise: it starts ranks
 # As an agent starts a rank. What follows is the agent's process id, and the program.
 TIED = [sys.executable, "-I", "-S", str(ROOT / "trainer/torchtally/pod/lifeline.py")]

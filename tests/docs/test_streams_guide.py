@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-sys.path.insert(0, {str(ROOT / "tests/trainer")!r})
+sys.path.insert(0, {str(ROOT / "tests/helpers")!r})
 from shardfiles import WRITERS
 
 from torchtally import Account

@@ -2,14 +2,11 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("scripts", "trainer")]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 

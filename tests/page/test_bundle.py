@@ -1,10 +1,5 @@
 """The page's copy of Vega is what its locked package makes."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 import vega
 
 

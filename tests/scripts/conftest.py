@@ -1,11 +1,8 @@
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from answering import Server, serving
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 
 @pytest.fixture

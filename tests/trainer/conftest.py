@@ -1,5 +1,6 @@
 """What the trainer's tests share."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,3 +33,17 @@ def store(store_server: objectstore.Store) -> objectstore.Store:
     store = replace(store_server, bucket=f"bucket-{uuid4()}")
     store.client().create_bucket(Bucket=store.bucket)
     return store
+
+
+@pytest.fixture
+def environment(fashion_mnist: Path, tmp_path: Path) -> dict[str, str]:
+    """A container's: nothing of a job in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NVIDIA_VISIBLE_DEVICES"):
+        kept.pop(name, None)
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "TORCHTALLY_DATA": str(fashion_mnist),
+        "TORCHTALLY_OUTPUT": str(tmp_path / "output"),
+    }

@@ -1,0 +1,72 @@
+"""What the scripts of test_integrations.py train: row i of `counts` tells how often sample i is in the weights."""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from torch.utils.data import default_collate
+from witness import Noisy
+
+from torchtally import Batch
+
+N, EPOCHS, SIZE = 101, 3, 4  # samples, epochs, samples of a rank in a step
+DATA = Noisy(N)
+
+
+class Model(nn.Module):
+    """Its loss is a sum, so that gradients of the ranks and of accumulated batches add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.counts = nn.Embedding(N, 1)
+        nn.init.zeros_(self.counts.weight)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+
+    def forward(self, indices: Tensor, inputs: Tensor) -> Tensor:
+        return self.model(inputs).square().sum() - self.counts(indices).sum()
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        groups = [
+            {"params": self.counts.parameters(), "lr": 1.0, "momentum": 0},
+            {"params": self.model.parameters()},
+        ]
+        return torch.optim.SGD(groups, lr=1e-4, momentum=0.9)
+
+
+def drops(samples: list[tuple[int, Tensor]]) -> Batch:
+    """Drops every tenth sample."""
+    dropped = {index: "every tenth" for index, _ in samples if index % 10 == 3}
+    kept = [sample for sample in samples if sample[0] not in dropped]
+    data = default_collate(kept) if kept else [torch.empty(0, dtype=torch.int64), torch.empty(0, 4)]
+    return Batch([index for index, _ in kept], data, dropped=dropped)  # type: ignore[arg-type]  # a list may name them
+
+
+class Death:
+    """Kills the last rank, as kill -9 does, in the batch with the number that the script's second argument tells."""
+
+    def __init__(self) -> None:
+        self._batches, self._last = 0, int(os.environ.get("DIES_IN", "0"))
+
+    def comes(self) -> None:
+        self._batches += 1
+        if self._batches == self._last and dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def report(model: Model, folder: Path) -> None:
+    """Write how often each sample is in the weights, and the hash of the other weights, bit for bit."""
+    weights = b"".join(each.detach().numpy().tobytes() for each in model.model.parameters())
+    times = [round(float(each)) for each in model.counts.weight.detach().flatten()]
+    (folder / f"found-{dist.get_rank()}.json").write_text(
+        json.dumps({"times": times, "sha256": hashlib.sha256(weights).hexdigest()})
+    )

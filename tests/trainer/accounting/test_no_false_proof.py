@@ -1,0 +1,1127 @@
+"""A loop whose weights have not seen every sample exactly once gets no ✓, and one whose have gets one.
+
+`Witness` is the witness: its parameter counts how often each sample is in the weights, without the tally.
+"""
+
+import contextlib
+import io
+import json
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import alone, run, tallied
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, random_split
+from witness import Direct, Noisy, Witness
+
+from torchtally import Account, Batch
+from torchtally.accounting.proving import prove
+from torchtally.accounting.tally import Phase, Run, Tally
+from torchtally.errors import Refused, Unproven
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import judge
+
+N, SIZE = 30, 4
+
+
+def holds(found: list[dict[str, Any]], name: str | None = None) -> bool:
+    log = Log()
+    for rank, each in enumerate(found):
+        log.read(f"rank-{rank}.log", io.StringIO(each["out"]))
+    return all(verdict.holds for verdict in judge(log, name))
+
+
+def trains(drive: Callable[[Account, Iterator[Batch], Witness], None], epochs: int = 1) -> list[int]:
+    training = Witness(N)
+    with Account(task="t", plan={"train": epochs}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        for epoch in account.epochs():
+            drive(account, account.epoch("train", epoch, loader), training)
+    return training.times
+
+
+def step(training: Witness, *batches: Batch) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+    training.step()
+
+
+# Ranks whose weights are not those of one training.
+
+
+def trains_apart(folder: str) -> None:
+    """Each rank has the samples of its own shard alone, and the last commit is followed by the run's end."""
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        checkpoints = account.checkpoints(folder, {"counts": training.counts}, every=32400)
+        checkpoints.resume()
+        for batch in account.epoch("train", 1, loader):
+            training.counts.weight.data[batch.data[0]] += 1
+            account.commit()
+        checkpoints.save(wait=False)
+
+
+def test_a_run_ends_without_its_last_line_if_its_only_checkpoint_shows_other_weights(tmp_path: Path) -> None:
+    for found in run(2, trains_apart, str(tmp_path)):
+        assert found["code"] == 2
+        assert "ranks 0 and 1 have different values of counts.weight" in found["err"]
+        assert [line for line in tallied(found["out"]) if line["phase"] == "all"] == []
+
+
+# Loops that lose samples.
+
+
+def skips(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for number, batch in enumerate(batches):
+        if number < 2:
+            continue
+        step(training, batch)
+        account.commit()
+
+
+def skips_and_names_the_next(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        if batch.step == 5:  # as where the loss is not finite
+            continue
+        step(training, batch)
+        account.commit(batch)
+
+
+def scales(account: Account, batches: Iterator[Batch], training: Witness, left_out: int = 4) -> None:
+    """As a GradScaler does it."""
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step != left_out:
+            training.step()
+        account.commit()
+
+
+def scales_the_first(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    scales(account, batches, training, left_out=1)
+
+
+def scales_the_first_and_clears(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step > 1:
+            training.step()
+        training.zero_grad()
+        account.commit()
+
+
+def overflows(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """A GradScaler calls the step of a fused optimizer, which leaves it out itself."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for batch in batches:
+        loss = -training.counts(batch.data[0]).sum()
+        scaler.scale(loss * (float("inf") if batch.step == 4 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        account.commit()
+
+
+def clears_gradients_too_early(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+        account.commit()
+
+
+def clears_gradients_in_a_closure(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """As a guard against gradients that are not finite does, where the gradients of the step before are still there."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+
+        def closure(batch: Batch = batch) -> float:
+            optimizer.zero_grad()
+            (loss := -training.counts(batch.data[0]).sum()).backward()
+            if batch.step == 4:
+                optimizer.zero_grad()
+            return float(loss)
+
+        optimizer.step(closure)
+        account.commit()
+
+
+class Clipped(torch.optim.SGD):
+    """A step of a program's own."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def clears_gradients_before_a_step_of_its_own(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    optimizer = Clipped(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        if batch.step == 4:
+            optimizer.zero_grad()
+        optimizer.step()
+        account.commit()
+        optimizer.zero_grad()
+
+
+def clears_gradients_of_an_optimizer_that_is_not_pytorchs(
+    account: Account, batches: Iterator[Batch], training: Witness
+) -> None:
+    optimizer = Foreign(training.counts.weight)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        if batch.step == 4:
+            training.counts.zero_grad()
+        optimizer.step()
+        account.commit()
+        training.counts.zero_grad()
+
+
+class Foreign(torch.optim.Optimizer):
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__([weight], {"lr": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in self.param_groups[0]["params"]:
+            if each.grad is not None:
+                each -= each.grad
+
+
+def clears_gradients_in_each_batch(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """The gradients that it accumulates are those of the last batch alone."""
+    for batch in batches:
+        training.zero_grad()
+        training.backward(*batch.data)
+        if batch.step % 4 == 0:
+            training.step()
+            account.commit()
+
+
+def zeroes_gradients_before_each_step(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        for optimizer in training.optimizers:
+            optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+        account.commit()
+
+
+def never_steps(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        account.commit()
+        training.zero_grad()
+
+
+def clears_accumulated_gradients(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """By the model, as where the loss is not finite."""
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step == 2:
+            training.counts.zero_grad()
+        if batch.step % 4 == 0:
+            training.step()
+            account.commit()
+
+
+def leaves_out_a_step_after_a_state(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """PyTorch makes a step with zeros to read the state of an optimizer that has none."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        (-training.counts(batch.data[0]).sum()).backward()
+        if batch.step != 4:
+            optimizer.step()
+        optimizer.zero_grad()
+        account.commit()
+        get_optimizer_state_dict(training.counts, optimizer)
+
+
+def trains_on_a_skipped_batch(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        if batch.step == 4:
+            account.skip("the loss is too high")
+        training.backward(*batch.data)
+        if batch.step % 2 == 0:
+            training.step()
+            account.commit()
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError
+
+
+def catches_an_error_of_the_backward_pass(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            loss = -training.counts(batch.data[0]).sum()
+            (_Fails.apply(loss) if batch.step == 3 else loss).backward()
+        if batch.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            account.commit()
+
+
+def skips_with_activation_checkpoints(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """A reentrant checkpoint makes a backward pass within that of its batch."""
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0)
+    for batch in batches:
+        if batch.step != 3:
+            rows = training.counts(batch.data[0])
+            (-checkpoint(torch.sum, rows, use_reentrant=True)).backward()
+        if batch.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            account.commit()
+
+
+def stops_early(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in islice(batches, 5):
+        step(training, batch)
+        account.commit()
+
+
+def forgets_the_last_accumulation(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for number, batch in enumerate(batches, start=1):
+        training.backward(*batch.data)
+        if number % 3 == 0:
+            training.step()
+            account.commit()
+
+
+def commits_once_at_the_end(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    every = list(batches)
+    step(training, *every)
+    account.commit()
+
+
+def never_commits(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        step(training, batch)
+
+
+def fetches_ahead(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    held = next(batches)
+    for following in batches:
+        step(training, held)
+        account.commit()  # of which `following` is a part that is not in the weights
+        held = following
+    step(training, held)
+    account.commit()
+
+
+def fetches_ahead_and_accumulates(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    held = [next(batches)]
+    for following in batches:
+        held.append(following)
+        if len(held) == 4:
+            step(training, *held[:3])
+            account.commit()
+            held = held[3:]
+    step(training, *held)
+    account.commit()
+
+
+def catches_an_error(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for number, batch in enumerate(batches):
+        try:
+            if number == 3:
+                raise ZeroDivisionError
+            step(training, batch)
+            account.commit()
+        except ZeroDivisionError:
+            continue
+
+
+def catches_a_failure(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for number, batch in enumerate(batches):
+        if number == 2:
+            continue
+        step(training, batch)
+        with contextlib.suppress(Refused):
+            account.commit()
+
+
+@pytest.mark.parametrize(
+    ("drive", "sentence"),
+    [
+        (skips, "commit() covers 3 batches after 1 backward pass: a loop that leaves out a batch must call skip"),
+        (skips_and_names_the_next, "commit() covers 2 batches after 1 backward pass"),
+        (scales, "no optimizer has stepped since the last commit"),
+        (overflows, "optimizer.step() has changed no weight since the last commit"),
+        (clears_gradients_too_early, "optimizer.step() has changed no weight since the last commit"),
+        (clears_gradients_in_a_closure, "optimizer.step() has changed no weight since the last commit"),
+        (clears_gradients_before_a_step_of_its_own, "optimizer.step() has changed no weight since the last commit"),
+        (
+            clears_gradients_of_an_optimizer_that_is_not_pytorchs,
+            "optimizer.step() has changed no weight since the last",
+        ),
+        (clears_gradients_in_each_batch, "after 1 backward pass, and 3 whose gradients were cleared before the step"),
+        (
+            zeroes_gradients_before_each_step,
+            "after no backward passes, and 1 whose gradients were cleared before the step",
+        ),
+        (never_steps, "the optimizer SGD has parameters with gradients and has not stepped"),
+        (clears_accumulated_gradients, "after 2 backward passes, and 2 whose gradients were cleared before the step"),
+        (leaves_out_a_step_after_a_state, "no optimizer has stepped since the last commit"),
+        (trains_on_a_skipped_batch, "step 4 of 8: a backward pass came after skip()"),
+        (scales_the_first, "the optimizer SGD has parameters with gradients and has not stepped"),
+        (scales_the_first_and_clears, "commits came before the first step of an optimizer"),
+        (catches_an_error_of_the_backward_pass, "commit() covers 2 batches after 1 backward pass"),
+        (skips_with_activation_checkpoints, "commit() covers 2 batches after 1 backward pass"),
+        (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
+        (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
+        (commits_once_at_the_end, "0 of the 8 batches that were handed out are committed"),
+        (never_commits, "0 of the 8 batches that were handed out are committed"),
+        (fetches_ahead, "commit() covers 2 batches after 1 backward pass"),
+        (fetches_ahead_and_accumulates, "commit() covers 4 batches after 3 backward passes"),
+        (catches_an_error, "commit() covers 2 batches after 1 backward pass"),
+        (catches_a_failure, "commit() covers 2 batches after 1 backward pass"),
+    ],
+)
+def test_a_loop_that_loses_samples_is_not_proved(drive: Any, sentence: str) -> None:
+    found = alone(trains, drive)
+    assert found["code"] in (2, 3), found["err"]
+    assert sentence in found["err"]
+    assert not holds([found])
+
+
+def steps_without_gradients(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    optimizer = Direct(training.counts.weight)
+    for batch in batches:
+        optimizer.rows = batch.data[0]
+        optimizer.step()
+        account.commit()
+
+
+def test_an_optimizer_of_ones_own_may_need_no_gradients() -> None:
+    found = alone(trains, steps_without_gradients)
+    assert (found["code"], found["result"]) == (0, [1] * N), found["err"]
+    assert holds([found])
+
+
+# Loops that lose none.
+
+
+def takes_by_hand(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    while True:
+        batch = next(batches)
+        step(training, batch)
+        account.commit()
+        if batch.step == batch.steps:
+            return
+
+
+def takes_all_of_a_slice(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in islice(batches, 8):
+        step(training, batch)
+        account.commit()
+
+
+def zips(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch, _ in zip(batches, range(8), strict=False):
+        step(training, batch)
+        account.commit()
+
+
+def accumulates(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step % 3 == 0 or batch.step == batch.steps:
+            training.step()
+            account.commit()
+
+
+def fetches_ahead_and_says_so(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    held = next(batches)
+    for following in chain(batches, [None]):
+        step(training, held)
+        account.commit(held)
+        held = following
+
+
+def packs_and_says_so(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """One backward pass for a batch, or for two."""
+    for batch in batches:
+        held = [batch, next(batches)] if batch.step in (2, 5) else [batch]
+        data = zip(*(each.data for each in held), strict=True)
+        training.backward(*(torch.cat(parts) for parts in data))
+        training.step()
+        account.commit(*held)
+
+
+def clears_what_another_optimizer_leaves(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """As a GAN does: a loss has gradients of the other network as well, which steps after a pass of its own."""
+    other = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    for batch in batches:
+        loss = training.model(batch.data[1]).square().sum() - training.counts(batch.data[0]).sum()
+        (loss + other(torch.ones(1)).sum()).backward()
+        training.step()
+        optimizer.zero_grad()
+        other(torch.ones(1)).sum().backward()
+        optimizer.step()
+        account.commit()
+
+
+def warms_up_from_zero(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """Another optimizer, whose first learning rate is 0, and which has no state."""
+    other = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.0)
+    for batch in batches:
+        optimizer.zero_grad()
+        other(torch.ones(1)).sum().backward()
+        optimizer.step()
+        step(training, batch)
+        account.commit()
+        optimizer.param_groups[0]["lr"] = 0.1
+
+
+LOOPS = {
+    clears_what_another_optimizer_leaves: 8,
+    warms_up_from_zero: 8,
+    takes_by_hand: 8,
+    takes_all_of_a_slice: 8,
+    zips: 8,
+    accumulates: 3,
+    fetches_ahead_and_says_so: 8,
+    packs_and_says_so: 8,
+}
+
+
+@pytest.mark.parametrize("drive", LOOPS)
+def test_a_loop_that_loses_none_is_proved(drive: Any) -> None:
+    found = alone(trains, drive, 2)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [2] * N
+    assert holds([found])
+    commits = {line["epoch"]: line["commits"] for line in found["lines"] if line["rank"] == "all"}
+    assert commits == dict.fromkeys((1, 2), LOOPS[drive])
+
+
+def alternates() -> tuple[list[int], list[int]]:
+    """Two data sets at a time, as a GAN has them: the second in pairs of batches."""
+    real, noise = Witness(N), Witness(N)
+    with Account(task="t", plan={"real": 1, "noise": 1}) as account:
+        loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in ("real", "noise")]
+        for one, other in zip(account.epoch("real", 1, loaders[0]), account.epoch("noise", 1, loaders[1]), strict=True):
+            step(real, one)
+            account.commit(one)
+            noise.backward(*other.data)
+            if other.step % 2 == 0:
+                noise.step()
+                account.commit(other)
+    return real.times, noise.times
+
+
+def test_two_loaders_at_a_time_count_apart() -> None:
+    found = alone(alternates)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([1] * N, [1] * N)
+    assert holds([found])
+
+
+def steps_in_one_of_two_phases() -> tuple[list[int], list[int]]:
+    """The second phase has neither backward passes nor an optimizer, as a running statistic."""
+    trained, seen = Witness(N), [0] * N
+    with Account(task="t", plan={"train": 2, "statistic": 2}) as account:
+        loaders = {phase: account.loader(phase, Noisy(N), batch_size=SIZE) for phase in account.plan}
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loaders["train"]):
+                step(trained, batch)
+                account.commit()
+            for batch in account.epoch("statistic", epoch, loaders["statistic"]):
+                for index in batch.indices.tolist():
+                    seen[index] += 1
+                account.commit()
+    return trained.times, seen
+
+
+def test_steps_of_one_phase_are_not_expected_of_another() -> None:
+    found = alone(steps_in_one_of_two_phases)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([2] * N, [2] * N)
+    assert holds([found])
+
+
+def leaves_a_batch_of_another_phase(how: str) -> None:
+    """One backward pass for a batch of each of two phases, which the loop may have used both."""
+    training = Witness(N)
+    with Account(task="t", plan={"one": 1, "other": 1}) as account:
+        loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in account.plan]
+        if how == "after it":
+            for batch, _ in zip(account.epoch("one", 1, loaders[0]), range(-(-N // SIZE) - 1), strict=False):
+                step(training, batch)
+                account.commit()
+            for batch in account.epoch("other", 1, loaders[1]):
+                step(training, batch)
+                account.commit()
+            return
+        for one, other in zip(account.epoch("one", 1, loaders[0]), account.epoch("other", 1, loaders[1]), strict=True):
+            training.backward(*one.data)
+            if how != "beside it":
+                training.backward(*other.data)
+            training.step()
+            account.commit(*((one, other) if how == "both, named" else ()))
+
+
+@pytest.mark.parametrize(("how", "code"), [("after it", 2), ("beside it", 2), ("both", 0), ("both, named", 0)])
+def test_a_backward_pass_speaks_for_a_batch_of_one_phase(how: str, code: int) -> None:
+    found = alone(leaves_a_batch_of_another_phase, how)
+    assert found["code"] == code, found["err"]
+    assert ("commit() covers 2 batches of 2 phases after 1 backward pass" in found["err"]) == (code == 2)
+    assert holds([found]) == (code == 0)
+
+
+def evaluates(how: str) -> None:
+    with Account(task="t", plan={"test": 1}) as account:
+        loader = account.loader("test", Noisy(N), batch_size=SIZE, trains=False)
+        batches, last = account.epoch("test", 1, loader), -(-N // SIZE) - 1
+        if how == "zip":
+            for _ in zip(batches, range(last), strict=False):
+                pass
+        else:
+            for number, _ in enumerate(batches):
+                if number == last and how == "break":
+                    break
+
+
+@pytest.mark.parametrize(("how", "code"), [("zip", 3), ("break", 3), ("all", 0)])
+def test_the_last_batch_of_an_evaluation_counts_if_the_loop_asks_for_another(how: str, code: int) -> None:
+    found = alone(evaluates, how)
+    assert found["code"] == code, found["err"]
+    assert ("the loop left the epoch in step 8 of 8" in found["err"]) == (code == 3)
+    assert holds([found]) == (code == 0)
+
+
+def resumes_with_other_accumulation(each: int, accumulated: int) -> list[int]:
+    """Killed after the first commit that `accumulated` batches do not divide, and resumed."""
+    training, saved = Witness(N), {}
+    for begins in (True, False):
+        with contextlib.suppress(InterruptedError), Account(task="t", plan={"train": 1}) as account:
+            loader = account.loader("train", Noisy(N), batch_size=SIZE)
+            if not begins:
+                account.load_state_dict(saved)
+            for batch in account.epoch("train", 1, loader):
+                training.backward(*batch.data)
+                if batch.step % (each if begins else accumulated) == 0 or batch.step == batch.steps:
+                    training.step()
+                    account.commit()
+                if begins and batch.step == 3:
+                    saved = account.state_dict()
+                    raise InterruptedError
+    return training.times
+
+
+@pytest.mark.parametrize(("each", "accumulated"), [(1, 2), (3, 2), (3, 3)])
+def test_a_resume_may_accumulate_another_number_of_batches(each: int, accumulated: int) -> None:
+    found = alone(resumes_with_other_accumulation, each, accumulated)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [1] * N
+    assert holds([found])
+
+
+def trains_where_nothing_is_committed() -> list[int]:
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE, trains=False)
+        for batch in account.epoch("train", 1, loader):
+            if batch.step != 4:
+                step(training, batch)
+    return training.times
+
+
+def test_a_training_without_commits_is_no_evaluation() -> None:
+    found = alone(trains_where_nothing_is_committed)
+    assert found["code"] == 2
+    assert "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False" in found["err"]
+    assert not holds([found])
+
+
+def mixes_up(own: bool) -> None:
+    """Two data sets of one length have one order, so the batches of one have the indices of the other."""
+    with Account(task="t", plan={"real": 1, "noise": 1}) as account:
+        if own:
+            pairs = [(index, index) for index in range(N)]
+            samplers = [account.sampler(phase, N, batch_size=SIZE) for phase in ("real", "noise")]
+            loaders = [DataLoader(pairs, batch_size=SIZE, sampler=sampler) for sampler in samplers]  # type: ignore[arg-type]
+        else:
+            loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in ("real", "noise")]
+        for phase in ("real", "noise"):
+            for _ in account.epoch(phase, 1, loaders[0]):
+                account.commit()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_loader_of_another_phase_is_refused(own: bool) -> None:
+    found = alone(mixes_up, own)
+    assert found["code"] == 2, found["out"]
+    assert "noise: the batches are those of the phase real: pass the loader of noise" in found["err"]
+
+
+# Ranks that differ.
+
+
+def commits_differently() -> None:
+    with Account(task="t", plan={"train": 1}) as account:
+        every = 1 if account.rank == 0 else 2
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(32), batch_size=4)):
+            if batch.step % every == 0:
+                account.commit()
+
+
+def test_ranks_that_commit_differently_are_not_proved() -> None:
+    for each in run(2, commits_differently):
+        assert each["code"] == 3
+        assert "the ranks have made different numbers of commits: 2, 4" in each["err"]
+
+
+def shares_with_peers() -> list[int]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}, group=mesh["dp"].get_group()) as account:
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            training.backward(*batch.data)
+            training.step(mesh["dp"].get_group())
+            account.commit()
+    return training.times
+
+
+def test_ranks_of_a_tensor_parallel_group_count_once() -> None:
+    found = run(4, shares_with_peers)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+        assert each["result"] == [1] * N
+    assert [(line["rank"], line["world"], line["consumed"]) for line in found[0]["lines"]] == [
+        (0, 2, 15),
+        ("all", 2, 30),
+    ]
+    assert sum(len(each["lines"]) for each in found) == 3
+    assert holds(found)
+
+
+def peer(indices: list[list[int]]) -> str:
+    """A rank that is the only one of its data-parallel group, with the same rank 0 as the other."""
+    rank = dist.get_rank()
+    place = Run(run="r", attempt=0, pod=f"pod-{rank}", task="t", plan={"train": 1}, rank=0, world=1, seed=0, data="d")
+    phase = Phase(name="train", epoch=1, n=4, batch=2, contract="exact", order="sequential")
+    tally = Tally(place, phase)
+    tally.record(torch.tensor(indices[rank]))
+    try:
+        prove(tally, leads=rank == 0)
+    except Unproven as sentence:
+        return str(sentence)
+    return ""
+
+
+@pytest.mark.parametrize("theirs", [[0, 1, 2], [0, 1, 3, 3]])
+def test_peers_that_have_consumed_other_samples_are_not_proved(theirs: list[int]) -> None:
+    for each in run(2, peer, [[0, 1, 2, 3], theirs]):
+        assert each["result"] == (
+            "train epoch 1 is not proved: pod-1 and pod-0 are data-parallel rank 0 and have consumed different samples"
+        )
+
+
+def splits_at_random() -> None:
+    """Each rank draws its own 30 of 40 samples, as `random_split` does without a seed."""
+    chosen, _ = random_split(Noisy(40), [N, 40 - N], torch.Generator().manual_seed(dist.get_rank()))
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", chosen, batch_size=SIZE)):
+            account.commit()
+
+
+def test_ranks_that_draw_their_samples_apart_are_refused() -> None:
+    for each in run(2, splits_at_random):
+        assert each["code"] == 2, each["out"]
+        assert "has data of train noisy at sha256:" in each["err"]
+
+
+# The process group of the program.
+
+
+def beside_a_busy_group() -> None:
+    """Rank 0's other thread is in a collective call of the default group while the epoch is proved."""
+    found: list[Any] = [None, None]
+    exchange = threading.Thread(target=dist.all_gather_object, args=(found, dist.get_rank()))
+    if dist.get_rank() == 0:
+        exchange.start()
+    with Account(task="t", plan={"train": 1}) as account:
+        for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            account.commit()
+    if dist.get_rank() == 1:
+        exchange.start()
+    exchange.join()
+    assert found == [0, 1]
+
+
+def test_a_proof_does_not_meet_the_collectives_of_another_thread() -> None:
+    found = run(2, beside_a_busy_group)
+    assert [each["code"] for each in found] == [0, 0], found
+    assert holds(found)
+
+
+# Names and numbers that a line cannot hold, and changes within a run.
+
+
+def odd(how: str) -> None:
+    given = {"task": "t", "plan": {"train": 2}, "seed": 0}
+    change = {
+        "seed": {"seed": 1 << 64},
+        "task": {"task": "a\nb"},
+        "phase": {"plan": {"train": 2, "a\nb": 0}},
+    }
+    with Account(**{**given, **change.get(how, {})}) as account:
+        data = Noisy(N)
+        if how == "fingerprint":
+            data.fingerprint = "a\nb"
+        loader = account.loader("train", data, batch_size=SIZE)
+        for _ in account.epoch("train", 1, loader):
+            account.commit()
+        match how:
+            case "n":
+                loader = account.loader("train", Noisy(N + 1), batch_size=SIZE)
+            case "new fingerprint":
+                data.fingerprint = "other"
+                loader = account.loader("train", data, batch_size=SIZE)
+            case "contract":
+                loader = account.loader("train", data, batch_size=SIZE, contract="padded")
+            case "batch":
+                loader = account.loader("train", data, batch_size=SIZE + 1)
+        for _ in account.epoch("train", 2, loader):
+            account.commit()
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("seed", '"seed" is 18446744073709551616, allowed is an integer from 0 to'),
+        ("task", '"task" is "a\\nb", allowed is printable text'),
+        ("phase", "an object whose names are printable text"),
+        ("fingerprint", 'train: "data" is "a\\nb", allowed is printable text'),
+        ("n", "train: its number of samples was 30 in this run, and now it is 31"),
+        ("new fingerprint", "train: its data was noisy in this run, and now it is other"),
+        ("contract", "train: its contract was exact in this run, and now it is padded"),
+    ],
+)
+def test_what_the_verifier_would_refuse_is_refused_before(how: str, sentence: str) -> None:
+    found = alone(odd, how)
+    assert found["code"] == 2, found["err"]
+    assert sentence in found["err"]
+
+
+def test_the_batch_may_change_between_epochs() -> None:
+    found = alone(odd, "batch")
+    assert found["code"] == 0, found["err"]
+    assert holds([found])
+
+
+def folds() -> None:
+    """Two accounts in a process, as cross-validation has them."""
+    for _ in range(2):
+        with Account(task="t", plan={"train": 1}) as account:
+            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+                account.commit()
+
+
+def test_two_accounts_of_a_process_are_two_runs() -> None:
+    found = run(2, folds)
+    assert [each["code"] for each in found] == [0, 0], found
+    runs = dict.fromkeys(line["run"] for line in tallied(found[0]["out"]))
+    assert list(runs) == ["drawn by 0", "drawn by 0.2"]
+    for name in runs:
+        assert holds(found, name)
+
+
+# Restarts.
+
+
+def restarts(environment: dict[str, str], anew: bool, finishes: bool = True) -> None:
+    os.environ.update(environment)
+    with Account(task="t", plan={"train": 1}, anew=anew) as account:
+        for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            if not finishes:
+                raise SystemExit(9)
+            account.commit()
+
+
+def test_a_restart_by_the_agent_that_loads_no_state_is_refused_or_begins_anew() -> None:
+    again = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    refused = alone(restarts, again, False)
+    assert refused["code"] == 2
+    assert "this start has not loaded its state: call load_state_dict()" in refused["err"]
+    assert not refused["lines"]
+    found = alone(restarts, again, True)
+    assert found["code"] == 0, found["err"]
+    assert {line["attempt"] for line in tallied(found["out"])} == {1}
+
+
+def test_a_restart_of_a_pod_is_known_by_the_record_in_its_output(tmp_path: Path) -> None:
+    place = {"TORCHTALLY_OUTPUT": str(tmp_path), "TORCHTALLY_RUN": "first"}
+    assert alone(restarts, place, False, False)["code"] == 9
+    refused = alone(restarts, place | {"TORCHTALLY_RUN": "second"}, False)
+    assert refused["code"] == 2
+    assert f"only if the weights begin anew, too, pass anew=True, or delete {tmp_path}/run.json" in refused["err"]
+    found = alone(restarts, place | {"TORCHTALLY_RUN": "third"}, True)
+    assert found["code"] == 0, found["err"]
+    assert {(line["run"], line["attempt"]) for line in tallied(found["out"])} == {("first", 1)}
+    later = alone(restarts, place | {"TORCHTALLY_RUN": "fourth"}, False)  # the run is complete: another may begin
+    assert later["code"] == 0, later["err"]
+    assert {(line["run"], line["attempt"]) for line in tallied(later["out"])} == {("fourth", 0)}
+
+
+def left_out(folder: str, first: int, dies: bool) -> None:
+    """Trains the folds from `first` on; the last of three dies."""
+    os.environ["TORCHTALLY_OUTPUT"] = folder
+    for fold in range(first, 4):
+        with Account(task=f"fold-{fold}", plan={"train": 1}) as account:
+            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+                if dies and fold == 3:
+                    raise SystemExit(9)
+                account.commit()
+
+
+def test_a_fold_is_known_where_a_restart_leaves_out_those_before_it(tmp_path: Path) -> None:
+    assert alone(left_out, str(tmp_path), 1, True)["code"] == 9
+    for first in (3, 2, 1):
+        refused = alone(left_out, str(tmp_path), first, False)
+        assert refused["code"] == 2, refused["err"]
+        assert f"delete {tmp_path}/run-3.json" in refused["err"]
+
+
+def of_one_name(folder: str, first: int, dies: bool) -> None:
+    """Trains two folds of one name from `first` on, beside another account; the second dies."""
+    os.environ["TORCHTALLY_OUTPUT"] = folder
+    for fold in range(first, 3):
+        with Account(task="fold", plan={"train": 1}) as account, Account(task="fold", plan={"other": 0}):
+            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+                if dies and fold == 2:
+                    raise SystemExit(9)
+                account.commit()
+
+
+def test_a_fold_with_the_name_of_a_complete_one_is_known(tmp_path: Path) -> None:
+    assert alone(of_one_name, str(tmp_path), 1, True)["code"] == 9
+    refused = alone(of_one_name, str(tmp_path), 2, False)
+    assert refused["code"] == 2, refused["err"]
+    assert "run drawn by 0.3 of fold is not complete" in refused["err"]
+
+
+def test_a_new_run_leaves_the_record_and_the_id_of_an_unfinished_one(tmp_path: Path) -> None:
+    """Each of the others is complete when the next begins."""
+    assert alone(left_out, str(tmp_path), 3, True)["code"] == 9
+    before = (tmp_path / "run.json").read_text()
+    for drawn, taken in (("drawn by 0", "drawn by 0.2"), ("drawn by 0", "drawn by 0.3"), ("another", "another.2")):
+        other = alone(restarts, {"TORCHTALLY_OUTPUT": str(tmp_path), "TORCHTALLY_RUN": drawn}, False)
+        assert other["code"] == 0, other["err"]
+        assert (tmp_path / "run.json").read_text() == before
+        assert {line["run"] for line in tallied(other["out"])} == {taken}
+
+
+def goes_on(folder: str, state: Any, dies: bool) -> Any:
+    """Trains from `state` on; returns the state of the third step, in which it dies."""
+    os.environ["TORCHTALLY_OUTPUT"] = folder
+    with contextlib.suppress(ZeroDivisionError), Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        if state:
+            account.load_state_dict(state)
+        for batch in account.epoch("train", 1, loader):
+            account.commit()
+            if dies and batch.step == 3:
+                state = account.state_dict()
+                raise ZeroDivisionError
+    return state
+
+
+def test_a_start_from_an_old_state_has_a_number_that_no_other_had(tmp_path: Path) -> None:
+    first = alone(goes_on, str(tmp_path), None, True)["result"]
+    alone(goes_on, str(tmp_path), first, False)
+    (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("true", "false"))  # it was killed
+    last = alone(goes_on, str(tmp_path), first, False)
+    assert last["code"] == 0, last["err"]
+    assert {line["attempt"] for line in tallied(last["out"])} == {2}
+
+
+@pytest.mark.parametrize(
+    "contents", ["", "{", "[]", json.dumps({"run": 1, "attempt": "x", "task": "t", "complete": 0})]
+)
+def test_a_damaged_record_counts_as_none(tmp_path: Path, contents: str) -> None:
+    (tmp_path / "run.json").write_text(contents)
+    found = alone(restarts, {"TORCHTALLY_OUTPUT": str(tmp_path)}, False)
+    assert found["code"] == 0, found["err"]
+
+
+# Checkpoints that a commit in the wrong place would spoil.
+
+
+class ByData(torch.optim.Optimizer):
+    """Writes to `.data`, as optimizers of other packages do: tensors do not notice."""
+
+    def __init__(self, parameters: Any):
+        super().__init__(parameters, {"lr": 1.0})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad)
+
+
+def steps_after_the_commit_as_well(folder: Path) -> None:
+    counts = torch.nn.Embedding(N, 1)
+    optimizer = ByData(counts.parameters())
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}).resume()
+        for batch in account.epoch("train", 1, loader):
+            optimizer.zero_grad()
+            counts(batch.data[0]).sum().backward()
+            optimizer.step()
+            account.commit()
+            optimizer.step()
+
+
+def test_a_step_after_the_commit_that_leaves_no_mark_is_refused(tmp_path: Path) -> None:
+    found = alone(steps_after_the_commit_as_well, tmp_path)
+    assert found["code"] == 2, found["err"]
+    assert "an optimizer has stepped between commit() and the next batch" in found["err"]
+
+
+def in_background(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, as a thread beside the loop has fetched them."""
+    fetched: queue.Queue[Any] = queue.Queue(2)
+
+    def fetch() -> None:
+        with contextlib.suppress(Refused):  # the loop's next commit raises it
+            for batch in batches:
+                fetched.put(batch)
+        fetched.put(None)
+
+    threading.Thread(target=fetch).start()
+    yield from iter(fetched.get, None)
+
+
+def trains_beside_a_thread(folder: Path) -> None:
+    counts = torch.nn.Embedding(N, 1)
+    optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}).resume()
+        for batch in in_background(account.epoch("train", 1, loader)):
+            optimizer.zero_grad()
+            counts(batch.data[0]).sum().backward()
+            optimizer.step()
+            account.commit(batch)
+
+
+def test_batches_of_a_thread_are_refused_as_a_checkpoint_would_have_half_of_a_step(tmp_path: Path) -> None:
+    found = alone(trains_beside_a_thread, tmp_path)
+    assert found["code"] == 2, found["err"]
+    assert "fetch batches in the thread that commits" in found["err"]
+
+
+def folds_of_one_folder(folder: Path, plans: tuple[int, int]) -> list[float]:
+    """Two folds of one name with one folder of checkpoints; returns how often the second has seen its samples."""
+    times: list[float] = []
+    for fold, epochs in enumerate(plans):
+        counts = torch.nn.Embedding(2 * N, 1)
+        torch.nn.init.zeros_(counts.weight)
+        optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+        data = range(fold * N, fold * N + N)
+        with Account(task="fold", plan={"train": epochs}) as account:
+            loader = account.loader("train", data, batch_size=SIZE)
+            checkpoints = account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}, every=32400)
+            checkpoints.resume()
+            for epoch in account.epochs():
+                for batch in account.epoch("train", epoch, loader):
+                    optimizer.zero_grad()
+                    counts(batch.data).sum().neg().backward()
+                    optimizer.step()
+                    account.commit()
+                    if batch.step == 2:
+                        checkpoints.save(wait=True)
+        times = counts.weight.detach().flatten().tolist()[data[0] : data[0] + N]
+    return times
+
+
+@pytest.mark.parametrize("plans", [(1, 1), (1, 2)])
+def test_a_fold_does_not_go_on_with_the_checkpoint_of_the_one_before(plans: tuple[int, int], tmp_path: Path) -> None:
+    """Nothing tells apart the data of the folds."""
+    found = alone(folds_of_one_folder, tmp_path, plans)
+    assert found["code"] == 2, (found["result"], found["err"])
+    assert "which this process has completed" in found["err"]
+
+
+# A state that is not of the moment of the weights.
+
+
+def fetched(batches: Iterator[Batch], ahead: bool) -> Iterator[Batch]:
+    """The batches, one of them ahead of the loop or none."""
+    held = deque(islice(batches, int(ahead)))
+    for batch in batches:
+        held.append(batch)
+        yield held.popleft()
+    yield from held
+
+
+def saves(moment: str, ahead: bool) -> None:
+    """Trains 12 samples, with a state of one moment in each step of two batches."""
+    counts = torch.nn.Embedding(12, 1)
+    optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with Account(task="saved", plan={"train": 1}) as account:
+
+        def save(now: str) -> None:
+            if moment == now:
+                get_optimizer_state_dict(counts, optimizer)  # which makes a step of its own if there was none
+                account.state_dict()
+
+        batches = account.epoch("train", 1, account.loader("train", range(12), batch_size=2))
+        for batch in fetched(batches, ahead):
+            counts(batch.data).sum().backward()
+            save("before the step")
+            if batch.step % 2 == 0:
+                if moment == "after a step that a scaler left out":
+                    scaler.scale(torch.zeros(())).item()
+                    counts.weight.grad[0] = torch.inf
+                    scaler.unscale_(optimizer)
+                    scaler.step(optimizer)
+                    scaler.update()
+                    account.state_dict()
+                    counts.weight.grad[0] = 1
+                optimizer.step()
+                save("before commit()")
+                if moment == "stopped":
+                    account.stop("enough")
+                account.commit(batch) if ahead else account.commit()
+                optimizer.zero_grad()
+                save("after commit()")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_state_of_another_moment_than_the_weights_is_refused(ahead: bool) -> None:
+    for moment in ("before the step", "after a step that a scaler left out", "after commit()"):
+        ended = alone(saves, moment, ahead)
+        assert ended["code"] == 0, (moment, ended["err"])
+    for moment in ("before commit()", "stopped"):
+        ended = alone(saves, moment, ahead)
+        assert ended["code"] == 2, (moment, ended["err"])
+        assert "the weights hold an optimizer's step that is not committed" in ended["err"]

@@ -1,0 +1,157 @@
+"""Evaluations before the training, after it, or late in it: a resume makes what is left of an epoch, and only that."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accounts import alone, run
+from test_rest_of_epoch import SIZE, TESTS, N, Scheduled, verified
+from witness import Noisy
+
+from torchtally import Account
+
+EPOCHS = 6
+
+
+def trains(file: Path, evaluated: tuple[int, ...], saves: str = "", dies: int = 0) -> Any:
+    """Evaluates in the epochs `evaluated`, of which 0 is before the training, and the last one may be after it.
+
+    Saves at a moment of each epoch, or after the last one, and ends after that of the epoch `dies` as if killed.
+    """
+    training = Scheduled()
+    account = Account(task="t", plan={"train": EPOCHS, "test": len(evaluated)}, anew=not file.exists()).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=SIZE)
+    tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+    if file.exists():
+        saved = torch.load(file)
+        account.load_state_dict(saved["account"])
+        training.take_up(saved)
+
+    def save(moment: str, epoch: int) -> bool:
+        if moment == saves:
+            torch.save({"account": account.state_dict(), **training.states}, file)
+        return moment == saves and epoch == dies
+
+    def evaluate(number: int) -> None:
+        for _ in account.epoch("test", number, tests):
+            pass
+
+    if 0 in evaluated:
+        evaluate(1)
+    for epoch in account.epochs():
+        if save("before the batches", epoch):
+            return "killed"
+        for batch in account.epoch("train", epoch, loader):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            if batch.step == batch.steps - 3 and save("in the batches", epoch):
+                return "killed"
+            if batch.step == batch.steps and save("at the last batch", epoch):
+                return "killed"
+        if save("after the batches", epoch):
+            return "killed"
+        if epoch in evaluated:
+            evaluate(account.completed("test") + 1)
+        training.scheduler.step()
+        if save("at the end", epoch):
+            return "killed"
+    if save("after the training", EPOCHS):
+        return "killed"
+    if EPOCHS + 1 in evaluated:
+        evaluate(account.completed("test") + 1)
+    account.__exit__(None, None, None)
+    return training.outcome
+
+
+EACH = tuple(range(1, EPOCHS + 1))
+BEFORE, AT_THE_END = ("before the batches", "in the batches", "at the last batch"), "at the end"
+IN_EACH = (0, *EACH)
+EVERY_OTHER = (0, 2, 4, 6)
+LATE, AFTER = (5, 6), (EPOCHS + 1,)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_evaluation_may_precede_the_training(world: int, tmp_path: Path) -> None:
+    found = run(world, trains, tmp_path / "none", IN_EACH)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+        assert each["result"]["times"] == [EPOCHS] * N
+    verdict = verified(found)
+    assert verdict.holds, verdict.problems
+
+
+def all_kills(folder: Path, evaluated: tuple[int, ...], moments: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
+    """Dies at each moment of these epochs, and goes on; returns where that has not ended as a run without a kill."""
+    expected, others = trains(folder / "none", evaluated), []
+    for moment, epochs in moments.items():
+        for dies in epochs:
+            file = folder / f"{moment} {dies}"
+            assert trains(file, evaluated, moment, dies) == "killed"
+            if trains(file, evaluated) != expected:
+                others.append((moment, dies))
+    assert expected["times"] == [EPOCHS] * N
+    return others
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "moments"),
+    [
+        pytest.param(IN_EACH, {"after the batches": EACH, AT_THE_END: EACH}, marks=pytest.mark.nightly),
+        (EVERY_OTHER, {"after the batches": (2, 4, 6), AT_THE_END: EACH}),
+        pytest.param(LATE, {"after the batches": (6,), AT_THE_END: (1, 2, 4, 5, 6)}, marks=pytest.mark.nightly),
+        pytest.param(AFTER, {AT_THE_END: EACH[:-1], "after the training": (EPOCHS,)}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_what_is_left_of_an_epoch_is_made_once(
+    evaluated: tuple[int, ...], moments: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    found = alone(all_kills, tmp_path, evaluated, {**dict.fromkeys(BEFORE, EACH), **moments})
+    assert (found["code"], found["result"]) == (0, []), found["err"]
+    assert "was made again" not in found["err"]
+
+
+@pytest.mark.parametrize(("evaluated", "dies"), [(LATE, 3), (AFTER, EPOCHS)], ids=str)
+def test_a_state_that_does_not_tell_what_is_left_is_warned_of(
+    evaluated: tuple[int, ...], dies: int, tmp_path: Path
+) -> None:
+    """At the end of a body without an evaluation, in an epoch in which one could have followed the batches."""
+    found = alone(all_kills, tmp_path, evaluated, {AT_THE_END: (dies,)})
+    assert (found["code"], found["result"]) == (0, [(AT_THE_END, dies)]), found["err"]
+    assert f"what follows the batches of epoch {dies} was made again" in found["err"]
+
+
+def evaluates_within(saved: Any, dies: tuple[int, int]) -> Any:
+    """Evaluates after each fourth step, and so twice in an epoch of 8, and saves then."""
+    training = Scheduled()
+    account = Account(task="t", plan={"train": 3, "test": 6}).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=SIZE)
+    tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.take_up(saved)
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            for _ in account.epoch("test", account.completed("test") + 1, tests) if batch.step % 4 == 0 else ():
+                pass
+            if (epoch, batch.step) == dies:
+                return {"account": account.state_dict(), **training.states}
+        training.scheduler.step()
+    account.__exit__(None, None, None)
+    return training.outcome
+
+
+def test_several_evaluations_in_an_epoch_may_be_interrupted() -> None:
+    expected = alone(evaluates_within, None, (0, 0))
+    assert expected["code"] == 0, expected["err"]
+    for dies in ((1, 4), (1, 8), (2, 6), (3, 8)):
+        killed = alone(evaluates_within, None, dies)
+        resumed = alone(evaluates_within, killed["result"], (0, 0))
+        assert (resumed["code"], resumed["result"]) == (0, expected["result"]), (dies, resumed["err"])
+        verdict = verified([killed], [resumed])
+        assert verdict.holds, verdict.problems

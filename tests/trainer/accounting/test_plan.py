@@ -1,0 +1,177 @@
+"""A plan in steps or tokens, and a run that its program stops: what is proved is the prefix of the order."""
+
+import io
+from typing import Any
+
+import pytest
+from accounts import alone, run, tallied
+from hypothesis import given
+from hypothesis import strategies as st
+from witness import Noisy, Witness
+
+from torchtally import Account, Steps, Tokens
+from torchtally.accounting.plan import extent
+from torchtally.proof.contract import CONTRACTS
+from torchtally.proof.shards import Shard
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import judge
+
+N, SIZE = 30, 2
+
+
+@given(
+    steps=st.integers(1, 200),
+    n=st.integers(1, 50),
+    each=st.integers(1, 9),
+    world=st.integers(1, 5),
+    contract=st.sampled_from(CONTRACTS),
+    accumulate=st.integers(1, 5),
+)
+def test_a_plan_in_steps_makes_that_many(
+    steps: int, n: int, each: int, world: int, contract: Any, accumulate: int
+) -> None:
+    whole = Shard(n=n, rank=0, world=world, contract=contract)
+    batch = each * world
+    if not whole.total:
+        return
+    epochs, end = extent(Steps(steps, accumulate), whole, batch)
+    last = Shard(n=n, rank=0, world=world, contract=contract, end=end)
+    per_epoch, in_last = (-(-shard.steps(batch) // accumulate) for shard in (whole, last))
+    assert (epochs - 1) * per_epoch + in_last == steps
+    assert end is None or 0 < end < n
+    every = [Shard(n=n, rank=rank, world=world, contract=contract, end=end) for rank in range(world)]
+    if end:
+        assert sorted(position for shard in every for position in shard.positions().tolist()) == list(range(end))
+
+
+@given(
+    tokens=st.integers(1, 500),
+    each=st.integers(1, 9),
+    n=st.integers(1, 50),
+    world=st.integers(1, 9),
+    contract=st.sampled_from(CONTRACTS),
+)
+def test_a_plan_in_tokens_reaches_them(tokens: int, each: int, n: int, world: int, contract: Any) -> None:
+    whole = Shard(n=n, rank=0, world=world, contract=contract)
+    if not whole.total:
+        return
+    epochs, end = extent(Tokens(tokens, each), whole, world)
+    assert end is None or 0 < end < n
+    samples = (epochs - 1) * whole.total + (end or whole.total)
+    spare = 1 if end else 1 + max(0, whole.total - n)  # an end is not among the samples that are repeated
+    assert (samples - spare) * each < tokens <= samples * each
+
+
+def trains(plan: Any, saved: Any = None, until: int | None = None, stop: int | None = None) -> Any:
+    training, commits = Witness(N), 0
+    account = Account(task="t", plan={"train": plan, "test": 2}, seed=1).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=SIZE)
+    tests = account.loader("test", Noisy(5), batch_size=SIZE, trains=False)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader) if epoch <= account.plan["train"] else ():
+            if commits == until:
+                return {"account": account.state_dict(), "training": training.save()}
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            commits += 1
+            if commits == stop:
+                account.stop("patience")
+        if account.completed("test") < 2:
+            for _ in account.epoch("test", account.completed("test") + 1, tests):
+                pass
+    account.__exit__(None, None, None)
+    return training.times
+
+
+def judged(*attempts: list[dict[str, Any]]) -> Any:
+    log = Log()
+    for number, found in enumerate(attempts):
+        for rank, each in enumerate(found):
+            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
+    [verdict] = judge(log)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("plan", "total", "end"),
+    [
+        (Steps(20), 2 * 30 + 16, [3, 16]),
+        (Steps(16), 60, None),
+        (Steps(3), 12, [1, 12]),
+        (Tokens(170, each=4), 43, [2, 13]),
+    ],
+)
+def test_the_plan_is_fulfilled_and_proved(plan: Any, total: int, end: Any) -> None:
+    """Two ranks: 8 steps an epoch, the last one of 2 samples."""
+    found = run(2, trains, plan)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+        assert sum(each["result"]) == total
+        assert max(each["result"]) - min(each["result"]) <= 1
+    summary = tallied(found[0]["out"])[-1]
+    assert summary["phases"]["train"].get("end") == end
+    verdict = judged(found)
+    assert verdict.holds, verdict.problems
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "until"),
+    [pytest.param(2, 2, 5, marks=pytest.mark.nightly), (2, 3, 9), pytest.param(3, 1, 7, marks=pytest.mark.nightly)],
+)
+def test_a_plan_in_steps_goes_on_after_a_kill(before: int, after: int, until: int) -> None:
+    killed = run(before, trains, Tokens(200, each=4), None, until)
+    resumed = run(after, trains, Tokens(200, each=4), killed[0]["result"])
+    assert resumed[0]["code"] == 0, resumed[0]["err"]
+    assert sum(resumed[0]["result"]) == 50
+    assert max(resumed[0]["result"]) == 2
+    verdict = judged(killed, resumed)
+    assert verdict.holds, verdict.problems
+
+
+@pytest.mark.parametrize(("stop", "total", "end"), [(3, 12, [1, 12]), (8, 30, [2, 0]), (11, 42, [2, 12])])
+def test_an_early_end_that_is_meant_is_proved_and_says_why(stop: int, total: int, end: list[int]) -> None:
+    found = run(2, trains, 5, None, None, stop)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+        assert sum(each["result"]) == total
+    summary = tallied(found[0]["out"])[-1]
+    assert (summary["stopped"], summary["phases"]["train"]["end"]) == ("patience", end)
+    verdict = judged(found)
+    assert verdict.holds, verdict.problems
+
+
+def misused(how: str) -> None:
+    plan = {"no loader": Steps(5), "zero": Steps(0), "half": 1.5, "negative": -1}.get(how, 2)
+    with Account(task="t", plan={"train": plan}) as account:
+        if how == "no loader":
+            list(account.epochs())
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        for _ in account.epoch("train", 1, loader):
+            account.commit()
+            if how == "no reason":
+                account.stop("")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        (
+            "no loader",
+            2,
+            "the plan of train is Steps(count=5, accumulate=1): its loader or sampler must be made before it is used",
+        ),
+        ("zero", 2, "the plan of train is Steps(count=0, accumulate=1): it must have whole numbers from 1"),
+        ("half", 2, "the plan of train is 1.5: it must have whole numbers from 0"),
+        ("negative", 2, "the plan of train is -1: it must have whole numbers from 0"),
+        ("no reason", 2, '"reason" is "", allowed is printable text'),
+        ("", 3, "the plan has 2 epochs of train, and 1 were made"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(how: str, code: int, sentence: str) -> None:
+    found = alone(misused, how)
+    assert found["code"] == code, found["err"]
+    assert sentence in found["err"]

@@ -1,0 +1,188 @@
+"""Programs that go on with weights that have other samples than the account's: after an error, a stop, an old batch."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounts import alone, tallied
+from test_tallied_sampler import RANK
+from witness import Noisy, Witness
+
+from torchtally import Account, Batch
+
+N, SIZE = 29, 4
+ONCE = [1] * N
+
+
+def tries_again(folder: Path, how: str) -> list[int]:
+    """An error ends the first try, after steps or before them. A second one follows, with the model or a new one."""
+    training = Witness(N)
+    for number in range(2):
+        try:
+            if number and how == "new model":
+                training = Witness(N)
+            if number and how == "anew":  # in place
+                training.load(Witness(N).save())
+            with Account(task="t", plan={"train": 1}, anew=bool(number) and how == "anew") as account:
+                loader = account.loader("train", Noisy(N), batch_size=SIZE)
+                if how == "checkpoints":
+                    account.checkpoints(folder, training.objects, every=32400).resume()
+                for batch in account.epoch("train", 1, loader):
+                    if not number and batch.step == (1 if how == "no step" else 5):
+                        raise RuntimeError("out of memory")
+                    training.backward(*batch.data)
+                    training.step()
+                    account.commit()
+        except RuntimeError:
+            continue
+    return training.times
+
+
+@pytest.mark.parametrize(("how", "code"), [("", 2), ("checkpoints", 2), ("new model", 0), ("anew", 0), ("no step", 0)])
+def test_a_second_try_in_one_process_does_not_train_the_samples_of_the_first_again(
+    how: str, code: int, tmp_path: Path
+) -> None:
+    found = alone(tries_again, tmp_path, how)
+    assert found["code"] == code, (found["result"], found["err"])
+    assert (
+        found["result"] == ONCE
+        if code == 0
+        else "has ended in this process before its plan, and the model has its samples" in found["err"]
+    )
+
+
+CATCHES = """
+import torch, torch.distributed as dist
+from torchtally import Account
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for number in range({tries}):
+    try:
+        with Account(task="t", plan={{"train": 1}}, anew=True) as account:
+            for batch in account.epoch("train", 1, account.loader("train", range(9), batch_size=2)):
+                if number == 0 and batch.step == 3:
+                    raise RuntimeError("out of memory")
+                account.commit()
+    except RuntimeError:
+        print("goes on")
+{end}
+"""
+
+
+@pytest.mark.parametrize(("tries", "end", "code"), [(1, "", 3), (2, "", 0), (1, "import sys; sys.exit(7)", 7)])
+def test_a_program_that_catches_the_error_that_ended_its_run_does_not_end_with_0(
+    tries: int, end: str, code: int
+) -> None:
+    script = CATCHES.format(tries=tries, end=end)
+    ended = subprocess.run([sys.executable, "-c", script], env=RANK, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert ("RuntimeError had ended run " in ended.stderr) == (code == 3)
+
+
+ENDS = """
+import asyncio, sys, torch.distributed as dist
+from torchtally import Account
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    with Account(task="t", plan={{"train": 1}}) as account:
+        for batch in account.epoch("train", 1, account.loader("train", range(9), batch_size=2)):
+            if batch.step == 3:
+                {how}
+            account.commit()
+except (asyncio.CancelledError, KeyboardInterrupt):
+    print("goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "code"),
+    [
+        ("sys.exit()", "SystemExit", 3),
+        ("sys.exit(0)", "SystemExit", 3),
+        ("raise asyncio.CancelledError", "CancelledError", 3),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", 3),
+        ("sys.exit(7)", "", 7),
+    ],
+)
+def test_a_program_that_leaves_its_run_does_not_end_with_0(how: str, name: str, code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS.format(how=how)], env=RANK, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert (f"{name} had ended run " in ended.stderr) == (code == 3)
+    assert "Traceback" not in ended.stderr
+
+
+def stops(how: str) -> list[int]:
+    """Stops at the fifth batch of 4 samples, before it is trained or after."""
+    training = Witness(N)
+    with Account(task="t", plan={"train": 2}) as account:
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            if batch.step == 5 and how != "after commit()":
+                account.stop("deadline")
+            if batch.step == 5 and how == "leaves the batch":
+                break
+            training.backward(*batch.data)
+            training.step()
+            if batch.step < 5 or how == "after commit()":
+                account.commit()
+            if batch.step == 5 and how == "after commit()":
+                account.stop("deadline")
+    return training.times
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "samples"), [("", 3, 0), ("leaves the batch", 0, 16), ("after commit()", 0, 20)]
+)
+def test_a_batch_that_is_trained_after_a_stop_is_not_left_out_of_the_proof(how: str, code: int, samples: int) -> None:
+    found = alone(stops, how)
+    assert found["code"] == code, found["err"]
+    if code:
+        assert "after stop(), an optimizer has stepped with a batch of train epoch 1" in found["err"]
+    else:
+        assert sum(found["result"]) == tallied(found["out"])[-1]["phases"]["train"]["consumed"] == samples
+
+
+def saves_where_nothing_trains(trains: bool) -> Any:
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE, trains=trains)
+        for batch in account.epoch("train", 1, loader):
+            training.backward(*batch.data)
+            training.step()
+            if trains:
+                account.commit()
+            if batch.step == 4:
+                account.state_dict()
+    return training.times
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_state_within_a_phase_that_trains_against_its_word_is_refused(trains: bool) -> None:
+    """It has no position, so a resume would begin the epoch again."""
+    found = alone(saves_where_nothing_trains, trains)
+    assert found["code"] == (0 if trains else 2), found["err"]
+    assert (
+        trains or "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False" in found["err"]
+    )
+
+
+def trains_a_kept_batch(kept: bool) -> list[int]:
+    """Each epoch has one step. All may train the batch of the first one."""
+    training, held = Witness(N), None
+    with Account(task="t", plan={"train": 3}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=N)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                held = held or batch
+                used: Batch = held if kept else batch
+                training.backward(*used.data)
+                training.step()
+                account.commit(used._replace(data=None))
+    return training.times
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_batch_of_an_earlier_epoch_does_not_count_in_another(kept: bool) -> None:
+    found = alone(trains_a_kept_batch, kept)
+    assert found["code"] == (2 if kept else 0), (found["result"], found["err"])
+    assert not kept or "commit() must receive a batch that is handed out and not committed" in found["err"]

@@ -1,0 +1,370 @@
+"""What a loop makes once an epoch, after its batches, is made exactly once: steps of a scheduler, an evaluation."""
+
+import io
+import json
+import os
+import signal
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accounts import alone, run, tallied
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
+from witness import Noisy, Witness
+
+from torchtally import Account, Steps, TalliedSampler
+from torchtally.checkpoints import checkpoints
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
+
+N, TESTS, SIZE = 29, 7, 4  # 8 steps of one rank, and 4 of two
+Saved = dict[str, Any]
+NEVER = (0, 0)
+
+
+class Scheduled(Witness):
+    """Its learning rate falls once an epoch, so equal weights mean equal rates."""
+
+    def __init__(self) -> None:
+        super().__init__(N)
+        self.scheduler = StepLR(self.optimizers[1], 1, gamma=0.5)
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        counts, model = self.optimizers
+        return {"counts": self.counts, "model": self.model, "sgd": counts, "momentum": model, "rate": self.scheduler}
+
+    @property
+    def states(self) -> Saved:
+        return {name: each.state_dict() for name, each in self.objects.items()}
+
+    def take_up(self, saved: Saved) -> None:
+        for name, each in self.objects.items():
+            each.load_state_dict(saved[name])
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        return {"times": self.times, "sha256": self.sha256, "rate": self.scheduler.get_last_lr()}
+
+
+def verified(*attempts: list[dict[str, Any]]) -> Verdict:
+    log = Log()
+    for number, found in enumerate(attempts):
+        for rank, each in enumerate(found):
+            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
+    [verdict] = judge(log)
+    return verdict
+
+
+# By the account's checkpoints.
+
+
+def trains(
+    folder: Path,
+    evaluated: tuple[int, ...],
+    stops: tuple[int, int] = NEVER,
+    saves: tuple[int, int] = NEVER,
+    dies: int = 0,
+    epochs: int = 3,
+    size: int = SIZE,
+) -> Saved:
+    """Stops or saves at the commit of an epoch and of a step from its end; dies in the evaluation of an epoch."""
+    checkpoints._SYNCHRONIZE_SECONDS = 0
+    training = Scheduled()
+    with Account(task="t", plan={"train": epochs, "test": len(evaluated)}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=size)
+        tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+        kept = account.checkpoints(folder, training.objects, every=32400)
+        kept.resume()
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                training.step()
+                moment = (epoch, batch.steps - batch.step)
+                if moment == stops and account.rank == 0:
+                    signal.raise_signal(signal.SIGTERM)
+                if moment == saves:
+                    kept._saved = -1e9
+                account.commit()
+            if epoch in evaluated:
+                for _ in account.epoch("test", account.completed("test") + 1, tests):
+                    if dies == epoch:
+                        kept._writer.finish()
+                        os.kill(os.getpid(), signal.SIGKILL)
+            training.scheduler.step()
+    return training.outcome
+
+
+@pytest.mark.parametrize(
+    ("world", "size", "evaluated", "stops"),
+    [
+        (2, SIZE, (), (1, 0)),
+        (1, SIZE, (), (2, 1)),
+        pytest.param(1, SIZE, (2,), (1, 0), marks=pytest.mark.nightly),
+        pytest.param(1, SIZE, (1, 2, 3), (2, 0), marks=pytest.mark.nightly),
+        (1, N, (2,), (2, 0)),  # an epoch is a step
+    ],
+)
+def test_a_stop_at_the_end_of_an_epoch_loses_nothing_of_its_rest(
+    world: int, size: int, evaluated: tuple[int, ...], stops: tuple[int, int], tmp_path: Path
+) -> None:
+    expected = run(world, trains, tmp_path / "other", evaluated, NEVER, NEVER, 0, 3, size)
+    stopped = run(world, trains, tmp_path / "here", evaluated, stops, NEVER, 0, 3, size)
+    assert {each["code"] for each in stopped} == {143}, stopped
+    resumed = run(world, trains, tmp_path / "here", evaluated, NEVER, NEVER, 0, 3, size)
+    for rank, each in enumerate(resumed):
+        assert each["code"] == 0, each["err"]
+        assert each["result"] == expected[rank]["result"]
+    verdict = verified(stopped, resumed)
+    assert verdict.holds, verdict.problems
+
+
+def test_a_stop_at_the_last_commit_of_the_run_lets_it_end(tmp_path: Path) -> None:
+    found = alone(trains, tmp_path, (3,), (3, 0))
+    assert found["code"] == 0, found["err"]
+    assert verified([found]).holds
+
+
+@pytest.mark.parametrize("saves", [0, pytest.param(3, marks=pytest.mark.nightly)])
+def test_an_irregular_evaluation_is_made_once_after_kills_in_each(saves: int, tmp_path: Path) -> None:
+    """The newest checkpoint is from the last commit of the epoch of the evaluation, or from the middle of it."""
+    evaluated, epochs = (2, 3, 6), 7
+    for dies in evaluated:
+        with pytest.raises(AssertionError, match="died without a word"):
+            alone(trains, tmp_path / "here", evaluated, NEVER, (dies, saves), dies, epochs)
+    resumed = alone(trains, tmp_path / "here", evaluated, NEVER, NEVER, 0, epochs)
+    undisturbed = alone(trains, tmp_path / "other", evaluated, NEVER, NEVER, 0, epochs)
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == undisturbed["result"]
+    assert {name: each["consumed"] for name, each in tallied(resumed["out"])[-1]["phases"].items()} == {
+        "train": epochs * N,
+        "test": len(evaluated) * TESTS,
+    }
+    verdict = verified([resumed])  # by the last line alone
+    assert verdict.holds, verdict.problems
+
+
+# By a checkpoint of the program's own, which it makes in the batch loop.
+
+
+def saves(
+    file: Path,
+    moment: tuple[int, int] = NEVER,
+    plan: Any = 3,
+    evaluated: tuple[int, ...] = (),
+    how: str = "",
+) -> Any:
+    """Saves after the commit of an epoch and of a step from its end, and ends as if killed, in an evaluation if any."""
+    training = Scheduled()
+    account = Account(task="t", plan={"train": plan, "test": len(evaluated)}).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=SIZE)
+    tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+    saved = torch.load(file) if file.exists() else None
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.take_up(saved)
+        if how == "saves at once":
+            torch.save({"account": account.state_dict(), **training.states}, file)
+            return "killed"
+    for epoch in list(account.epochs()) if how == "lists" else account.epochs():
+        kept = account.epoch("train", epoch, loader) if how == "closes" else None
+        for batch in (next(kept) for _ in range(8)) if kept else account.epoch("train", epoch, loader):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            if (epoch, batch.steps - batch.step) == moment:
+                if how == "stops":
+                    account.stop("patience")
+                torch.save({"account": account.state_dict(), **training.states}, file)
+                if not evaluated:
+                    return "killed"
+            if how == "breaks" and batch.step == batch.steps:
+                break
+        if kept:
+            kept.close()
+        if epoch in evaluated:
+            for _ in account.epoch("test", account.completed("test") + 1, tests):
+                if epoch == moment[0]:
+                    return "killed"
+        training.scheduler.step()
+        if how in ("at the end of the body", "closes") and epoch == moment[0]:
+            torch.save({"account": account.state_dict(), **training.states}, file)
+            return "killed"
+    account.__exit__(None, None, None)
+    return training.outcome
+
+
+@pytest.mark.parametrize(
+    ("plan", "moment", "evaluated", "how"),
+    [
+        (3, (1, 0), (), ""),
+        (3, (3, 0), (), ""),
+        (3, (2, 0), (), "lists"),
+        (3, (2, 0), (), "breaks"),
+        (3, (2, 9), (), "at the end of the body"),
+        (3, (2, 9), (), "closes"),
+        (Steps(20), (3, 0), (), ""),  # four steps of the last epoch
+        (7, (2, 0), (2, 3, 6), ""),
+        pytest.param(7, (6, 0), (2, 3, 6), "", marks=pytest.mark.nightly),
+        (7, (7, 0), (2, 3, 7), ""),
+    ],
+)
+def test_a_state_of_the_last_commit_of_an_epoch_goes_on_with_its_rest(
+    plan: Any, moment: tuple[int, int], evaluated: tuple[int, ...], how: str, tmp_path: Path
+) -> None:
+    expected = alone(saves, tmp_path / "none", NEVER, plan, evaluated)
+    killed = [alone(saves, tmp_path / "saved", moment, plan, evaluated, how)]
+    if how == "":
+        killed.append(alone(saves, tmp_path / "saved", NEVER, plan, evaluated, "saves at once"))
+    assert {each["result"] for each in killed} == {"killed"}, killed
+    resumed = alone(saves, tmp_path / "saved", NEVER, plan, evaluated)
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == expected["result"]
+    verdict = verified(*([each] for each in [*killed, resumed]))
+    assert verdict.holds, verdict.problems
+    version = json.loads(torch.load(tmp_path / "saved")["account"]["torchtally"])["v"]
+    assert version == (1 if moment == (2, 9) else 3)
+
+
+def test_the_rest_of_the_epoch_in_which_a_run_was_stopped_is_made(tmp_path: Path) -> None:
+    killed = alone(saves, tmp_path / "saved", (2, 3), 5, (), "stops")
+    resumed = alone(saves, tmp_path / "saved", NEVER, 5)
+    assert resumed["code"] == 0, resumed["err"]
+    assert (sum(resumed["result"]["times"]), resumed["result"]["rate"]) == (N + 5 * SIZE, [0.01 / 4])
+    verdict = verified([killed], [resumed])
+    assert verdict.holds, verdict.problems
+
+
+# Phases that train, one after another or side by side.
+
+
+def two(saved: Saved | None, moment: tuple[str, int, int], together: bool) -> Any:
+    """`main` has 4 epochs, and `other` trains as well: beside `main` in each, or after it in the epochs 1, 2, and 4."""
+    plan, made = {"main": 4, "other": 4 if together else 3}, {"main": Scheduled(), "other": Scheduled()}
+    account = Account(task="t", plan=plan).__enter__()
+    loaders = {phase: account.loader(phase, Noisy(N), batch_size=SIZE + 3 * (phase == "other")) for phase in plan}
+    if saved:
+        account.load_state_dict(saved["account"])
+        for phase, each in made.items():
+            each.take_up(saved[phase])
+
+    def trained(epoch: int, batch: Any) -> bool:
+        made[batch.phase].backward(*batch.data)
+        made[batch.phase].step()
+        account.commit(batch)
+        return (batch.phase, epoch, batch.steps - batch.step) == moment
+
+    def state() -> Saved:
+        return {"account": account.state_dict(), **{phase: each.states for phase, each in made.items()}}
+
+    for epoch in account.epochs():
+        if together:
+            batches = (account.epoch(phase, epoch, loader) for phase, loader in loaders.items())
+            for batch in (each for pair in zip_longest(*batches) for each in pair if each):
+                if trained(epoch, batch):
+                    return state()
+        else:
+            for batch in account.epoch("main", epoch, loaders["main"]):
+                if trained(epoch, batch):
+                    return state()
+            for batch in account.epoch("other", min(epoch, 3), loaders["other"]) if epoch != 3 else ():
+                if trained(epoch, batch):
+                    return state()
+        for each in made.values():
+            each.scheduler.step()
+    account.__exit__(None, None, None)
+    return {phase: each.outcome for phase, each in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("moment", "together"),
+    [
+        (("main", 2, 0), True),
+        pytest.param(("other", 2, 0), True, marks=pytest.mark.nightly),
+        pytest.param(("main", 4, 0), True, marks=pytest.mark.nightly),
+        pytest.param(("main", 2, 0), False, marks=pytest.mark.nightly),
+        pytest.param(("other", 2, 0), False, marks=pytest.mark.nightly),
+        (("other", 4, 2), False),  # the phase's third epoch
+        pytest.param(("other", 4, 0), False, marks=pytest.mark.nightly),
+    ],
+)
+def test_phases_that_train_in_one_epoch_have_their_rest(moment: tuple[str, int, int], together: bool) -> None:
+    killed = alone(two, None, moment, together)
+    resumed = alone(two, killed["result"], ("", 0, 0), together)
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == alone(two, None, ("", 0, 0), together)["result"]
+    verdict = verified([killed], [resumed])
+    assert verdict.holds, verdict.problems
+
+
+# A TalliedSampler.
+
+
+def samples(saved: Saved | None, moment: tuple[int, int], told: int | None = None) -> Any:
+    """Saves after a commit of an epoch, counted from 0. A library may be `told` elsewhere where it goes on."""
+    training, data, steps = Scheduled(), Noisy(N), 8
+    sampler = TalliedSampler(data, epochs=3)
+    loader = DataLoader(data, batch_size=SIZE, sampler=sampler)
+    if saved:
+        sampler.load_state_dict(saved["sampler"])
+        training.take_up(saved)
+    for epoch in range(sampler.completed if told is None else told, 3):
+        sampler.set_epoch(epoch)
+        for step, batch in enumerate(sampler.tally(loader)):
+            training.backward(*batch)
+            training.step()
+            sampler.commit()
+            if (epoch, steps - 1 - step) == moment:
+                return {"sampler": sampler.state_dict(), **training.states}
+        training.scheduler.step()
+    sampler.done()
+    return training.outcome
+
+
+@pytest.mark.parametrize("moment", [(0, 0), (2, 0)])
+def test_a_tallied_sampler_goes_on_with_the_rest_of_an_epoch(moment: tuple[int, int]) -> None:
+    killed = alone(samples, None, moment)
+    resumed = alone(samples, killed["result"], (9, 0))
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == alone(samples, None, (9, 0))["result"]
+
+
+def leaves(saved: Saved | None, how: str) -> Any:
+    """Leaves each epoch at its last batch, and saves at the end of the first one's body."""
+    training, data, steps = Scheduled(), Noisy(N), 8
+    sampler = TalliedSampler(data, epochs=3)
+    loader = DataLoader(data, batch_size=SIZE, sampler=sampler)
+    if saved:
+        sampler.load_state_dict(saved["sampler"])
+        training.take_up(saved)
+    for epoch in range(sampler.completed, 3):
+        sampler.set_epoch(epoch)
+        batches = sampler.tally(loader)
+        for step, batch in enumerate(batches) if how == "break" else zip(range(steps), batches, strict=False):
+            training.backward(*batch)
+            training.step()
+            sampler.commit()
+            if step == steps - 1:
+                break
+        training.scheduler.step()
+        if epoch == 0 and not saved:
+            return {"sampler": sampler.state_dict(), **training.states}
+    sampler.done()
+    return training.outcome
+
+
+@pytest.mark.parametrize("how", ["zip", "break"])
+def test_a_state_behind_an_epoch_that_is_left_at_its_last_batch_goes_on_with_the_next(how: str) -> None:
+    resumed = alone(leaves, alone(leaves, None, how)["result"], how)
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == alone(samples, None, (9, 0))["result"]
+
+
+def test_a_library_that_goes_on_with_the_next_epoch_gets_it() -> None:
+    killed = alone(samples, None, (0, 0))
+    resumed = alone(samples, killed["result"], (9, 0), 1)
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"]["times"] == [3] * N

@@ -1,0 +1,535 @@
+"""A loop that is killed goes on at the very sample where its weights stand, at any number of ranks, and is proved."""
+
+import io
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accounts import alone, run, tallied
+from torch.utils.data import DataLoader, IterableDataset
+from witness import Noisy, Witness
+
+from torchtally import Account, Locality, TalliedSampler
+from torchtally.errors import Refused
+from torchtally.proof.contract import Contract
+from torchtally.proof.shard_sizes import ShardSizes
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
+
+N, EPOCHS = 101, 3
+Saved = dict[str, Any]
+
+
+def trains(
+    saved: Saved | None,
+    until: int | None,
+    workers: int = 0,
+    accumulate: int = 1,
+    contract: Contract = "exact",
+    size: int = 4,
+    order: Locality | None = None,
+) -> dict[str, Any]:
+    """Train from `saved` on, and "die" after `until` commits: the rest of the accumulation is handed out by then."""
+    training = Witness(N)
+    account = Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5, order=order).__enter__()
+    loader = account.loader("train", Sharded(N), batch_size=size, contract=contract, num_workers=workers)
+    tests = account.loader("test", Noisy(7), batch_size=4, shuffle=False, trains=False)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    commits = 0
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            if commits == until and batch.step % accumulate == 0:
+                return {"account": account.state_dict(), "training": training.save()}
+            training.backward(*batch.data)
+            if batch.step % accumulate == 0 or batch.step == batch.steps:
+                training.step()
+                account.commit()
+                commits += 1
+        for _ in account.epoch("test", epoch, tests):
+            pass
+    account.__exit__(None, None, None)
+    return {"times": training.times, "sha256": training.sha256}
+
+
+class Sharded(Noisy):
+    """Its samples are in shard files."""
+
+    shard_sizes: Sequence[int] = (20, 0, 31, 7, 25, 18)
+
+
+def verified(*attempts: list[dict[str, Any]]) -> Verdict:
+    """What the verifier says of the logs of all ranks in all attempts."""
+    log = Log()
+    for number, found in enumerate(attempts):
+        for rank, each in enumerate(found):
+            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
+    [verdict] = judge(log)
+    return verdict
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[int, list[dict[str, Any]]]:
+    return {accumulate: run(2, trains, None, None, 0, accumulate) for accumulate in (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "until", "workers", "accumulate"),
+    [
+        pytest.param(2, 2, 0, (0, 2), 1, marks=pytest.mark.nightly),
+        pytest.param(2, 2, 5, (0, 2), 1, marks=pytest.mark.nightly),
+        pytest.param(2, 2, 20, (2, 0), 1, marks=pytest.mark.nightly),
+        (2, 2, 7, (0, 0), 3),
+        pytest.param(2, 3, 5, (0, 0), 1, marks=pytest.mark.nightly),
+        (3, 2, 11, (1, 0), 1),
+        pytest.param(1, 3, 30, (0, 0), 1, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_killed_loop_goes_on_where_its_weights_stand(
+    before: int,
+    after: int,
+    until: int,
+    workers: tuple[int, int],
+    accumulate: int,
+    undisturbed: dict[int, list[dict[str, Any]]],
+) -> None:
+    killed = run(before, trains, None, until, workers[0], accumulate)
+    assert len({json.dumps(each["result"]["account"]) for each in killed}) == 1  # the same on every rank
+    resumed = run(after, trains, killed[0]["result"], None, workers[1], accumulate)
+    for each in resumed:
+        assert each["code"] == 0, each["err"]
+        assert each["result"]["times"] == [EPOCHS] * N
+    if before == after:
+        assert resumed[0]["result"]["sha256"] == undisturbed[accumulate][0]["result"]["sha256"]
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+    assert (verdict.attempt, verdict.last is not None) == (1, True)
+
+
+def test_several_kills_in_one_epoch_at_changing_numbers_of_ranks_lose_nothing() -> None:
+    attempts, saved = [], None
+    for world, until in ((3, 4), (2, 2), (1, 9), (2, 0), (3, 1)):
+        attempts.append(run(world, trains, saved, until))
+        saved = attempts[-1][0]["result"]
+    attempts.append(run(2, trains, saved, None))
+    assert attempts[-1][0]["result"]["times"] == [EPOCHS] * N
+    verdict = verified(*attempts)
+    assert verdict.holds, verdict.problems
+    assert verdict.attempt == 5
+
+
+def grows(saved: Saved | None, epochs: int, until: int | None) -> dict[str, Any]:
+    """Train on a plan of so many epochs, to its end unless it "dies" after `until` commits."""
+    training = Witness(N)
+    account = Account(task="t", plan={"train": epochs}, seed=5).__enter__()
+    loader = account.loader("train", Sharded(N), batch_size=4)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    commits = 0
+    for epoch in account.epochs():
+        for batch in account.epoch("train", epoch, loader):
+            if commits == until:
+                return {"account": account.state_dict(), "training": training.save()}
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            commits += 1
+    found = {"account": account.state_dict(), "training": training.save(), "times": training.times}
+    account.__exit__(None, None, None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("until", "world"),
+    [
+        pytest.param(None, 2, marks=pytest.mark.nightly),
+        pytest.param(None, 3, marks=pytest.mark.nightly),
+        (5, 2),
+        pytest.param(20, 3, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_plan_that_has_grown_is_proved_as_a_whole(until: int | None, world: int) -> None:
+    first = run(2, grows, None, 2, until)
+    grown = run(world, grows, first[0]["result"], 4, None)
+    for each in grown:
+        assert each["code"] == 0, each["err"]
+        assert each["result"]["times"] == [4] * N
+    assert "the plan has grown from {'train': 2} to {'train': 4}" in grown[0]["err"]
+    verdict = verified(first, grown)
+    assert verdict.holds, verdict.problems
+    assert verdict.last is not None and verdict.last.plan == {"train": 4}
+    died = run(world, grows, first[0]["result"], 4, 15)  # after another epoch
+    assert not verified(first, died).holds
+    with pytest.raises(Refused, match=r"its plan is \{'train': 4\}, and now it is \{'train': 3\}"):
+        run(2, grows, grown[0]["result"], 3, None)
+
+
+def grows_at_once() -> dict[str, Any]:
+    return grows(grows(None, 2, None), 4, None)
+
+
+def test_a_plan_can_grow_in_the_process_that_has_completed_the_run() -> None:
+    found = run(1, grows_at_once)
+    assert found[0]["code"] == 0, found[0]["err"]
+    assert found[0]["result"]["times"] == [4] * N
+    verdict = verified(found)
+    assert verdict.holds, verdict.problems
+
+
+@pytest.mark.parametrize("contract", ["padded", "drop_last"])
+def test_contracts_that_repeat_or_leave_out_hold_over_a_resume(contract: Contract) -> None:
+    killed = run(3, trains, None, 6, 0, 1, contract)
+    resumed = run(2, trains, killed[0]["result"], None, 0, 1, contract)
+    assert resumed[0]["code"] == 0, resumed[0]["err"]
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+    once = [times for times in resumed[0]["result"]["times"] if times != EPOCHS]
+    assert len(once) <= 3 * EPOCHS
+
+
+@pytest.mark.parametrize("contract", ["exact", pytest.param("padded", marks=pytest.mark.nightly)])
+def test_an_order_with_locality_goes_on_at_other_numbers_of_ranks(contract: Contract) -> None:
+    order = Locality(window=2, lanes=2)
+    killed = run(2, trains, None, 5, 1, 1, contract, 4, order)
+    again = run(3, trains, killed[0]["result"], 3, 0, 1, contract, 4, order)
+    resumed = run(1, trains, again[0]["result"], None, 0, 1, contract, 4, order)
+    assert resumed[0]["code"] == 0, resumed[0]["err"]
+    assert contract == "padded" or resumed[0]["result"]["times"] == [EPOCHS] * N
+    assert {EPOCHS, *resumed[0]["result"]["times"]} <= {EPOCHS, EPOCHS + 1, EPOCHS + 2}
+    verdict = verified(killed, again, resumed)
+    assert verdict.holds, verdict.problems
+    assert {str(line.order).split()[0] for line in verdict.lines} == {"locality-1", "sequential"}
+    state = json.loads(killed[0]["result"]["account"]["torchtally"])["phases"]["train"]
+    assert state["order"] == "locality-1 window=2 lanes=2 sizes=" + ShardSizes.of(Sharded.shard_sizes).fingerprint
+    assert state["sizes"] == [[1, size] for size in Sharded.shard_sizes]
+
+
+def test_the_batch_may_change_with_a_resume() -> None:
+    killed = run(2, trains, None, 6)
+    resumed = run(2, trains, killed[0]["result"], None, 0, 1, "exact", 7)
+    assert resumed[0]["result"]["times"] == [EPOCHS] * N
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+
+
+def accumulates(saved: Saved | None, size: int) -> Any:
+    """Step after every third batch, counted from the epoch's beginning as libraries do. "Die" after the first step."""
+    training = Witness(N)
+    account = Account(task="t", plan={"train": 1}).__enter__()
+    loader = account.loader("train", Noisy(N), batch_size=size)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    made = account.skipped("train")
+    for batch in account.epoch("train", 1, loader):
+        made += 1
+        training.backward(*batch.data)
+        if made % 3 == 0 or batch.step == batch.steps:
+            training.step()
+            account.commit()
+            if not saved:
+                return {"account": account.state_dict(), "training": training.save()}
+    account.__exit__(None, None, None)
+    return training.times
+
+
+def test_other_batches_may_cut_an_accumulation_when_a_loop_goes_on() -> None:
+    """4 batches of 3 samples are made, so that the first step takes 2."""
+    resumed = alone(accumulates, alone(accumulates, None, 4)["result"], 3)
+    assert resumed["code"] == 0, resumed["err"]
+    assert resumed["result"] == [1] * N
+
+
+# A TalliedSampler.
+
+
+def samples(saved: Saved | None, until: int | None) -> Any:
+    training, data = Witness(N), Noisy(N)
+    sampler = TalliedSampler(data, epochs=EPOCHS, seed=3)
+    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1)
+    if saved:
+        sampler.load_state_dict(saved["sampler"])
+        training.load(saved["training"])
+    commits = 0
+    for epoch in range(sampler.completed, EPOCHS):
+        sampler.set_epoch(epoch)
+        for batch in sampler.tally(loader):
+            if commits == until:
+                return {"sampler": sampler.state_dict(), "training": training.save()}
+            training.backward(*batch)
+            training.step()
+            sampler.commit()
+            commits += 1
+    sampler.done()
+    return training.times
+
+
+@pytest.mark.parametrize(
+    "until", [pytest.param(3, marks=pytest.mark.nightly), 7, pytest.param(9, marks=pytest.mark.nightly)]
+)
+def test_a_tallied_sampler_goes_on_in_the_middle_of_an_epoch(until: int) -> None:
+    killed = run(2, samples, None, until)
+    resumed = run(2, samples, killed[0]["result"], None)
+    assert resumed[0]["code"] == 0, resumed[0]["err"]
+    once, *repeated = sorted(set(resumed[0]["result"]))
+    assert once == EPOCHS  # DistributedSampler repeats one sample an epoch, as 101 do not divide by 2
+    assert sum(resumed[0]["result"]) == (N + 1) * EPOCHS
+    assert repeated
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems
+
+
+# A state that cannot be loaded.
+
+
+def resharded(first: Locality, other: Locality, sizes: Sequence[int], before: bool) -> None:
+    """Load the state of a run with an order, in an account with another order or other sizes of shard files."""
+    account = Account(task="t", plan={"train": 2}, order=first).__enter__()
+    next(account.epoch("train", 1, account.loader("train", Sharded(N), batch_size=4)))
+    account.commit()
+    data = Sharded(N)
+    data.shard_sizes = sizes
+    with Account(task="t", plan={"train": 2}, order=other) as again:
+        if before:
+            again.load_state_dict(account.state_dict())
+        again.loader("train", data, batch_size=4)
+        again.load_state_dict(account.state_dict())
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    ("other", "sizes"),
+    [
+        (Locality(window=2), (20, 31, 0, 7, 25, 18)),
+        (Locality(window=3), Sharded.shard_sizes),
+        (Locality(window=2, lanes=2), Sharded.shard_sizes),
+    ],
+)
+def test_an_order_that_has_changed_since_is_refused(other: Locality, sizes: Sequence[int], before: bool) -> None:
+    found = alone(resharded, Locality(window=2), other, sizes, before)
+    was, now = (
+        f"locality-1 window={each.window} lanes={each.lanes} sizes={ShardSizes.of(files).fingerprint}"
+        for each, files in ((Locality(window=2), Sharded.shard_sizes), (other, sizes))
+    )
+    assert found["code"] == 2
+    assert f"train: its order was {was} in this run, and now it is {now}" in found["err"]
+
+
+def loads(change: dict[str, Any], how: str = "") -> None:
+    """Load a state with changes, in an account of seed 5 over 101 samples."""
+    account = Account(task="t", plan={"train": 2}, seed=5).__enter__()
+    next(account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=4)))
+    account.commit()
+    state = json.loads(account.state_dict()["torchtally"])
+    text = json.dumps(state | change)
+    with Account(task="t", plan={"train": 2}, seed=5) as other:
+        match how:
+            case "cut off":
+                other.load_state_dict({"torchtally": text[:100]})
+            case "other key":
+                other.load_state_dict({"model": text})
+            case "not a text":
+                other.load_state_dict({"torchtally": state})
+            case "too late":
+                loader = other.loader("train", Noisy(N), batch_size=4)
+                next(other.epoch("train", 1, loader))
+                other.load_state_dict({"torchtally": text})
+            case "the dataset grew":
+                other.load_state_dict({"torchtally": text})
+                other.loader("train", Noisy(N + 1), batch_size=4)
+            case "the dataset grew before":
+                other.loader("train", Noisy(N + 1), batch_size=4)
+                other.load_state_dict({"torchtally": text})
+            case _:
+                other.load_state_dict({"torchtally": text})
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "sentence"),
+    [
+        ({"seed": 6}, "", "the state is of another run: its seed is 6, and now it is 5"),
+        ({"task": "u"}, "", "the state is of another run: its task is u, and now it is t"),
+        ({"plan": {"train": 3}}, "", "its plan is {'train': 3}, and now it is {'train': 2}"),
+        ({"v": 4}, "", "its version is 4, and this release reads 1, 2, 3"),
+        ({"attempt": -1}, "", '"attempt" is -1, allowed is an integer from 0'),
+        ({"phases": {"train": {}}}, "", '"phases.train.n" is missing'),
+        ({}, "cut off", "it is cut off or damaged"),
+        ({}, "other key", "must have the entry 'torchtally', and it has model"),
+        ({}, "not a text", "it must be a text, not a dict"),
+        ({}, "too late", "load_state_dict() must be called before the first epoch of this start"),
+        ({}, "the dataset grew", "train: its number of samples was 101 in this run, and now it is 102"),
+        ({}, "the dataset grew before", "train: its number of samples was 101 in this run, and now it is 102"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], how: str, sentence: str) -> None:
+    found = alone(loads, change, how)
+    assert found["code"] == 2, found["err"]
+    assert sentence in found["err"]
+
+
+# Odd moments.
+
+
+def goes_on(saved: Saved, how: str) -> list[int]:
+    training = Witness(N)
+    with Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5) as account:
+        beginning = account.state_dict()
+        loader = account.loader("train", Noisy(N), batch_size=4)
+        account.loader("test", Noisy(7), batch_size=4, shuffle=False, trains=False)
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+        if how == "loads twice":
+            account.load_state_dict(beginning)
+        if how == "stops at once":
+            account.stop("deadline")
+        for batch in account.epoch("train", 1, loader):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            account.stop("deadline")
+    return training.times
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        ("stops at once", 2, "train epoch 1 is in progress: call stop() after its loop has gone on"),
+        ("loads twice", 2, "load_state_dict() was called before in this start: an account takes one state"),
+        ("stops later", 0, ""),
+    ],
+)
+def test_what_a_state_holds_is_not_forgotten(how: str, code: int, sentence: str) -> None:
+    killed = alone(trains, None, 3)
+    found = alone(goes_on, killed["result"], how)
+    assert found["code"] == code, found["err"]
+    assert sentence in found["err"]
+    if not code:
+        assert sum(found["result"]) == 16
+        verdict = verified([killed], [found])
+        assert verdict.holds, verdict.problems
+
+
+def together(saved: Saved | None, until: int | None) -> Any:
+    """Two phases side by side, of which the one with more epochs has fewer steps in each."""
+    plan, training = {"real": 2, "noise": 3}, {"real": Witness(N), "noise": Witness(30)}
+    account = Account(task="t", plan=plan).__enter__()
+    loaders = {phase: account.loader(phase, Noisy(len(own.times)), batch_size=8) for phase, own in training.items()}
+    if saved:
+        account.load_state_dict(saved["account"])
+        for phase, own in training.items():
+            own.load(saved[phase])
+    commits = 0
+    for epoch in account.epochs():
+        batches = (account.epoch(phase, epoch, loaders[phase]) for phase in plan if epoch <= plan[phase])
+        for batch in chain.from_iterable(zip_longest(*batches)):
+            if batch is None:
+                continue
+            if commits == until:
+                saves = {phase: own.save() for phase, own in training.items()}
+                return {"account": account.state_dict(), **saves}
+            training[batch.phase].backward(*batch.data)
+            training[batch.phase].step()
+            account.commit(batch)
+            commits += 1
+    account.__exit__(None, None, None)
+    return [own.times for own in training.values()]
+
+
+@pytest.mark.parametrize("until", [11, 27])
+def test_a_phase_goes_on_within_an_epoch_that_another_has_completed(until: int) -> None:
+    killed = alone(together, None, until)
+    found = alone(together, killed["result"], None)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [[2] * N, [3] * 30]
+    verdict = verified([killed], [found])
+    assert verdict.holds, verdict.problems
+
+
+def now_and_then(file: Path, dies: int) -> list[int]:
+    """Trains 6 epochs, of which every third is evaluated. The process is killed in the evaluation number `dies`."""
+    training = Witness(N)
+    with Account(task="t", plan={"train": 6, "test": 2}, anew=not file.exists()) as account:
+        loader = account.loader("train", Noisy(N), batch_size=16)
+        tests = account.loader("test", Noisy(7), batch_size=4, trains=False)
+        if file.exists():
+            saved = torch.load(file)
+            account.load_state_dict(saved["account"])
+            training.load(saved["training"])
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                training.step()
+                account.commit()
+            torch.save({"account": account.state_dict(), "training": training.save()}, file)
+            if epoch % 3 == 0:
+                for _ in account.epoch("test", epoch // 3, tests):
+                    if dies == epoch // 3:
+                        os.kill(os.getpid(), signal.SIGKILL)
+    return training.times
+
+
+def test_an_evaluation_of_every_third_epoch_is_made_after_a_kill_in_it(tmp_path: Path) -> None:
+    for dies in (1, 1, 2):
+        with pytest.raises(AssertionError, match="died without a word"):
+            alone(now_and_then, tmp_path / "state", dies)
+    found = alone(now_and_then, tmp_path / "state", 0)
+    assert (found["code"], found["result"]) == (0, [6] * N), found["err"]
+    last = tallied(found["out"])[-1]
+    assert {name: phase["consumed"] for name, phase in last["phases"].items()} == {"train": 6 * N, "test": 14}
+
+
+def few(saved: Saved | None, n: int, size: int, contract: Contract, stream: bool, until: int | None) -> Any:
+    training = Witness(n)
+    account = Account(task="t", plan={"train": 1}).__enter__()
+    loader = account.loader("train", Numbered(n) if stream else Noisy(n), batch_size=size, contract=contract)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.load(saved["training"])
+    for commits, batch in enumerate(account.epoch("train", 1, loader)):
+        if commits == until:
+            return {"account": account.state_dict(), "training": training.save()}
+        training.backward(*batch.data)
+        training.step()
+        account.commit()
+    account.__exit__(None, None, None)
+    return training.times
+
+
+class Numbered(IterableDataset[Any]):
+    def __init__(self, n: int):
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.at_indices(iter(range(self.n)))
+
+    def at_indices(self, indices: Iterator[int]) -> Iterator[Any]:
+        return ((index, Noisy(self.n)[index]) for index in indices)
+
+
+def test_a_rank_of_a_stream_that_has_only_the_empty_step_left_goes_on() -> None:
+    """9 samples over 2 ranks, 4 a step: the second rank has none in the second step."""
+    killed = run(2, few, None, 9, 4, "exact", True, 1)
+    resumed = run(2, few, killed[0]["result"], 9, 4, "exact", True, None)
+    assert [each["code"] for each in resumed] == [0, 0], resumed
+    assert resumed[0]["result"] == [1] * 9
+
+
+def test_more_ranks_than_samples_that_drop_last_leaves() -> None:
+    """24 of 30 samples are consumed by 2 ranks: 8 ranks leave out the other 6, as they do not divide by 8."""
+    killed = run(2, few, None, 30, 2, "drop_last", False, 6)
+    resumed = run(8, few, killed[0]["result"], 30, 2, "drop_last", False, None)
+    assert {each["code"] for each in resumed} == {0}, resumed
+    assert sum(resumed[0]["result"]) == 24
+    verdict = verified(killed, resumed)
+    assert verdict.holds, verdict.problems

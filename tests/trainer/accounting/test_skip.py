@@ -1,0 +1,256 @@
+"""A batch that the loop leaves out of the weights, and says so, counts as dropped. Resumes: test_random_programs.py."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import alone, run
+from test_drops import judged
+from torch.utils.data import DataLoader
+from witness import Noisy, Witness
+
+from torchtally import Account, Batch, TalliedSampler, compat
+from torchtally.accounting.drops import Drops
+from torchtally.proof.digest import Digest
+
+N, SIZE = 30, 4
+
+
+def trains(drive: Callable[..., None]) -> list[int]:
+    """How often each sample is in the weights."""
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        drive(account, account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)), training)
+    return training.times
+
+
+def step(account: Account, training: Witness, batch: Batch) -> None:
+    training.backward(*batch.data)
+    training.step()
+    account.commit()
+
+
+def some(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """The first one, one in the middle, and the last."""
+    for batch in batches:
+        if batch.step in (1, 3, batch.steps):
+            account.skip("loss is not finite")
+        else:
+            step(account, training, batch)
+
+
+def within_an_accumulation(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        if batch.step == 2:
+            account.skip("loss is not finite", batch)
+        else:
+            training.backward(*batch.data)
+        if batch.step % 3 == 0 or batch.step == batch.steps:
+            training.step()
+            account.commit()
+
+
+def the_overflow_of_an_accumulation(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """The gradients of both batches are cleared."""
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step == 2:
+            training.zero_grad()
+            account.skip("gradients overflow")
+        elif batch.step == 4:
+            training.step()
+            account.commit()
+
+
+def the_overflow_of_a_loop_that_fetches_ahead(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    first, second, third = (next(batches) for _ in range(3))
+    for batch in (first, second):
+        training.backward(*batch.data)
+    training.zero_grad()
+    account.skip("gradients overflow", first)
+    account.skip("gradients overflow", second)
+    for batch in chain([third], batches):
+        training.backward(*batch.data)
+        training.step()
+        account.commit(batch)
+
+
+def all_of_them(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for _ in batches:
+        account.skip("loss is not finite")
+
+
+def the_overflow_of_a_scaler(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        if batch.step == 1:
+            training.zero_grad()
+            account.skip("gradients overflow")
+            continue
+        training.step()
+        account.commit()
+
+
+def the_overflow_of_a_fused_optimizer(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    optimizer = torch.optim.SGD(training.counts.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for batch in batches:
+        loss = -training.counts(batch.data[0]).sum()
+        scaler.scale(loss * (float("inf") if batch.step == 2 else 1.0)).backward()
+        dist.all_reduce(training.counts.weight.grad)
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if scaler.get_scale() < scale:
+            account.skip("gradients overflow")
+        else:
+            account.commit()
+
+
+@pytest.mark.parametrize(
+    ("drive", "left_out"),
+    [
+        (some, 3),
+        (within_an_accumulation, 1),
+        (the_overflow_of_an_accumulation, 2),
+        (the_overflow_of_a_loop_that_fetches_ahead, 2),
+        (all_of_them, 4),
+        (the_overflow_of_a_scaler, 1),
+        (the_overflow_of_a_fused_optimizer, 1),
+    ],
+)
+def test_the_samples_of_a_skipped_batch_are_dropped_and_no_other_is_lost(drive: Any, left_out: int) -> None:
+    found = run(2, trains, drive)
+    for each in found:
+        assert each["code"] == 0, each["err"]
+    times, verdict = found[0]["result"], judged(found)
+    assert verdict.holds, verdict.problems
+    assert verdict.last
+    last = verdict.last.phases["train"]
+    assert sum(times) == last.consumed and max(times) <= 1
+    assert last.consumed + last.dropped == N
+    assert last.dropped == (N if left_out == 4 else 8 * left_out - 2 * (drive is some))
+    assert all("the program drops sample" in each["err"] for each in found)
+
+
+def leaves_out_another_batch(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """The backward pass of the skipped batch is none of the one that is left out without a word."""
+    for batch in batches:
+        if batch.step == 2:
+            continue
+        training.backward(*batch.data)
+        if batch.step == 1:
+            training.zero_grad()
+            account.skip("gradients overflow")
+            continue
+        training.step()
+        account.commit(batch)
+
+
+def one_of_an_accumulation(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    """Whether the gradients of the first are cleared as well cannot be told: the loop has fetched ahead."""
+    first, second, _ = (next(batches) for _ in range(3))
+    for batch in (first, second):
+        training.backward(*batch.data)
+    training.zero_grad()
+    account.skip("gradients overflow", second)
+
+
+def after_the_step(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        training.backward(*batch.data)
+        training.step()
+        account.skip("loss is not finite")
+
+
+def twice(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        account.skip("loss is not finite", batch)
+        account.skip("loss is not finite", batch)
+
+
+def others_on_each_rank(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    held = [next(batches), next(batches)]
+    account.skip("loss is not finite", held[account.rank])
+
+
+def the_reason_is_no_line(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for _ in batches:
+        account.skip("two\nlines")
+
+
+@pytest.mark.parametrize(
+    ("drive", "sentence"),
+    [
+        (leaves_out_another_batch, "commit() covers 2 batches after 1 backward pass"),
+        (one_of_an_accumulation, "skip() cannot tell whether earlier batches, which are not committed, are left out"),
+        (after_the_step, "skip() must come before optimizer.step()"),
+        (twice, "skip() must have a batch that is handed out, and neither committed nor skipped"),
+        (others_on_each_rank, "steps to skip"),
+        (the_reason_is_no_line, "reason"),
+    ],
+)
+def test_a_skip_of_another_batch_is_refused_on_all_ranks(drive: Any, sentence: str) -> None:
+    for each in run(2, trains, drive):
+        assert each["code"] == 2
+        assert sentence in each["err"], each["err"]
+
+
+def state_after_a_skip() -> str:
+    """Rank 1 is late: it tells what it drops when rank 0 has made its state, if rank 0 does so before."""
+    store, post = compat.default_store(), Drops.post
+    if dist.get_rank() == 1:
+
+        def late(drops: Drops, step: int, dropped: Digest) -> None:
+            with contextlib.suppress(dist.DistStoreError):
+                store.wait(["rank 0 has its state"], timedelta(seconds=2))
+            post(drops, step, dropped)
+
+        Drops.post = late  # type: ignore[method-assign]
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            if batch.step > 1:
+                step(account, training, batch)
+                continue
+            account.skip("loss is not finite")
+            state = json.dumps(account.state_dict())
+            store.set(f"rank {account.rank} has its state", "")
+    return state
+
+
+def test_a_state_after_a_skip_has_what_every_rank_has_dropped() -> None:
+    one, other = run(2, state_after_a_skip)
+    assert (one["code"], other["code"]) == (0, 0), one["err"] + other["err"]
+    assert one["result"] == other["result"]
+
+
+def with_a_sampler() -> list[int]:
+    training, samples = Witness(N), Noisy(N)
+    sampler = TalliedSampler(samples, epochs=1)
+    sampler.set_epoch(0)
+    for number, batch in enumerate(sampler.tally(DataLoader(samples, batch_size=SIZE, sampler=sampler))):
+        if number == 2:
+            sampler.skip("loss is not finite")
+            continue
+        training.backward(*batch)
+        training.step()
+        sampler.commit()
+    sampler.done()
+    return training.times
+
+
+def test_a_sampler_skips_the_last_batch() -> None:
+    found = alone(with_a_sampler)
+    assert found["code"] == 0, found["err"]
+    assert sum(found["result"]) == N - SIZE
+    verdict = judged([found])
+    assert verdict.holds and verdict.last
+    assert verdict.last.phases["train"].dropped == SIZE

@@ -1,0 +1,93 @@
+"""The proof of a program's own run, as a statement about its own files."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import accounts
+import jsonschema
+import proofs
+from squares import Squares
+from torch.utils.data import DataLoader
+
+from torchtally import Account, TalliedSampler
+
+ROOT = Path(__file__).parents[3]
+SCHEMA = json.loads((ROOT / "docs/reference/statement-v1.schema.json").read_text())
+
+
+def verified(path: Path, *options: object, log: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts/verify_shards.py"), str(path), *map(str, options)]
+    return subprocess.run(command, input=log, capture_output=True, text=True)
+
+
+def loop(folder: Path, *files: str) -> None:
+    with Account(task="own", plan={"train": 2}, seed=7) as account:
+        source = account.loader("train", Squares(9), batch_size=2)
+        for epoch in account.epochs():
+            for _ in account.epoch("train", epoch, source):
+                account.commit()
+        if account.rank == 0:
+            (folder / "model.pt").write_bytes(b"the weights")
+    account.write_proof(folder / "proof.json", *(folder / file for file in files))
+
+
+def test_the_proof_of_an_own_loop_is_of_the_files_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/manifest.json").write_text("{}")
+    found = accounts.run(3, loop, tmp_path, "model.pt", "checkpoint")
+    assert [each["code"] for each in found] == [0] * 3, found[0]["err"]
+    proof = tmp_path / "proof.json"
+    jsonschema.validate(json.loads(proof.read_bytes()), SCHEMA)
+    assert proofs.read(proof).subjects == {
+        "model.pt": hashlib.sha256(b"the weights").hexdigest(),
+        "checkpoint/manifest.json": hashlib.sha256(b"{}").hexdigest(),
+    }
+    log = "".join(each["out"] for each in found)
+    judged, archived = verified(Path("-"), log=log), verified(proof)
+    assert (archived.returncode, archived.stdout) == (0, judged.stdout)
+    assert verified(proof, "--model", tmp_path / "model.pt").returncode == 0
+    (tmp_path / "model.pt").write_bytes(b"others")
+    other = verified(proof, "--model", tmp_path / "model.pt")
+    assert other.returncode == 1 and "and the proof is of model.pt (sha256:" in other.stdout
+
+
+def sampled(folder: Path) -> None:
+    data = Squares(9)
+    sampler = TalliedSampler(data, epochs=1, task="own")
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+    sampler.set_epoch(0)
+    for _ in sampler.tally(loader):
+        sampler.commit()
+    sampler.done()
+    (folder / "model.pt").write_bytes(b"the weights")
+    sampler.write_proof(folder / "deeper/proof.json", folder / "model.pt")
+
+
+def test_the_proof_of_a_tallied_sampler(tmp_path: Path) -> None:
+    assert accounts.alone(sampled, tmp_path)["code"] == 0
+    proof = tmp_path / "deeper/proof.json"
+    assert list(proofs.read(proof).subjects) == ["model.pt"]
+    assert verified(proof, "--model", tmp_path / "model.pt").returncode == 0
+
+
+def early(folder: Path) -> None:
+    with Account(task="own", plan={"train": 1}) as account:
+        (folder / "model.pt").write_bytes(b"")
+        account.write_proof(folder / "proof.json", folder / "model.pt")
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for files, reason in (
+        ([], "write_proof() must have at least one file of the model"),
+        (["none.pt"], f"write_proof() cannot read {tmp_path / 'none.pt'}: No such file"),
+        (["folder"], f"write_proof() cannot read {tmp_path / 'folder/manifest.json'}: No such file"),
+    ):
+        ended = accounts.alone(loop, tmp_path, *files)
+        assert ended["code"] == 2 and reason in ended["err"]
+    ended = accounts.alone(early, tmp_path)
+    assert ended["code"] == 2 and "must come after the end of the account's `with` statement" in ended["err"]
+    assert not (tmp_path / "proof.json").exists()

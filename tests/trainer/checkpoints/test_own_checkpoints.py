@@ -1,0 +1,445 @@
+"""An account's checkpoints in programs that call them at odd moments, and go on after an error."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from accounts import alone, as_rank, run, tallied
+from torch.distributed.fsdp import FullyShardedDataParallel
+from witness import Direct, Noisy, Witness
+
+from torchtally import Account, Batch
+from torchtally.checkpoints import checkpoints, writer
+
+N, SIZE = 29, 4
+
+
+class Odd:
+    """An object that cannot take up a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise KeyError("version")
+
+
+def trains(folder: Path, how: str = "") -> list[int]:
+    training = Witness(N)
+    objects: dict[str, Any] = {"odd": Odd(), **training.objects}
+    if how in ("saves without the odd", "loads other weights after it"):
+        del objects["odd"]
+    if how == "other objects":
+        del objects["model"], objects["optimizer 1"]
+    with Account(task="t", plan={"train": 1}, anew=True) as account:
+        kept = account.checkpoints(folder, objects, every=32400)
+        if how == "saves before it resumes":
+            kept.save(wait=True)
+        with contextlib.suppress(Exception):  # as a program that begins anew if there is no checkpoint to load
+            kept.resume()
+        if how == "loads other weights after it":
+            training.model[0].reset_parameters()
+        if how == "saves before it has a loader":
+            kept.save(wait=True)
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            if batch.step == 3 and how in ("saves", "saves without the odd"):
+                kept.save(wait=True)
+    return training.times
+
+
+def trains_two(folder: Path, how: str) -> None:
+    """Two models. Beside them, something else is trained by an optimizer of its own."""
+    one, other = Witness(N), torch.nn.Linear(3, 3)
+    beside = other if how in ("", "is left out", "lacks its optimizer") else torch.nn.Linear(3, 3)
+    kind = torch.optim.Adam if how in ("", "lacks its optimizer", "saved by another object") else torch.optim.SGD
+    optimizer = kind(beside.parameters(), lr=0.1)
+    objects: dict[str, Any] = one.objects | {"other": other, "optimizer": optimizer}
+    if how != "":
+        del objects["optimizer"]
+    if how == "is left out":
+        del objects["other"]
+    if how == "saved by another object":
+        objects["wrapper"] = Wrapper(beside, optimizer)
+    with Account(task="t", plan={"train": 1}) as account:
+        account.checkpoints(folder, objects, every=32400).resume()
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=2)):
+            if how == "begins with the model":
+                beside.load_state_dict(other.state_dict())
+            elif how == "begins anew":
+                beside.reset_parameters()
+            elif how == "is made anew":
+                beside = torch.nn.Linear(3, 3)
+            if how in ("has another optimizer each time", "is made anew"):
+                optimizer = kind(beside.parameters(), lr=0.1)
+            one.backward(*batch.data)
+            one.step()
+            if how == "steps after the commit":
+                account.commit()
+            if (how != "begins late" or batch.step > 11) and (how != "seldom" or batch.step % 7 == 0):
+                optimizer.zero_grad()
+                beside(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+            if how == "is written back":
+                other.load_state_dict(beside.state_dict())
+            if how != "steps after the commit":
+                account.commit()
+
+
+class Wrapper:
+    """Saves a model and its optimizer."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+        self.both = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.both[0].state_dict(), "optimizer": self.both[1].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for each, own in zip(self.both, state.values(), strict=True):
+            each.load_state_dict(own)
+
+
+LACKS_MODEL = "an optimizer steps parameters of which no object has a state"
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("", None),
+        ("is left out", LACKS_MODEL),
+        ("has the shapes of another", LACKS_MODEL),
+        ("begins late", LACKS_MODEL),
+        ("seldom", LACKS_MODEL),
+        ("has another optimizer each time", LACKS_MODEL),
+        ("steps after the commit", LACKS_MODEL),
+        ("lacks its optimizer", "the optimizer Adam has a state that no object saves"),
+        ("begins with the model", None),
+        ("begins anew", None),
+        ("is made anew", None),
+        ("is written back", None),
+        ("saved by another object", None),
+    ],
+)
+def test_what_the_loop_trains_is_among_the_objects(how: str, sentence: str | None, tmp_path: Path) -> None:
+    found = alone(trains_two, tmp_path, how)
+    assert found["code"] == (2 if sentence else 0), found["err"]
+    assert (sentence or "") in found["err"]
+
+
+def trains_two_accounts(folder: Path) -> None:
+    models = [torch.nn.Linear(3, 3) for _ in "ab"]
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in models]
+    with Account(task="a", plan={"train": 1}) as a, Account(task="b", plan={"train": 1}) as b:
+        for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
+            account.checkpoints(folder / account.task, {"model": model, "optimizer": optimizer}, every=32400).resume()
+        loaders = [each.loader("train", Noisy(N), batch_size=2) for each in (a, b)]
+        for _ in zip(a.epoch("train", 1, loaders[0]), b.epoch("train", 1, loaders[1]), strict=True):
+            for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                account.commit()
+
+
+def test_two_accounts_side_by_side_have_objects_of_their_own(tmp_path: Path) -> None:
+    found = alone(trains_two_accounts, tmp_path)
+    assert found["code"] == 0, found["err"]
+
+
+def steps_without_state(folder: Path) -> list[int]:
+    training = Witness(N)
+    optimizer = Direct(training.counts.weight)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    with Account(task="t", plan={"train": 1}) as account:
+        kept = account.checkpoints(folder, {"counts": training.counts, "direct": optimizer}, every=32400)
+        kept.resume()
+        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            optimizer.rows = batch.data[0]
+            optimizer.step()
+            account.commit()
+            kept.save(wait=True)
+            schedule.step()
+    return training.times
+
+
+def test_a_save_makes_no_step_of_an_optimizer(tmp_path: Path) -> None:
+    """PyTorch makes one to read a state that an optimizer does not have yet."""
+    found = alone(steps_without_state, tmp_path)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == [1] * N
+    assert "lr_scheduler.step()" not in found["err"]  # PyTorch's warning, if it takes the optimizer's step for missing
+
+
+def has_the_account(folder: Path) -> None:
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        account.checkpoints(folder, {"counts": training.counts, "account": account}, every=32400)
+
+
+def test_the_account_is_none_of_its_objects(tmp_path: Path) -> None:
+    found = alone(has_the_account, tmp_path)
+    assert found["code"] == 2, found["err"]
+    assert "checkpoints: 'account' is the account, whose state every checkpoint has" in found["err"]
+
+
+def has_an_optimizer(folder: Path, kind: type[torch.optim.Optimizer]) -> None:
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        objects = {"counts": training.counts, "optimizer": kind(training.counts.parameters())}  # type: ignore[call-arg]
+        account.checkpoints(folder, objects, every=32400)
+
+
+def freezes(folder: Path, how: str) -> str:
+    """Trains a part of a model in the second epoch alone."""
+    training = Witness(N)
+    part = training.model[0]
+    with Account(task="t", plan={"train": 2}, anew=how != "goes on") as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        part.requires_grad_(False)
+        kept = account.checkpoints(folder, training.objects, every=32400)
+        kept.resume()
+        for epoch in account.epochs():
+            part.requires_grad_(epoch == 2)
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                for each in (*training.counts.parameters(), *training.model.parameters()):
+                    each.grad = torch.zeros_like(each) if each.grad is None and each.requires_grad else each.grad
+                for optimizer in training.optimizers:
+                    optimizer.step()
+                training.zero_grad()
+                account.commit()
+                if (epoch, batch.step) == (2, 3) and how == "stops":
+                    kept.save(wait=True)
+                    raise ZeroDivisionError
+    return training.sha256
+
+
+def test_what_is_frozen_at_the_resume_goes_on_once_it_is_trained(tmp_path: Path) -> None:
+    whole = alone(freezes, tmp_path / "other", "")["result"]
+    assert isinstance(ranks.run(1, as_rank, freezes, tmp_path / "own", "stops")[0], ZeroDivisionError)
+    found = alone(freezes, tmp_path / "own", "goes on")
+    assert (found["code"], found["result"]) == (0, whole), found["err"]
+
+
+class Sharp(torch.optim.SGD):
+    """Makes no step without a closure, as sharpness-aware minimization does."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "needs a closure"
+        closure()
+        return super().step()
+
+
+class Plain(torch.optim.SGD):
+    """Takes no closure."""
+
+    def step(self, *, closure: Any = None) -> Any:  # type: ignore[override]
+        if closure is not None:
+            raise NotImplementedError
+        return super().step()
+
+
+def has_a_closure(folder: Path, kind: type[torch.optim.SGD], how: str) -> str:
+    training = Witness(N)
+    training.optimizers[1] = kind(training.model.parameters(), lr=0.01, momentum=0.9)
+    with Account(task="t", plan={"train": 1}, anew=how != "goes on") as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, training.objects, every=32400)
+        kept.resume()
+        for batch in account.epoch("train", 1, loader):
+            training.backward(*batch.data)
+            training.optimizers[0].step()
+            training.optimizers[1].step(*[lambda: 0.0] * (kind is Sharp))
+            training.zero_grad()
+            account.commit()
+            if batch.step == 3 and how == "stops":
+                kept.save(wait=True)
+                raise ZeroDivisionError
+    return training.sha256
+
+
+@pytest.mark.parametrize("kind", [Sharp, Plain])
+def test_an_optimizer_goes_on_whether_it_needs_a_closure_or_takes_none(
+    kind: type[torch.optim.SGD], tmp_path: Path
+) -> None:
+    whole = alone(has_a_closure, tmp_path / "other", kind, "")["result"]
+    assert isinstance(ranks.run(1, as_rank, has_a_closure, tmp_path / "own", kind, "stops")[0], ZeroDivisionError)
+    found = alone(has_a_closure, tmp_path / "own", kind, "goes on")
+    assert (found["code"], found["result"]) == (0, whole), found["err"]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_an_optimizer_that_cannot_be_loaded_is_refused(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
+    found = alone(has_an_optimizer, tmp_path, kind)
+    assert found["code"] == 2, found["err"]
+    assert f"checkpoints: 'optimizer' is a {kind.__name__}, whose state PyTorch's distributed" in found["err"]
+
+
+def has_what_cannot_be_loaded(folder: Path, how: str) -> None:
+    model: torch.nn.Module = torch.nn.Linear(1, 1)
+    groups = [{"params": model.parameters()}, {"params": []}, {"params": []}]
+    optimizer = torch.optim.SGD(groups if how == "two groups without a parameter" else model.parameters(), lr=0.1)
+    if how == "FullyShardedDataParallel":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    with Account(task="t", plan={"train": 1}) as account:
+        account.checkpoints(folder, {"model": model, "optimizer": optimizer}, every=32400)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("two groups without a parameter", "'optimizer' has two groups without a parameter: leave them out"),
+        ("FullyShardedDataParallel", "'model' has a FullyShardedDataParallel: shard it with FSDP2's fully_shard"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_before_it_is_saved(how: str, sentence: str, tmp_path: Path) -> None:
+    found = alone(has_what_cannot_be_loaded, tmp_path, how)
+    assert (found["code"], sentence in found["err"]) == (2, True), found["err"]
+
+
+def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
+    """Each epoch has a thread. A second one may fetch its batches, or train the rest of it, after the first or beside.
+
+    The operating system gives the identifier of a thread that has ended to a later one.
+    """
+    checkpoints._SYNCHRONIZE_SECONDS = 0
+    training = Witness(N)
+    with Account(task="t", plan={"train": 3}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, training.objects, every=32400)
+        kept.resume()
+
+        def train(batches: Iterator[Batch]) -> None:
+            for batch in batches:
+                if batch.step == batch.steps:
+                    kept.finish()
+                    kept._saved = -1e9
+                training.backward(*batch.data)
+                training.step()
+                account.commit(batch)
+
+        for epoch in account.epochs():
+            batches = account.epoch("train", epoch, loader)
+            with ThreadPoolExecutor(1) as first:
+                if how:
+                    first.submit(train, islice(batches, 6)).result()
+                if how != "two that both live":
+                    first.shutdown()
+                with ThreadPoolExecutor(1) as second:
+                    second.submit(train, fetched_beside(batches) if how == "one beside the loop" else batches).result()
+    return training.times, sorted(path.name[9:27] for path in folder.glob("*-epoch-*"))
+
+
+def fetched_beside(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Each batch is fetched in another thread while the one before is in a step."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
+
+
+@pytest.mark.parametrize("how", ["", "two after each other"])
+def test_each_epoch_may_have_threads_of_its_own(how: str, tmp_path: Path) -> None:
+    found = alone(trains_in_threads, tmp_path, how)
+    assert found["code"] == 0, found["err"]
+    assert found["result"] == ([3] * N, ["epoch-2-position-0", "epoch-3-position-0"])
+
+
+@pytest.mark.parametrize("how", ["two that both live", "one beside the loop"])
+def test_other_threads_than_that_of_the_epoch_are_refused(how: str, tmp_path: Path) -> None:
+    found = alone(trains_in_threads, tmp_path, how)
+    assert found["code"] == 2, found["err"]
+    assert "another thread than the one that commits has fetched a batch" in found["err"]
+
+
+def saves_many(folder: Path, parameters: int, unequal: bool) -> int:
+    """Returns the bytes of what a rank tells the others of its weights."""
+    model = torch.nn.ParameterDict({f"w{number}": torch.zeros(2) for number in range(parameters)})
+    model.register_buffer("of each rank", torch.full((2,), float(dist.get_rank())))
+    sent: list[int] = []
+    tell = writer.on_all
+
+    def counted(group: Any, function: Callable[[], Any]) -> Any:
+        sent.append(len(json.dumps(function())))
+        return tell(group, function)
+
+    with Account(task="t", plan={"train": 1}) as account:
+        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        kept = account.checkpoints(folder, {"model": model}, every=32400)
+        kept.resume()
+        if unequal and account.rank == 1:
+            model["w7"].data += 1
+        writer.on_all = counted
+        for batch in account.epoch("train", 1, loader):
+            account.commit()
+            if batch.step == 1:
+                kept.save(wait=True)
+    return sent[0]
+
+
+def test_what_ranks_tell_of_equal_weights_does_not_grow_with_their_parameters(tmp_path: Path) -> None:
+    few, many = (run(2, saves_many, tmp_path / str(count), count, False) for count in (10, 1000))
+    for one, other in zip(few, many, strict=True):
+        assert one["result"] == other["result"] < 200, other["err"]
+    for each in run(2, saves_many, tmp_path / "unequal", 1000, True):
+        assert each["code"] == 2
+        assert "ranks 0 and 1 have different values of model.w7" in each["err"]
+
+
+LEFT = (".shared-0123abcd", "..shared-0123abcd.u3k_9x2a", ".run.json.u3k_9x2a")
+
+
+def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHTALLY_OUTPUT", str(tmp_path))
+    for name in (*LEFT, ".my.json.u3k_9x2a", ".shared-with-others"):
+        (tmp_path / name).touch()
+    assert alone(trains, tmp_path)["code"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        ".in-use",
+        ".in-use.json",
+        ".my.json.u3k_9x2a",
+        ".shared-with-others",
+        "reached",
+        "run.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("saves before it resumes", "checkpoints: call resume() before"),
+        ("saves before it has a loader", "checkpoints: save() needs the loader or the sampler of a phase"),
+    ],
+)
+def test_a_save_too_early_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
+    found = alone(trains, tmp_path, how)
+    assert found["code"] == 2, found["err"]
+    assert sentence in found["err"]
+
+
+def test_weights_that_are_made_after_the_resume_are_refused(tmp_path: Path) -> None:
+    assert alone(trains, tmp_path, "saves without the odd")["code"] == 0
+    found = alone(trains, tmp_path, "loads other weights after it")
+    assert found["code"] == 2, found["err"]
+    assert "'model' has changed between resume() and the first batch" in found["err"]
+
+
+@pytest.mark.parametrize(("how", "sentence"), [("", "KeyError: 'version'"), ("other objects", "and the objects are")])
+def test_a_loop_does_not_go_on_with_half_of_a_checkpoint(how: str, sentence: str, tmp_path: Path) -> None:
+    assert alone(trains, tmp_path, "saves")["code"] == 0
+    found = alone(trains, tmp_path, how)
+    assert found["code"] == 2, (found["result"], found["out"])
+    assert sentence in found["err"]
+    assert not tallied(found["out"])

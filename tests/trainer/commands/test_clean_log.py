@@ -1,0 +1,70 @@
+"""The logs of successful jobs of several pods: no line that a user would ask about, whatever the task."""
+
+from pathlib import Path
+
+import clean_log
+import launched
+import pytest
+from task_data import fetched
+
+from torchtally import tasks
+
+# The data of each task that does not generate its own.
+DATA = {
+    "image-folder": "image-folder",
+    "keras-mnist": "mnist",
+    "mnist-cnn": "mnist",
+}
+# The entry point with a task of few samples. Its ranks are forked from it.
+FEW = """
+import dataclasses, sys
+from torchtally import cli, tasks
+from torchtally.training.task import Samples
+
+load = tasks.load
+
+def few(name, options):
+    task = load(name, options)
+    return dataclasses.replace(
+        task, load=lambda *where: tuple(Samples(each.inputs[:90], each.labels[:90]) for each in task.load(*where))
+    )
+
+tasks.load = few
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def logs(folder: Path, command: list[str], count: int = 2, **variables: str) -> list[str]:
+    """Of all pods, after they have ended well."""
+    with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(folder / "out"), **variables), folder, count) as job:
+        pods = [job.start(rank, command, entry=FEW) for rank in range(count)]
+        written = [pod.rest() + pod.errors for pod in pods]
+        assert [pod.process.returncode for pod in pods] == [0] * count, written
+        return written
+
+
+@pytest.mark.parametrize("task", tasks.OPTIONS.keys() - {"fashion-mnist"})  # its log is read in test_record.py
+def test_of_each_built_in_task(tmp_path: Path, task: str) -> None:
+    """Their ranks find the data where it has been fetched."""
+    data = {"TORCHTALLY_DATA": str(fetched(DATA[task]))} if task in DATA else {}
+    if task == "gpt":
+        data = {"TORCHTALLY_DATA": str(Path(__file__).parents[3] / "docs/tasks")}
+    count = 3 if task == "parameter-server" else 2  # its server is one of them
+    for log in logs(tmp_path, ["run", task, "--epochs", "2", "--batch-size", "16"], count, **data):
+        clean_log.assert_clean(log)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Traceback (most recent call last):",
+        "/usr/lib/python3/site-packages/x.py:3: UserWarning: this is deprecated",
+        "W1123 12:00:00.000000 17 torch/distributed/elastic/agent.py:9] Error waiting on exit barrier",
+        'TORCHTALLY-EVENT {"v":1,torchtally: another message',
+        "train      1  all  4     60000     59999     1        0  ✗ not what the contract says",
+        "",
+    ],
+)
+def test_another_line_is_named(line: str) -> None:
+    with pytest.raises(AssertionError, match="no known form"):
+        clean_log.assert_clean(f"torchtally: a message\n[demo-worker-0] {line}\n")

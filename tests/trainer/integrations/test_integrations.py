@@ -1,0 +1,329 @@
+"""Libraries that drive the loop go on after kill -9 in the middle of an epoch: each sample once, by the weights alone.
+
+The scripts train a parameter that counts. Their weights are those of an undisturbed run.
+"""
+
+import functools
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounts import alone
+from own_scripts import SCRIPTS, started, verified
+
+N, EPOCHS, KILLED = 101, 3, 137  # as scripts/counted.py
+LIGHTNING, TRAINER, ACCELERATE, KERAS = (
+    f"{name}_counted.py" for name in ("lightning", "trainer", "accelerate", "keras")
+)
+ACCUMULATED = {
+    LIGHTNING: '{"accumulate_grad_batches": 4}',
+    TRAINER: '{"gradient_accumulation_steps": 4}',
+    ACCELERATE: "4",
+}
+DEFAULT = {LIGHTNING: "{}", TRAINER: "{}", ACCELERATE: "1", KERAS: "3"}
+
+
+def run(folder: Path, script: str, *arguments: str, world: int = 2, dies: int = 0) -> subprocess.CompletedProcess[str]:
+    """Start a script, whose last rank kills itself in a batch."""
+    variables = {"TORCHTALLY_OUTPUT": str(folder), "DIES_IN": str(dies)}
+    return started(SCRIPTS / script, str(folder), *arguments, world=world, **variables)
+
+
+def found(folder: Path) -> dict[str, Any]:
+    """How often each sample is in the weights, and the hash of the others."""
+    values: dict[str, Any] = json.loads((folder / "found-0.json").read_text())
+    return values
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The outcome of a run that nobody kills."""
+
+    @functools.cache
+    def outcome(script: str, *arguments: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        ended = run(folder, script, *arguments)
+        assert ended.returncode == 0, ended.stderr
+        assert "✓ the proof holds" in verified(ended.stdout)
+        return found(folder)
+
+    return outcome
+
+
+def resumes(folder: Path, script: str, *arguments: str, dies: int, before: int = 2, after: int = 2) -> dict[str, Any]:
+    killed = run(folder, script, *arguments, world=before, dies=dies)
+    assert killed.returncode == KILLED, killed.stderr
+    ended = run(folder, script, *arguments, world=after)
+    assert ended.returncode == 0, ended.stderr
+    assert "✓ the proof holds" in verified(killed.stdout + ended.stdout)
+    return found(folder)
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE, KERAS])
+def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path, undisturbed: Any) -> None:
+    outcome = resumes(tmp_path, script, DEFAULT[script], dies=22)
+    assert outcome == undisturbed(script, DEFAULT[script])
+    once = [EPOCHS + 1, EPOCHS] if script == TRAINER else [EPOCHS]  # its contract is padded: 101 samples, 2 ranks
+    assert sorted(set(outcome["times"]), reverse=True) == once
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
+def test_what_the_program_drops_is_in_no_weights(script: str, tmp_path: Path) -> None:
+    times = resumes(tmp_path, script, DEFAULT[script], "drops", dies=22)["times"]
+    assert {index for index, each in enumerate(times) if not each} == {*range(3, N, 10)}
+    most = [EPOCHS + 1, EPOCHS] if script == TRAINER else [EPOCHS]
+    assert {*times} <= {0, *most}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
+def test_a_killed_run_that_accumulates_goes_on_at_a_step(script: str, tmp_path: Path, undisturbed: Any) -> None:
+    """In 13 batches there are 4 steps, of which the last has one batch."""
+    arguments = ACCUMULATED[script]
+    assert resumes(tmp_path, script, arguments, dies=32) == undisturbed(script, arguments)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, KERAS])
+def test_other_ranks_share_out_the_rest(script: str, tmp_path: Path) -> None:
+    assert resumes(tmp_path, script, DEFAULT[script], dies=24, before=2, after=3)["times"] == [EPOCHS] * N
+
+
+@pytest.mark.nightly
+def test_other_ranks_go_on_with_lightning_within_an_accumulation(tmp_path: Path) -> None:
+    """3 ranks have saved after 6 of 9 batches. For 2 ranks, that is after 9 of 13."""
+    options = '{"accumulate_grad_batches": 2}'
+    assert resumes(tmp_path, LIGHTNING, options, dies=8, before=3)["times"] == [EPOCHS] * N
+
+
+@pytest.mark.parametrize("options", ["{}", pytest.param(ACCUMULATED[LIGHTNING], marks=pytest.mark.nightly)])
+def test_fewer_ranks_go_on_with_lightning_from_the_end_of_an_epoch(options: str, tmp_path: Path) -> None:
+    """A checkpoint is saved in every third step: 3 ranks make 9 steps in an epoch, or 3 of 4 batches each."""
+    assert resumes(tmp_path, LIGHTNING, options, dies=11, before=3)["times"] == [EPOCHS] * N
+
+
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.nightly), 4])
+def test_lightning_saves_between_a_step_and_its_end_or_within_an_accumulation(
+    accumulate: int, tmp_path: Path, undisturbed: Any
+) -> None:
+    arguments = json.dumps({"accumulate_grad_batches": accumulate}) if accumulate > 1 else "{}"
+    assert resumes(tmp_path, LIGHTNING, arguments, "saves", dies=99) == undisturbed(LIGHTNING, arguments)
+
+
+@pytest.mark.parametrize("batch", [6, pytest.param(25, marks=pytest.mark.nightly)])
+def test_lightning_goes_on_from_what_an_exception_has_saved(batch: int, tmp_path: Path) -> None:
+    """It is saved within an accumulation: of batches 4 to 7 of an epoch, or of 24 and 25, which are its last."""
+    arguments = (LIGHTNING, str(tmp_path), ACCUMULATED[LIGHTNING], "raises", str(batch))
+    with pytest.raises(RuntimeError, match="raised"):
+        alone(script, *arguments)
+    ended = alone(script, *arguments)
+    assert ended["code"] == 0, ended["err"]
+    assert found(tmp_path)["times"] == [EPOCHS] * N
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["validates", "epochs", "manual"])
+def test_lightning_validates_or_saves_once_an_epoch(how: str, tmp_path: Path, undisturbed: Any) -> None:
+    assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}")
+
+
+@pytest.mark.nightly
+def test_the_hugging_face_trainer_goes_on_from_the_end_of_an_epoch(tmp_path: Path, undisturbed: Any) -> None:
+    arguments = '{"save_strategy": "epoch"}'
+    assert resumes(tmp_path, TRAINER, arguments, dies=32) == undisturbed(TRAINER, DEFAULT[TRAINER])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["averages", "swa"])
+def test_lightning_averages_weights(how: str, tmp_path: Path, undisturbed: Any) -> None:
+    assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}", how)
+
+
+def limited(script: str, steps: int, accumulate: int) -> tuple[str, str]:
+    """The arguments of a script that makes so many steps of the optimizer."""
+    options = {"max_steps": steps} | ({"max_epochs": -1} if script == LIGHTNING else {})
+    more = json.loads(ACCUMULATED[script]) if accumulate == 4 else {}
+    return json.dumps(options | more), "steps"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("steps", "accumulate", "batches"), [(33, 1, 7), (10, 4, 8)])
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER])
+def test_a_plan_in_steps_goes_on_in_its_last_epoch(
+    script: str, steps: int, accumulate: int, batches: int, tmp_path: Path, undisturbed: Any
+) -> None:
+    """In the third epoch are 7 of 33 steps, and 2 of 10 that take 4 batches each."""
+    arguments = limited(script, steps, accumulate)
+    outcome = resumes(tmp_path, script, *arguments, dies=32)
+    assert outcome == undisturbed(script, *arguments)
+    assert sum(outcome["times"]) == 2 * (N if script == LIGHTNING else N + 1) + batches * 8
+
+
+@pytest.mark.parametrize("script_name", [LIGHTNING, TRAINER])
+def test_a_librarys_own_limit_of_steps_is_a_plan(script_name: str, tmp_path: Path) -> None:
+    """Steps of 4 batches, of which an epoch of 26 batches has 7."""
+    ended = alone(script, script_name, str(tmp_path), *limited(script_name, 10, 4))
+    assert ended["code"] == 0, ended["err"]
+    assert "✓ the first 48 samples of the order exactly once" in ended["out"]
+    assert sum(found(tmp_path)["times"]) == N + 48
+
+
+@pytest.mark.nightly
+def test_the_librarys_flattened_batches_are_proved(tmp_path: Path) -> None:
+    ended = alone(script, TRAINER, str(tmp_path), "{}", "flattened")
+    assert ended["code"] == 0, ended["err"]
+    assert found(tmp_path)["times"] == [EPOCHS] * N
+
+
+def test_keras_goes_on_from_the_backup_before_one_that_is_cut_off(tmp_path: Path, undisturbed: Any) -> None:
+    """They are of the last batches of two epochs, whose ends Keras has not seen."""
+    assert run(tmp_path, KERAS, "13", dies=27).returncode == KILLED
+    latest = tmp_path / "backup/latest.weights.h5"
+    latest.write_bytes(latest.read_bytes()[:100])
+    ended = run(tmp_path, KERAS, "13", "rank 0 repairs")
+    assert ended.returncode == 0, ended.stderr
+    assert found(tmp_path) == undisturbed(KERAS, "3")
+
+
+def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> None:
+    ended = alone(script, KERAS, str(tmp_path), "20", "best")
+    assert ended["code"] == 0, ended["err"]
+    assert "✓ every sample exactly once" in ended["out"]
+
+
+def test_a_second_fit_of_keras_goes_on(tmp_path: Path) -> None:
+    ended = alone(script, KERAS, str(tmp_path), "3", "twice")
+    assert ended["code"] == 0, ended["err"]
+    assert found(tmp_path)["times"] == [EPOCHS] * N
+
+
+# What is left out, or is otherwise, ends with a sentence.
+
+
+def script(name: str, folder: str, *arguments: str) -> None:
+    sys.path.insert(0, str(SCRIPTS))
+    sys.argv = [name, folder, *arguments]
+    runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+
+
+COMMIT = "0 of the 26 batches that were handed out are committed; call commit() after optimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code", "sentence"),
+    [
+        (LIGHTNING, ["{}", "no callback"], 2, "the weights hold an optimizer's step that is not committed"),
+        (LIGHTNING, ["{}", "no batches"], 2, "a library that makes loaders again must receive account.batches(...)"),
+        (LIGHTNING, ["{}", "drained"], 143, ""),  # a retry goes on
+        (LIGHTNING, ["{}", "no loss"], 3, "training_step() returned no loss"),
+        (LIGHTNING, ["{}", "every second step"], 3, "Lightning counted a step that the optimizer has not made"),
+        (
+            LIGHTNING,
+            ['{"max_steps": 20, "max_epochs": -1}'],
+            2,
+            'pass max_epochs=3, or max_steps=78; or plan {"train": Steps(20)}',
+        ),
+        (
+            LIGHTNING,
+            ['{"max_steps": 9, "max_epochs": -1, "accumulate_grad_batches": 4}', "steps of a batch"],
+            2,
+            'makes no step of the last 3, as it accumulates 4: plan {"train": Steps(9, accumulate=4)}',
+        ),
+        (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
+        (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
+        (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),
+        (
+            LIGHTNING,
+            ["{}", "validation raises"],
+            3,
+            "1 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 6 of 6",
+        ),
+        (LIGHTNING, ["{}", "batch norm"], 2, "StochasticWeightAveraging adds an epoch that trains nothing"),
+        (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
+        (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),
+        (TRAINER, ["{}", "stops"], 3, "the loop left the epoch in step 4 of 26"),
+        (TRAINER, ['{"max_steps": 20}'], 2, 'or max_steps=78; or plan {"train": Steps(20)}'),
+        (TRAINER, ['{"auto_find_batch_size": true}'], 2, "auto_find_batch_size must be False"),
+        (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
+        (TRAINER, ['{"dataloader_drop_last": true}'], 2, "dataloader_drop_last False"),
+        (TRAINER, ["{}", "untold"], 2, "the collate_fn together returned a dict, which does not tell which samples"),
+        (
+            TRAINER,
+            ['{"remove_unused_columns": false}', "repeats"],
+            2,
+            "the collate_fn Repeating returned a dict, which does not tell which samples",
+        ),
+        (
+            TRAINER,
+            ['{"remove_unused_columns": false}', "repeats, wrapped"],
+            2,
+            "the collate_fn default_data_collator returned a dict, which does not tell which samples",
+        ),
+        (
+            TRAINER,
+            ["{}", "of the library"],
+            2,
+            "the collate_fn DefaultDataCollator returned a dict, which does not tell which samples",
+        ),
+        (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
+        (ACCELERATE, ["4", "skips late"], 2, "skip() must come before the backward pass while Accelerate accumulates"),
+        (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
+        (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),
+        (ACCELERATE, ["4", "saves early"], 2, "the weights hold an optimizer's step that is not committed"),
+        (KERAS, ["3", "no callback"], 3, COMMIT),
+        (KERAS, ["3", "unbuilt"], 2, "call model.test_on_batch(inputs, labels) with any samples"),
+        (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps must be None"),
+    ],
+)
+def test_half_of_an_adapter_is_no_proof(
+    name: str, arguments: list[str], code: int, sentence: str, tmp_path: Path
+) -> None:
+    ended = alone(script, name, str(tmp_path), *arguments)
+    assert (ended["code"], sentence in ended["err"]) == (code, True), ended["err"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        (LIGHTNING, ["{}", "apart"], "the Trainer averages gradients over 1 of 2 ranks"),
+        (KERAS, ["3", "apart"], "ranks 0 and 1 have different weights after the same step"),
+    ],
+)
+def test_ranks_that_train_models_of_their_own_are_refused(
+    name: str, arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    ended = run(tmp_path, name, *arguments)
+    assert (ended.returncode, sentence in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "how", "sentence"),
+    [
+        (LIGHTNING, "not loaded", "is not complete, and this start has not loaded its state"),
+        (TRAINER, "not loaded", "is not complete, and this start has not loaded its state"),
+        (TRAINER, "checkpoint without", "the checkpoint has no state of the account"),
+        (ACCELERATE, "not loaded", "is not complete, and this start has not loaded its state"),
+        (ACCELERATE, "not registered", "is not complete, and this start has not loaded its state"),
+        (ACCELERATE, "skips", "the DataLoader must be what account.loader returned"),
+        (KERAS, "loaded before", "the account's state was not loaded with them"),
+    ],
+)
+def test_a_restart_without_the_state_is_refused(name: str, how: str, sentence: str, tmp_path: Path) -> None:
+    killed = run(tmp_path, name, DEFAULT[name], how, world=1, dies=40)
+    assert killed.returncode == KILLED, killed.stderr
+    ended = run(tmp_path, name, DEFAULT[name], how, world=1)
+    assert (ended.returncode, sentence in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.nightly
+def test_the_hugging_face_trainer_has_no_steps_of_other_ranks(tmp_path: Path) -> None:
+    assert run(tmp_path, TRAINER, dies=32).returncode == KILLED
+    ended = run(tmp_path, TRAINER, world=1)
+    assert ended.returncode == 2
+    assert "the Trainer would go on after 1 epochs and 4 steps, and the account after 2 epochs" in ended.stderr
