@@ -284,8 +284,8 @@ def test_a_main_function_that_forgets_done_has_the_code_that_it_returns(end: str
     assert ended.returncode == code, ended.stderr
 
 
-@pytest.mark.parametrize(("end", "code"), [("raise SystemExit(main(143))", 143), ("raise SystemExit(main(0))", 3)])
-def test_a_rank_that_raises_its_exit_has_its_code(end: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(main(143))", 143), ("raise SystemExit(main(0))", 3)])
+def test_a_rank_that_forgets_done_has_the_code_that_it_passes_to_sys_exit(end: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MAIN.format(end))
     ended = subprocess.run(
         [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, tmp_path / "train.py"],
