@@ -87,6 +87,22 @@ def test_the_failed_rank_gives_its_code_and_its_name(alone: launched.Job, end: s
     assert f"torchtally: {message}" in pod.errors
 
 
+@pytest.mark.parametrize(
+    ("first_line", "why"),
+    [("echo without an interpreter", "Exec format error"), ("#!/no/interpreter", "No such file or directory")],
+)
+def test_a_program_that_the_kernel_does_not_start_is_told_in_one_sentence(
+    alone: launched.Job, tmp_path: Path, first_line: str, why: str
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f"{first_line}\n")
+    script.chmod(0o755)
+    pod = alone.start(0, ["run", "--", str(script)])
+    assert pod.wait() == 126
+    assert f"torchtally: '{script}' cannot be run here: {why}\n" in pod.errors
+    assert "Traceback" not in pod.errors
+
+
 def test_an_error_is_told_with_type_text_rank_and_its_last_line(alone: launched.Job) -> None:
     pod = alone.start(0, recorded("if rank == 1:\n    {}['no such key']\nimport time; time.sleep(1000)"), **TWO)
     assert pod.wait() == 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python from its start on
+_NOT_RUN = 126  # as a shell ends then
 
 
 def end_with(parent: int) -> None:
@@ -31,4 +32,8 @@ if __name__ == "__main__":
     end_with(int(sys.argv[1]))
     for each in _IGNORED:
         signal.signal(each, signal.SIG_DFL)
-    os.execvp(sys.argv[2], sys.argv[2:])
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:  # a script without #!, or one whose interpreter is not here
+        print(f"torchtally: {sys.argv[2]!r} cannot be run here: {error.strerror}", file=sys.stderr)
+        sys.exit(_NOT_RUN)
