@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torchtally.record.model import Checkpoint, Life, Pod, Run, Snapshot
 
-SCHEDULES, PULLS, STARTS = "scheduling", "pulling the image", "starting the container"
+SCHEDULES, STARTS = "scheduling", "pulling the image and starting the container"
 IMPORTS, WAITS, PREPARES = "importing", "waiting for the other pods", "preparing the first step"
 LOADS, TRAINS, SAVES = "loading data", "training", "saving"
 SUCCEEDED, FAILED, FOLLOWED = "succeeded", "failed", "ended with another pod"
@@ -64,7 +64,6 @@ def _parts(life: Life, began: float, over: float) -> Iterator[Part]:
     trains = over if life.first_step is not None else None
     ends = [
         (SCHEDULES, life.scheduled),
-        (PULLS, life.pulled),
         (STARTS, life.container),
         (IMPORTS, life.started),
         (WAITS, life.rendezvous),

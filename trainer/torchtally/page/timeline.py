@@ -7,7 +7,6 @@ from torchtally.record.sentences import date, duration
 
 _COLOURS = {
     life_parts.SCHEDULES: "@schedules",
-    life_parts.PULLS: "@pulls",
     life_parts.STARTS: "@starts",
     life_parts.IMPORTS: "@imports",
     life_parts.WAITS: "@waits",

@@ -26,9 +26,8 @@ class Life:
 
     run: str | None = None
     attempt: int | None = None
-    created: float | None = None  # this and the next three are the cluster's moments
+    created: float | None = None  # this and the next two are the cluster's moments
     scheduled: float | None = None
-    pulled: float | None = None
     container: float | None = None  # has started
     started: float | None = None  # the entry point is ready to meet the others
     rendezvous: float | None = None
