@@ -11,7 +11,7 @@ from torchtally.verifier.verdict import judge
 from verify.errors import BadInput
 from verify.job_kinds import NoJob
 
-from . import fetching, files, show, views, watching
+from . import fetching, files, gathering, rendering, watching
 from .cluster import Cluster
 from .overview import Overview
 from .standing import Standing
@@ -24,14 +24,16 @@ def list_(options: Options) -> int:
     cluster = _cluster(options)
     jobs = cluster.jobs()
     pods = cluster.pods() if jobs else {}
-    overviews = [views.briefly(cluster, job, pods) for job in jobs]
+    overviews = [gathering.briefly(cluster, job, pods) for job in jobs]
     if options.json:
-        show.output(show.dumped({"namespace": cluster.namespace, "jobs": [show.as_json(each) for each in overviews]}))
+        rendering.output(
+            rendering.dumped({"namespace": cluster.namespace, "jobs": [rendering.as_json(each) for each in overviews]})
+        )
     elif overviews:
-        console = show.console()
-        console.print(show.jobs(overviews, console.encoding, console.width))
+        console = rendering.console()
+        console.print(rendering.jobs(overviews, console.encoding, console.width))
     else:
-        show.output(f"no PyTorchJob or TrainJob in namespace {cluster.namespace}")
+        rendering.output(f"no PyTorchJob or TrainJob in namespace {cluster.namespace}")
     return 0
 
 
@@ -39,10 +41,10 @@ def status(options: Options) -> int:
     """A job now."""
     overview = _overview(options)
     if options.json:
-        show.output(show.dumped(show.as_json(overview)))
+        rendering.output(rendering.dumped(rendering.as_json(overview)))
     else:
-        console = show.console()
-        console.print(show.whole(overview, console.encoding, console.width))
+        console = rendering.console()
+        console.print(rendering.whole(overview, console.encoding, console.width))
     return overview.standing.status
 
 
@@ -66,10 +68,10 @@ def fetch(options: Options) -> int:
         job = cluster.job(options.job)
     except NoJob as error:
         source = fetching.of_claim(cluster, options.job, str(error))
-        print(f"torchtally_jobs: {error}: its claim is read", file=show.errors())
+        print(f"torchtally_jobs: {error}: its claim is read", file=rendering.errors())
     else:
         if not job.ended:
-            print(f"torchtally_jobs: {job.sentence}: its results are not complete", file=show.errors())
+            print(f"torchtally_jobs: {job.sentence}: its results are not complete", file=rendering.errors())
             running = job.progress in ("running", "restarting")
             return (Standing.RUNNING if running else Standing.PENDING).status
         source = fetching.of_job(cluster, job)
@@ -78,19 +80,21 @@ def fetch(options: Options) -> int:
     except OSError as error:
         raise BadInput(f"cannot write {error.filename or folder}: {error.strerror}") from error
     except fetching.Wrong as error:
-        print(f"torchtally_jobs: {error}", file=show.errors())
+        print(f"torchtally_jobs: {error}", file=rendering.errors())
         return Standing.DISPROVED.status
-    show.output(show.dumped({"folder": str(folder), "files": names}) if options.json else _copied(folder, names))
+    rendering.output(
+        rendering.dumped({"folder": str(folder), "files": names}) if options.json else _copied(folder, names)
+    )
     return 0
 
 
 def report(options: Options) -> int:
     """The page of the newest run, or of what was observed."""
     if files.is_path(options.job):
-        log = views.read_files(Path(options.job))
+        log = gathering.read_files(Path(options.job))
     else:
         cluster = _cluster(options)
-        _, _, log = views.read_job(cluster, cluster.job(options.job))
+        _, _, log = gathering.read_job(cluster, cluster.job(options.job))
     observation = observing.observation(log)
     snapshot, path = replace(log.snapshot, observation=observation), Path(options.page)
     try:
@@ -106,7 +110,7 @@ def report(options: Options) -> int:
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror}") from error
     told = f"{outcome}: see {path.absolute().as_uri()}"
-    show.output(show.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
+    rendering.output(rendering.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
     return 0
 
 
@@ -120,6 +124,6 @@ def _cluster(options: Options) -> Cluster:
 
 def _overview(options: Options) -> Overview:
     if files.is_path(options.job):
-        return views.of_files(Path(options.job))
+        return gathering.of_files(Path(options.job))
     cluster = _cluster(options)
-    return views.of_job(cluster, cluster.job(options.job))
+    return gathering.of_job(cluster, cluster.job(options.job))

@@ -13,7 +13,7 @@ from verify import cluster as verified
 from verify.job_kinds import Unreachable
 from verify.wait import Looking
 
-from . import overview, show, views
+from . import gathering, overview, rendering
 from .cluster import Cluster
 from .files import Growing, found, parted
 from .follow import MOST, Follower
@@ -30,7 +30,7 @@ class Screen:
     """Where a job is shown while it is watched."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._json, self._console = as_json, show.console()
+        self._json, self._console = as_json, rendering.console()
         self._live: Live | None = None
         self._shown: tuple[object, ...] = ()
         self._at = 0.0
@@ -48,10 +48,10 @@ class Screen:
         now = time.monotonic()
         if self._live:
             if now - self._at >= _REDRAW:
-                self._live.update(show.whole(overview, self._console.encoding, self._console.width), refresh=True)
+                self._live.update(rendering.whole(overview, self._console.encoding, self._console.width), refresh=True)
                 self._at = now
             return
-        does = [pod.does for pod in overview.pods] if self._json else show.halted(overview)
+        does = [pod.does for pod in overview.pods] if self._json else rendering.halted(overview)
         change = overview.state, overview.attempt, overview.epoch, len(overview.restarts), overview.standing, does
         if change != self._shown or now - self._at >= _LINE:
             self._print(overview)
@@ -62,13 +62,13 @@ class Screen:
         if self._json:
             self._print(overview)
         else:
-            self._console.print(show.whole(overview, self._console.encoding, self._console.width))
+            self._console.print(rendering.whole(overview, self._console.encoding, self._console.width))
 
     def _print(self, overview: Overview) -> None:
         if self._json:
-            show.output(show.dumped(show.as_json(overview), indent=None))
+            rendering.output(rendering.dumped(rendering.as_json(overview), indent=None))
         else:
-            show.output(f"{show.clock(overview.at)} {show.line(overview)}")
+            rendering.output(f"{rendering.clock(overview.at)} {rendering.line(overview)}")
 
 
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
@@ -76,7 +76,7 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
     look = Looking(partial(cluster.job, name))
     found_job = look()
     follower, log = Follower(cluster, found_job), Record()
-    pods: views.Pods = {}
+    pods: gathering.Pods = {}
     warnings: list[str] = []
     looked = ended_at = 0.0
     with screen.open():
@@ -89,7 +89,7 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
                     if len(pods) > MOST:
                         warnings.append(f"{len(pods)} pods: the logs of {MOST} are followed")
                     follower.show(pods)
-                    views.tell(log, found_job, pods)
+                    gathering.tell(log, found_job, pods)
                 except Unreachable as error:
                     warnings = [str(error)]
                 looked = time.monotonic()
@@ -99,9 +99,9 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
                 ended_at = ended_at or time.monotonic()
                 if not follower.busy or time.monotonic() - ended_at > _REST:
                     break
-            screen.show(views.so_far(log, name, found_job, pods, [*warnings, *follower.errors.values()]))
+            screen.show(gathering.so_far(log, name, found_job, pods, [*warnings, *follower.errors.values()]))
     verified.read(cluster.core, found_job, log)
-    last = views.judged(log, found_job, pods)
+    last = gathering.judged(log, found_job, pods)
     screen.end(last)
     return last.standing
 
@@ -117,8 +117,10 @@ def logs(path: Path, screen: Screen) -> Standing:
                     log.add_line(*parted(file, text))
             if overview.over(log.snapshot):
                 break
-            screen.show(views.so_far(log, path.name, None, {}, []))
+            screen.show(gathering.so_far(log, path.name, None, {}, []))
             time.sleep(_REDRAW)
-    last = views.of_files(path)  # as the verifier reads them: a last line without its end counts, and wrapped ones do
+    last = gathering.of_files(
+        path
+    )  # as the verifier reads them: a last line without its end counts, and wrapped ones do
     screen.end(last)
     return last.standing

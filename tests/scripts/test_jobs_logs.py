@@ -15,7 +15,7 @@ import told
 import torchtally_jobs
 import verify_shards
 
-from jobs import files, overview, show
+from jobs import files, overview, rendering
 from jobs.standing import Standing
 from torchtally import events
 from torchtally.record.record import Record
@@ -43,7 +43,7 @@ def drawn(lines: list[str], width: int, standing: Standing, seconds: float) -> l
         pod, text = files.parted(Path("demo.log"), line)
         record.add_line(pod, text)
     found = overview.of("demo", record.snapshot, at=told.BEGAN + seconds, standing=standing)
-    show.console(width, text := io.StringIO()).print(show.whole(found, "utf-8", width))
+    rendering.console(width, text := io.StringIO()).print(rendering.whole(found, "utf-8", width))
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -326,7 +326,7 @@ def test_thousands_of_pods_make_few_rows() -> None:
     found = overview.Overview(
         job="demo", state="running", standing=Standing.RUNNING, proof="", at=0.0, pods=(*pods, odd)
     )
-    show.console(80, text := io.StringIO()).print(show.whole(found, "ascii", 80))
+    rendering.console(80, text := io.StringIO()).print(rendering.whole(found, "ascii", 80))
     lines = text.getvalue().splitlines()
     assert "1001 pods; most of them: trains" in lines and len(lines) < 12
     assert any("demo-worker-1000" in line for line in lines)
