@@ -231,7 +231,7 @@ def test_a_job_is_watched_to_its_end(
             cluster.state("Succeeded")
 
     monkeypatch.setattr(watching, "_LOOK", 0.0)
-    monkeypatch.setattr(watching.views, "tell", later)
+    monkeypatch.setattr(watching.gathering, "tell", later)
     status, said = asked(capsys, "watch", "demo")
     assert status == 0
     assert "demo is running" in said and "✓ the proof holds" in said
@@ -247,7 +247,7 @@ def test_a_job_that_is_deleted_while_it_is_watched(
             cluster.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
 
     monkeypatch.setattr(watching, "_LOOK", 0.0)
-    monkeypatch.setattr(watching.views, "tell", later)
+    monkeypatch.setattr(watching.gathering, "tell", later)
     status, said = asked(capsys, "watch", "demo")
     assert status == 2 and "PyTorchJob demo in namespace trial was deleted while it was running" in said
 
@@ -287,7 +287,7 @@ def test_a_pod_that_is_restarted_is_followed_on(
     settle = follow.Follower.lines
     monkeypatch.setattr(follow.Follower, "lines", lines)
     monkeypatch.setattr(watching, "_LOOK", 0.0)
-    monkeypatch.setattr(watching.views, "tell", lambda *_: None)
+    monkeypatch.setattr(watching.gathering, "tell", lambda *_: None)
     _, said = asked(capsys, "watch", "demo", "--json")
     shown = [each for line in said.replace("} {", "}\n{").splitlines() for each in json.loads(line)["pods"]]
     (last,) = [pod["restarts"] for pod in shown if pod["name"] == told.WORKER][-1:]
