@@ -40,7 +40,8 @@ def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp
     killed = [each for each in seen[-1]["restarts"] if each["pod"] == "demo-worker-1"]
     assert killed and killed[0]["kind"] != "consequence", seen[-1]["restarts"]
 
-    assert {pod["name"]: pod["restarts"] for pod in seen[-1]["pods"]} == dict.fromkeys(faults.PODS, 1)
+    told = json.loads(asked(namespace, "status", "demo", "--json"))
+    assert {pod["name"]: pod["restarts"] for pod in told["pods"]} == dict.fromkeys(faults.PODS, 1)
     (listed,) = json.loads(asked(namespace, "list", "--json"))["jobs"]
     assert (listed["job"], listed["state"], listed["standing"]) == ("demo", "succeeded", "proved")
     assert "✓ the proof holds" in " ".join(asked(namespace, "status", "demo").split())

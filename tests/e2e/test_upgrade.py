@@ -67,7 +67,7 @@ def test_a_running_job_is_changed_or_it_is_said_why_not(policies: None, namespac
     assert namespace.list("pytorchjob")["demo"]["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 86400
     refused = upgrade(namespace, *changed, "--set", "workers=2", check=False)
     assert refused.returncode != 0
-    assert "PyTorchJob demo exists, and its controller ignores changes to its pods:" in refused.stderr
+    assert "PyTorchJob demo exists, and its controller ignores changes to its pods, " in refused.stderr
     upgrade(namespace, *changed, "--set", "workers=2,jobNameRevision=true,model.subPath=third")
     (name,) = namespace.list("pytorchjob")
     assert name.startswith("demo-")
