@@ -260,8 +260,6 @@ def test_a_contradiction_is_one_line(environment: dict[str, str]) -> None:
         (["--", "sh", "-c", "exit 0"], 0),
         (["--", "sh", "-c", "exit 7"], 7),
         (["--", "sh", "-c", "kill -KILL $$"], 137),
-        (["-m", "platform"], 0),
-        (["-m", "no_such_module_at_all"], 1),
         (["--", "no-such-program-at-all"], 2),
     ],
 )

@@ -60,7 +60,7 @@ def stuck(pod: launched.Pod) -> list[events.Stuck]:
 
 @pytest.mark.parametrize("loop", ["time.sleep(1)", "pass"])
 def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, tmp_path: Path, loop: str) -> None:
-    command = script(tmp_path, loop, 4)
+    command = script(tmp_path, loop, 8)
     pods = [two.start(rank, command) for rank in range(2)]
     assert [pod.wait() for pod in pods] == [203, 203], pods[0].errors
     for pod, name in zip(pods, ("demo-master-0", "demo-worker-0"), strict=True):
@@ -108,7 +108,7 @@ def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
 
 def test_an_output_folder_that_takes_nothing_hides_no_stack(two: launched.Job, tmp_path: Path) -> None:
     (tmp_path / "output").write_text("no folder")
-    command = script(tmp_path, "time.sleep(1)", 4)
+    command = script(tmp_path, "time.sleep(1)", 8)
     pods = [two.start(rank, command) for rank in range(2)]
     assert [pod.wait() for pod in pods] == [203, 203]
     assert stuck(pods[0])[0].stacks is None and "never_returns" in pods[0].message

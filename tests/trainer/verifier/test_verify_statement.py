@@ -226,7 +226,7 @@ def test_a_checkpoint_that_is_a_folder_is_compared_with_all_its_files(
     folder.mkdir()
     (folder / "shard").write_bytes(b"weights")
     place = {"run": "3f9c2a7b10de", "attempt": 0, "epoch": 3, "position": 0, "consumed": 74, "discarded": 0, "world": 4}
-    versions = {"torchtally": "0.1.0", "torch": "2.14.1", "objects": {}, "account": {}, "conditions": []}
+    versions = {"torchtally": "0.1.0", "torch": "2.14.1", "objects": {}, "account": {}}
     files = {"shard": File(7, hashlib.sha256(b"weights").hexdigest())}
     printed = Manifest(**place, **versions, files=files).printed()
     (folder / "manifest.json").write_bytes(printed)
