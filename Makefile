@@ -56,7 +56,7 @@ test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of t
 .PHONY: test-minio
 test-minio: .venv/.dev ## run the tests of an object store with MinIO, which Go builds, in place of moto
 	@scripts/tools.py minio
-	TEST_S3=minio python -m pytest tests/trainer -k 's3 or store' $(ARGS)
+	TEST_S3=minio python -m pytest tests/trainer -k 's3 or object_store' $(ARGS)
 
 TORCH ?= 2.0.1
 

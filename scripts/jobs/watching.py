@@ -119,8 +119,7 @@ def logs(path: Path, screen: Screen) -> Standing:
                 break
             screen.show(gathering.so_far(log, path.name, None, {}, []))
             time.sleep(_REDRAW)
-    last = gathering.of_files(
-        path
-    )  # as the verifier reads them: a last line without its end counts, and wrapped ones do
+    # As the verifier reads them: a last line without its end counts, and wrapped ones do.
+    last = gathering.of_files(path)
     screen.end(last)
     return last.standing

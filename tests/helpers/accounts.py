@@ -16,6 +16,8 @@ from torch.distributed.distributed_c10d import Store
 
 from torchtally import Account
 from torchtally.proof.line import PREFIX
+from torchtally.verifier.log import Log
+from torchtally.verifier.verdict import Verdict, judge
 
 
 def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
@@ -67,3 +69,13 @@ def logs_its_loss(environment: Mapping[str, str]) -> None:
             for batch in account.epoch("train", epoch, source):
                 account.commit()
                 account.log(loss=torch.tensor(1 / batch.step))
+
+
+def verified(*attempts: list[dict[str, Any]]) -> Verdict:
+    """What the verifier says of the logs of all ranks in all attempts, which have one run."""
+    log = Log()
+    for number, found in enumerate(attempts):
+        for rank, each in enumerate(found):
+            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
+    [verdict] = judge(log)
+    return verdict

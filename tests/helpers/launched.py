@@ -29,6 +29,11 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", **more}
 
 
+def shell(script: str) -> list[str]:
+    """The arguments of torchtally for a script of the shell."""
+    return ["run", "--", "sh", "-c", script]
+
+
 def until(what: str, condition: Callable[[], object]) -> None:
     """Wait until the condition, which `what` says in words, is true."""
     ends = time.monotonic() + LIMIT

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import alone, run
-from test_rest_of_epoch import SIZE, TESTS, N, Scheduled, verified
+from accounts import alone, run, verified
+from test_rest_of_epoch import SIZE, TESTS, N, Scheduled
 from witness import Noisy
 
 from torchtally import Account

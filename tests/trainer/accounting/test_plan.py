@@ -1,10 +1,9 @@
 """A plan in steps or tokens, and a run that its program stops: what is proved is the prefix of the order."""
 
-import io
 from typing import Any
 
 import pytest
-from accounts import alone, run, tallied
+from accounts import alone, run, tallied, verified
 from hypothesis import given
 from hypothesis import strategies as st
 from witness import Noisy, Witness
@@ -13,8 +12,6 @@ from torchtally import Account, Steps, Tokens
 from torchtally.accounting.plan import extent
 from torchtally.proof.contract import CONTRACTS
 from torchtally.proof.shards import Shard
-from torchtally.verifier.log import Log
-from torchtally.verifier.verdict import judge
 
 N, SIZE = 30, 2
 
@@ -87,15 +84,6 @@ def trains(plan: Any, saved: Any = None, until: int | None = None, stop: int | N
     return training.times
 
 
-def judged(*attempts: list[dict[str, Any]]) -> Any:
-    log = Log()
-    for number, found in enumerate(attempts):
-        for rank, each in enumerate(found):
-            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
-    [verdict] = judge(log)
-    return verdict
-
-
 @pytest.mark.parametrize(
     ("plan", "total", "end"),
     [
@@ -114,7 +102,7 @@ def test_the_plan_is_fulfilled_and_proved(plan: Any, total: int, end: Any) -> No
         assert max(each["result"]) - min(each["result"]) <= 1
     summary = tallied(found[0]["out"])[-1]
     assert summary["phases"]["train"].get("end") == end
-    verdict = judged(found)
+    verdict = verified(found)
     assert verdict.holds, verdict.problems
 
 
@@ -128,7 +116,7 @@ def test_a_plan_in_steps_goes_on_after_a_kill(before: int, after: int, until: in
     assert resumed[0]["code"] == 0, resumed[0]["err"]
     assert sum(resumed[0]["result"]) == 50
     assert max(resumed[0]["result"]) == 2
-    verdict = judged(killed, resumed)
+    verdict = verified(killed, resumed)
     assert verdict.holds, verdict.problems
 
 
@@ -140,7 +128,7 @@ def test_an_early_end_that_is_meant_is_proved_and_says_why(stop: int, total: int
         assert sum(each["result"]) == total
     summary = tallied(found[0]["out"])[-1]
     assert (summary["stopped"], summary["phases"]["train"]["end"]) == ("patience", end)
-    verdict = judged(found)
+    verdict = verified(found)
     assert verdict.holds, verdict.problems
 
 

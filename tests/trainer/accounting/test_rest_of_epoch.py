@@ -1,6 +1,5 @@
 """What a loop makes once an epoch, after its batches, is made exactly once: steps of a scheduler, an evaluation."""
 
-import io
 import json
 import os
 import signal
@@ -10,15 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import alone, run, tallied
+from accounts import alone, run, tallied, verified
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 from witness import Noisy, Witness
 
 from torchtally import Account, Steps, TalliedSampler
 from torchtally.checkpoints import checkpoints
-from torchtally.verifier.log import Log
-from torchtally.verifier.verdict import Verdict, judge
 
 N, TESTS, SIZE = 29, 7, 4  # 8 steps of one rank, and 4 of two
 Saved = dict[str, Any]
@@ -48,15 +45,6 @@ class Scheduled(Witness):
     @property
     def outcome(self) -> dict[str, Any]:
         return {"times": self.times, "sha256": self.sha256, "rate": self.scheduler.get_last_lr()}
-
-
-def verified(*attempts: list[dict[str, Any]]) -> Verdict:
-    log = Log()
-    for number, found in enumerate(attempts):
-        for rank, each in enumerate(found):
-            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
-    [verdict] = judge(log)
-    return verdict
 
 
 # By the account's checkpoints.

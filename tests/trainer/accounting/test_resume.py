@@ -1,6 +1,5 @@
 """A loop that is killed goes on at the very sample where its weights stand, at any number of ranks, and is proved."""
 
-import io
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import alone, run, tallied
+from accounts import alone, run, tallied, verified
 from torch.utils.data import DataLoader, IterableDataset
 from witness import Noisy, Witness
 
@@ -19,8 +18,6 @@ from torchtally import Account, Locality, TalliedSampler
 from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
 from torchtally.proof.shard_sizes import ShardSizes
-from torchtally.verifier.log import Log
-from torchtally.verifier.verdict import Verdict, judge
 
 N, EPOCHS = 101, 3
 Saved = dict[str, Any]
@@ -63,16 +60,6 @@ class Sharded(Noisy):
     """Its samples are in shard files."""
 
     shard_sizes: Sequence[int] = (20, 0, 31, 7, 25, 18)
-
-
-def verified(*attempts: list[dict[str, Any]]) -> Verdict:
-    """What the verifier says of the logs of all ranks in all attempts."""
-    log = Log()
-    for number, found in enumerate(attempts):
-        for rank, each in enumerate(found):
-            log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
-    [verdict] = judge(log)
-    return verdict
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import launched
@@ -21,24 +20,6 @@ def environment() -> dict[str, str]:
     return launched.environment()
 
 
-@pytest.fixture
-def alone(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
-    with launched.job(environment, tmp_path, 1) as job:
-        yield job
-
-
-@pytest.fixture
-def two(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
-    with launched.job(environment, tmp_path, 2) as job:
-        yield job
-
-
-@pytest.fixture
-def three(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
-    with launched.job(environment, tmp_path, 3) as job:
-        yield job
-
-
 TWO = {"PET_NPROC_PER_NODE": "2"}
 # An entry point that does something else before.
 START = "import sys; from torchtally import cli; from torchtally.pod import heartbeat, rendezvous\n{}\n"
@@ -50,10 +31,6 @@ STARTING = (
     "start = agent.start_processes; agent.start_processes = lambda **how: (start(**how), signal.pause())[0]\n"
     "sys.exit(cli.main(sys.argv[1:]))"
 )
-
-
-def shell(script: str) -> list[str]:
-    return ["run", "--", "sh", "-c", script]
 
 
 def python(script: str) -> list[str]:
@@ -81,7 +58,7 @@ def recorded(body: str) -> list[str]:
     ],
 )
 def test_the_failed_rank_gives_its_code_and_its_name(alone: launched.Job, end: str, code: int, message: str) -> None:
-    pod = alone.start(0, shell(f"[ $RANK = 0 ] && exec sleep 1000; {end}"), **TWO)
+    pod = alone.start(0, launched.shell(f"[ $RANK = 0 ] && exec sleep 1000; {end}"), **TWO)
     assert pod.wait() == code
     assert pod.message.startswith(message)
     assert f"torchtally: {message}" in pod.errors
@@ -144,7 +121,7 @@ def test_a_sentence_about_a_rank_names_no_other(alone: launched.Job) -> None:
 
 
 def test_bad_input_is_told_before_anything_starts(alone: launched.Job) -> None:
-    pod = alone.start(0, shell("exit 0"), RANK="1", PET_NODE_RANK="1")
+    pod = alone.start(0, launched.shell("exit 0"), RANK="1", PET_NODE_RANK="1")
     assert pod.wait() == 2
     assert pod.message == "RANK=1 must be below WORLD_SIZE=1"
 
@@ -164,14 +141,14 @@ def test_a_message_fits_what_kubernetes_keeps(alone: launched.Job) -> None:
 
 
 def test_outside_of_a_cluster_no_file_is_made(alone: launched.Job, tmp_path: Path) -> None:
-    pod = alone.start(0, shell("exit 5"), TORCHTALLY_TERMINATION_LOG=str(tmp_path / "none"))
+    pod = alone.start(0, launched.shell("exit 5"), TORCHTALLY_TERMINATION_LOG=str(tmp_path / "none"))
     assert pod.wait() == 5
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process of its parent's end on Linux alone")
 def test_ranks_end_with_an_agent_that_is_killed(alone: launched.Job) -> None:
-    pod = alone.start(0, shell("echo $$; exec sleep 1000"), **TWO)
+    pod = alone.start(0, launched.shell("echo $$; exec sleep 1000"), **TWO)
     ranks = [psutil.Process(int(pod.line())) for _ in range(2)]
     pod.signal(signal.SIGKILL)
     launched.until("they are gone", lambda: all(map(launched.gone, ranks)))
@@ -188,7 +165,7 @@ def test_a_rank_ignores_the_signals_that_it_would_ignore_elsewhere(alone: launch
 def test_a_rank_that_lost_a_peer_does_not_hide_one_that_failed(alone: launched.Job, tmp_path: Path, end: str) -> None:
     """Both have died when the agent, which looks every 0.1 s, sees it; rank 0 comes first in its list."""
     wait = f"echo $$; until [ -e {tmp_path}/go ]; do sleep 0.01; done;"
-    pod = alone.start(0, shell(f"{wait} [ $RANK = 0 ] && exit 203; {end}"), **TWO)
+    pod = alone.start(0, launched.shell(f"{wait} [ $RANK = 0 ] && exit 203; {end}"), **TWO)
     ranks = [psutil.Process(int(pod.line())) for _ in range(2)]
     pod.signal(signal.SIGSTOP)
     (tmp_path / "go").touch()
@@ -203,12 +180,12 @@ def test_a_rank_that_lost_a_peer_first_does_not_hide_one_that_failed(alone: laun
     ready = tmp_path / "ready"
     first = f"[ $RANK = 0 ] && {{ until [ -e {ready} ]; do sleep 0.01; done; exit 203; }}"
     then = f"trap 'sleep 1.1; exit 9' TERM; touch {ready}; while :; do sleep 1; done"
-    pod = alone.start(0, shell(f"{first}; {then}"), **TWO)
+    pod = alone.start(0, launched.shell(f"{first}; {then}"), **TWO)
     assert pod.wait() == 9
 
 
 def test_a_rank_that_the_agent_ends_does_not_hide_one_that_failed(alone: launched.Job) -> None:
-    pod = alone.start(0, shell("[ $RANK = 1 ] && exit 9; exec sleep 1000"), **TWO)
+    pod = alone.start(0, launched.shell("[ $RANK = 1 ] && exit 9; exec sleep 1000"), **TWO)
     assert pod.wait() == 9
 
 
@@ -222,7 +199,7 @@ at_any_time = pytest.mark.parametrize("entry", [launched.ENTRY, STARTING], ids=[
 def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(
     alone: launched.Job, processes: str, entry: str
 ) -> None:
-    handled = shell("trap 'echo saved; kill $!; exit 0' TERM; echo ready; sleep 1000 & wait")
+    handled = launched.shell("trap 'echo saved; kill $!; exit 0' TERM; echo ready; sleep 1000 & wait")
     pod = alone.start(0, handled, entry=entry, PET_NPROC_PER_NODE=processes)
     count = int(processes)
     assert [pod.line() for _ in range(count)] == ["ready"] * count
@@ -234,7 +211,7 @@ def test_ranks_that_end_well_on_sigterm_end_their_pod_as_terminated(
 
 @at_any_time
 def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: launched.Job, entry: str) -> None:
-    stubborn = shell("trap 'echo no' TERM; echo $$; while :; do sleep 0.1; done")
+    stubborn = launched.shell("trap 'echo no' TERM; echo $$; while :; do sleep 0.1; done")
     pod = alone.start(0, stubborn, entry=entry, PET_SHUTDOWN_TIMEOUT="1")
     rank = psutil.Process(int(pod.line()))
     pod.signal(signal.SIGTERM)
@@ -246,7 +223,7 @@ def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: launched.Jo
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_second_sigterm_ends_the_ranks_at_once(alone: launched.Job, processes: str, entry: str) -> None:
     # What the rank has started goes with it.
-    stubborn = shell("trap 'echo no' TERM; sleep 1000 & echo $!; while :; do sleep 0.1; done")
+    stubborn = launched.shell("trap 'echo no' TERM; sleep 1000 & echo $!; while :; do sleep 0.1; done")
     pod = alone.start(0, stubborn, entry=entry, PET_NPROC_PER_NODE=processes, PET_SHUTDOWN_TIMEOUT="1000")
     for _ in range(int(processes)):
         assert psutil.pid_exists(int(pod.line()))
@@ -259,7 +236,7 @@ def test_a_second_sigterm_ends_the_ranks_at_once(alone: launched.Job, processes:
 
 
 def test_sigterm_ends_a_pod_that_waits_for_the_others(two: launched.Job) -> None:
-    pod = two.start(1, shell("exit 0"))
+    pod = two.start(1, launched.shell("exit 0"))
     launched.until("it says so", lambda: "does not answer" in pod.errors)
     pod.signal(signal.SIGTERM)
     assert pod.wait() == -signal.SIGTERM
@@ -267,7 +244,7 @@ def test_sigterm_ends_a_pod_that_waits_for_the_others(two: launched.Job) -> None
 
 def test_sigterm_ends_a_pod_that_has_failed_already(two: launched.Job) -> None:
     """It would wait some seconds for what the others have to say."""
-    _, worker = two.all(shell("[ $RANK = 1 ] && echo ready && exit 1; sleep 1000"))
+    _, worker = two.all(launched.shell("[ $RANK = 1 ] && echo ready && exit 1; sleep 1000"))
     rank = psutil.Process(worker.process.pid)
     assert worker.line() == "ready"
     launched.until("its rank has ended", lambda: not rank.children())
@@ -286,7 +263,7 @@ WAITING = START.format(
 @pytest.mark.parametrize("done", [0, 1])
 def test_sigterm_ends_a_pod_whose_ranks_have_succeeded_before_others(two: launched.Job, done: int) -> None:
     """torchrun would be deaf to it until the others have, too."""
-    pods = [two.start(rank, shell(f"[ $RANK = {done} ] || sleep 1000"), entry=WAITING) for rank in range(2)]
+    pods = [two.start(rank, launched.shell(f"[ $RANK = {done} ] || sleep 1000"), entry=WAITING) for rank in range(2)]
     assert pods[done].line() == "barrier"
     pods[done].signal(signal.SIGTERM)
     assert pods[done].wait() == 143
@@ -297,7 +274,7 @@ def test_sigterm_ends_a_pod_whose_ranks_have_succeeded_before_others(two: launch
 
 
 def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) -> None:
-    here = [three.start(rank, shell("exit 0"), PET_RDZV_CONF="timeout=10") for rank in (0, 1)]
+    here = [three.start(rank, launched.shell("exit 0"), PET_RDZV_CONF="timeout=10") for rank in (0, 1)]
     for pod in here:
         assert pod.wait() == 203
         assert "torchtally: 2 of 3 pods have joined; missing: the pod with RANK=2\n" in pod.errors
@@ -305,7 +282,7 @@ def test_pods_that_do_not_come_are_named_by_those_that_did(three: launched.Job) 
 
 
 def test_a_missing_master_is_named(two: launched.Job) -> None:
-    pod = two.start(1, shell("exit 0"), PET_RDZV_CONF="timeout=1")
+    pod = two.start(1, launched.shell("exit 0"), PET_RDZV_CONF="timeout=1")
     assert pod.wait() == 203
     assert re.match(
         r"the pod with RANK=0 does not answer at 127.0.0.1:\d+ \(.*refused\): gave up after 1 s", pod.message
@@ -314,7 +291,7 @@ def test_a_missing_master_is_named(two: launched.Job) -> None:
 
 def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) -> None:
     """Else it would find the notes of those that it met in its former life."""
-    run = shell('cat $TORCHTALLY_PODS; echo; [ -n "$GO_ON" ] || sleep 1000')
+    run = launched.shell('cat $TORCHTALLY_PODS; echo; [ -n "$GO_ON" ] || sleep 1000')
     master, worker = (two.start(rank, run, **launched.STRICT) for rank in range(2))
     assert [pod.line() for pod in (master, worker)] == ['["demo-master-0", "demo-worker-0"]'] * 2
     worker.kill()
@@ -337,7 +314,7 @@ def test_a_lost_peer_is_named_and_the_end_that_it_caused_is_retried(two: launche
         f"if rank == 1: os.system('touch {gone}; kill -KILL $PPID')\n"
         f"os.system('until [ -e {gone} ]; do sleep 0.1; done')\nraise RuntimeError({CLOSED!r})"
     )
-    for command in (shell(in_shell), recorded(script)):
+    for command in (launched.shell(in_shell), recorded(script)):
         gone.unlink(missing_ok=True)
         master, worker = two.all(command)
         assert [master.wait(), worker.wait()] == [203, 137]
@@ -359,7 +336,7 @@ def test_a_cause_with_a_line_of_code_is_apart_from_its_consequence(two: launched
 
 def test_a_worker_is_told_of_the_masters_failure_before_the_store_goes(two: launched.Job, tmp_path: Path) -> None:
     master, worker = two.all(
-        shell(f"[ $RANK = 0 ] && kill -KILL $$; until [ -e {tmp_path}/gone ]; do sleep 0.1; done; exit 1")
+        launched.shell(f"[ $RANK = 0 ] && kill -KILL $$; until [ -e {tmp_path}/gone ]; do sleep 0.1; done; exit 1")
     )
     launched.until("the worker was told", lambda: "ended by signal 9" in worker.errors)
     assert master.wait() == 137
@@ -375,7 +352,7 @@ def test_a_failure_that_is_written_down_keeps_its_code_on_every_pod(two: launche
 
 
 def test_of_failures_that_nobody_explains_the_first_counts(two: launched.Job) -> None:
-    started = two.all(shell("exit $((RANK + 5))"), **launched.STRICT)
+    started = two.all(launched.shell("exit $((RANK + 5))"), **launched.STRICT)
     codes = [pod.wait() for pod in started]
     assert codes in ([5, 203], [203, 6])
     for pod in started:
@@ -383,7 +360,7 @@ def test_of_failures_that_nobody_explains_the_first_counts(two: launched.Job) ->
 
 
 def test_a_program_that_does_not_notice_is_ended(two: launched.Job) -> None:
-    command = shell("[ $RANK = 1 ] && kill -KILL $$; sleep 1000")
+    command = launched.shell("[ $RANK = 1 ] && kill -KILL $$; sleep 1000")
     master, worker = (two.start(rank, command, **launched.STRICT) for rank in range(2))
     assert [master.wait(), worker.wait()] == [203, 137]
     assert master.message.startswith("rank 1 (demo-worker-0) was ended by signal 9 (SIGKILL); the ranks of demo-master")
@@ -391,8 +368,8 @@ def test_a_program_that_does_not_notice_is_ended(two: launched.Job) -> None:
 
 def test_a_pod_that_is_stopped_when_its_part_is_done_is_not_waited_for(two: launched.Job) -> None:
     """torchrun's agents would wait for it for 5 minutes after they have succeeded."""
-    master = two.start(0, shell("echo done"), **launched.STRICT)
-    worker = two.start(1, shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
+    master = two.start(0, launched.shell("echo done"), **launched.STRICT)
+    worker = two.start(1, launched.shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
     assert (master.line(), worker.line()) == ("done", "ready")
     worker.signal(signal.SIGTERM)
     assert (worker.wait(), master.wait()) == (128 + signal.SIGTERM, 0)
@@ -402,7 +379,7 @@ def test_a_pod_that_is_stopped_when_its_part_is_done_is_not_waited_for(two: laun
 def test_a_pod_may_end_while_it_still_talks_to_the_store(two: launched.Job) -> None:
     """Python's own end would abort a process with a thread in C++, at times."""
     busy = "\ndef talk(self):\n    while True: self._store.keys.check(['it'])\nheartbeat.Heartbeat._watch = talk\n"
-    started = [two.start(rank, shell("exit 0"), entry=START.format(busy)) for rank in range(2)]
+    started = [two.start(rank, launched.shell("exit 0"), entry=START.format(busy)) for rank in range(2)]
     assert [pod.wait() for pod in started] == [0, 0]
 
 
@@ -422,8 +399,8 @@ def test_the_first_pod_ends_when_the_others_have_passed_the_exit_barrier(three: 
         f"rendezvous._AgentStore.wait = lambda *args: (wait(*args), Path('{tmp_path}/open').touch())"
     )
     until = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done"
-    first = three.start(0, shell(until), entry=last)
-    others = [three.start(rank, shell("exit 0"), entry=slow) for rank in (1, 2)]
+    first = three.start(0, launched.shell(until), entry=last)
+    others = [three.start(rank, launched.shell("exit 0"), entry=slow) for rank in (1, 2)]
     assert [pod.line() for pod in others] == ["arrived", "arrived"]
     (tmp_path / "go").touch()
     assert [pod.line() for pod in others] == ["passed", "passed"]
@@ -433,7 +410,7 @@ def test_the_first_pod_ends_when_the_others_have_passed_the_exit_barrier(three: 
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_pod_that_goes_without_a_word_is_named(two: launched.Job, tmp_path: Path, gone: int) -> None:
-    started = two.all(shell(f"echo ready; until [ -e {tmp_path}/gone ]; do sleep 0.1; done; exit 1"))
+    started = two.all(launched.shell(f"echo ready; until [ -e {tmp_path}/gone ]; do sleep 0.1; done; exit 1"))
     assert [pod.line() for pod in started] == ["ready", "ready"]
     started[gone].kill()
     (tmp_path / "gone").touch()
@@ -445,7 +422,7 @@ def test_a_pod_that_goes_without_a_word_is_named(two: launched.Job, tmp_path: Pa
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) -> None:
     started = [
-        two.start(rank, shell("echo ready; sleep 1000"), TORCHTALLY_SILENCE_SECONDS="4", **launched.STRICT)
+        two.start(rank, launched.shell("echo ready; sleep 1000"), TORCHTALLY_SILENCE_SECONDS="4", **launched.STRICT)
         for rank in range(2)
     ]
     assert [pod.line() for pod in started] == ["ready", "ready"]
@@ -460,7 +437,7 @@ def test_a_pod_that_is_frozen_for_long_is_named(two: launched.Job, frozen: int) 
 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_pod_that_is_frozen_for_a_while_goes_on(two: launched.Job, tmp_path: Path, frozen: int) -> None:
-    wait = shell(f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
+    wait = launched.shell(f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.1; done")
     started = [two.start(rank, wait, TORCHTALLY_SILENCE_SECONDS="6") for rank in range(2)]
     assert [pod.line() for pod in started] == ["ready", "ready"]
     stopped = started[frozen].freeze()

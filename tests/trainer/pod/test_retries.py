@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import launched
@@ -17,30 +16,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return launched.environment(TORCHTALLY_OUTPUT=str(tmp_path / "output"), TORCHTALLY_RETRIES="1", **launched.STRICT)
 
 
-@pytest.fixture
-def alone(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
-    with launched.job(environment, tmp_path, 1) as job:
-        yield job
-
-
-@pytest.fixture
-def two(environment: dict[str, str], tmp_path: Path) -> Iterator[launched.Job]:
-    with launched.job(environment, tmp_path, 2) as job:
-        yield job
-
-
-def shell(script: str) -> list[str]:
-    return ["run", "--", "sh", "-c", script]
-
-
 def resume(environment: dict[str, str], epoch: int, position: int, run: str = "r") -> None:
     event = events.Resumed(task="t", world=1, checkpoint=None, epoch=epoch, position=position, discarded=0)
     retries.resumed(event, events.Source(pod="demo-master-0", rank=0, run=run, attempt=1), environment)
 
 
 def test_a_failed_program_is_retried_and_no_more_often_than_allowed(alone: launched.Job) -> None:
-    assert [alone.start(0, shell("exit 7")).wait() for _ in range(2)] == [201, 201]
-    last = alone.start(0, shell("echo not run"))
+    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
+    last = alone.start(0, launched.shell("echo not run"))
     assert last.wait() == 1
     assert last.message.startswith(
         "demo-master-0 has started 2 times without progress, and TORCHTALLY_RETRIES is 1; the last start "
@@ -48,17 +31,17 @@ def test_a_failed_program_is_retried_and_no_more_often_than_allowed(alone: launc
     )
     assert last.line() == ""
     # Another job in this folder begins with all its retries.
-    assert alone.start(0, shell("exit 7")).wait() == 201
+    assert alone.start(0, launched.shell("exit 7")).wait() == 201
 
 
 def test_pods_that_are_killed_count_and_all_pods_end(two: launched.Job) -> None:
     """As by the kernel's OOM killer: no process can report it."""
     for _ in range(2):
-        started = two.all(shell("echo ready; sleep 1000"))
+        started = two.all(launched.shell("echo ready; sleep 1000"))
         assert [pod.line() for pod in started] == ["ready", "ready"]
         for pod in started:
             pod.kill()
-    started = two.all(shell("echo not run"))
+    started = two.all(launched.shell("echo not run"))
     assert [pod.wait() for pod in started] == [1, 1]
     for pod in started:
         assert pod.message.endswith("the pod was killed, for example because it was out of memory")
@@ -66,31 +49,31 @@ def test_pods_that_are_killed_count_and_all_pods_end(two: launched.Job) -> None:
 
 @pytest.mark.parametrize("code", [2, 3])
 def test_an_end_that_no_retry_cures_ends_all_pods_at_once(two: launched.Job, code: int) -> None:
-    started = two.all(shell(f"[ $RANK = 1 ] && exit {code}; sleep 1000"))
+    started = two.all(launched.shell(f"[ $RANK = 1 ] && exit {code}; sleep 1000"))
     assert [pod.wait() for pod in started] == [code, code]
 
 
 def test_progress_gives_all_retries_again(environment: dict[str, str], alone: launched.Job) -> None:
-    assert [alone.start(0, shell("exit 7")).wait() for _ in range(2)] == [201, 201]
+    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
     resume(environment, 1, 100)
-    assert [alone.start(0, shell("exit 7")).wait() for _ in range(2)] == [201, 201]
+    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
     resume(environment, 1, 100)  # the same place again
-    assert alone.start(0, shell("exit 7")).wait() == 1
+    assert alone.start(0, launched.shell("exit 7")).wait() == 1
 
 
 def test_a_pod_that_is_stopped_in_order_has_not_failed(alone: launched.Job) -> None:
     for _ in range(3):
-        pod = alone.start(0, shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
+        pod = alone.start(0, launched.shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
         assert pod.line() == "ready"
         pod.signal(signal.SIGTERM)
         assert pod.wait() == 143
-    assert alone.start(0, shell("exit 0")).wait() == 0
+    assert alone.start(0, launched.shell("exit 0")).wait() == 0
 
 
 def test_success_forgets_everything(environment: dict[str, str], alone: launched.Job, tmp_path: Path) -> None:
-    assert alone.start(0, shell("exit 7")).wait() == 201
+    assert alone.start(0, launched.shell("exit 7")).wait() == 201
     resume(environment, 9, 0)
-    assert alone.start(0, shell("exit 0")).wait() == 0
+    assert alone.start(0, launched.shell("exit 0")).wait() == 0
     assert list((tmp_path / "output").iterdir()) == []
 
 
@@ -110,16 +93,16 @@ def test_a_damaged_record_counts_as_none(alone: launched.Job, tmp_path: Path, da
     (tmp_path / "output").mkdir()
     for name in (".retries-demo-master-0.json", ".progress.json"):
         (tmp_path / "output" / name).write_text(damaged)
-    assert alone.start(0, shell("exit 7")).wait() == 201
+    assert alone.start(0, launched.shell("exit 7")).wait() == 201
 
 
 def test_an_output_that_cannot_be_written_stops_no_training(alone: launched.Job, tmp_path: Path) -> None:
     (tmp_path / "output").write_text("a file")
-    assert alone.start(0, shell("exit 0")).wait() == 0
+    assert alone.start(0, launched.shell("exit 0")).wait() == 0
 
 
 def test_without_the_variable_nothing_is_counted(alone: launched.Job, tmp_path: Path) -> None:
-    pods = [alone.start(0, shell("exit 7"), TORCHTALLY_RETRIES="none")]
+    pods = [alone.start(0, launched.shell("exit 7"), TORCHTALLY_RETRIES="none")]
     assert pods[0].wait() == 2
     assert pods[0].message == f"TORCHTALLY_RETRIES='none' must be a whole number from 0 to {1 << 31}"
     assert not (tmp_path / "output").exists()

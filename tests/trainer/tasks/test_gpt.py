@@ -8,12 +8,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from accounts import run, tallied
 from safetensors.torch import load_file
+from task_runs import LIMIT, reported, start, whole
 from tokenizers import Tokenizer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -24,7 +24,6 @@ from torchtally.tasks.gpt.model import GPT
 from torchtally.tasks.gpt.options import Options
 
 ROOT = Path(__file__).parents[3]
-LIMIT = 300  # seconds
 SMALL = ("--width", "16", "--layers", "1", "--heads", "2", "--length", "16", "--vocabulary", "300", "--batch-size", "4")
 TRAIN = ("run", "gpt", *SMALL, "--epochs", "2", "--accumulate", "2", "--save-seconds", "0.001")
 
@@ -37,29 +36,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "b").mkdir()
     (folder / "b/b.txt").write_text("".join(f"{number} + 1 = {number + 1}\n" for number in range(200)))
     return folder
-
-
-def start(data: Path, output: Path, world: int, *command: str) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    own = {"TORCHTALLY_DATA": str(data), "TORCHTALLY_OUTPUT": str(output), "TORCHTALLY_CACHE": f"{data}-cache"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "torchtally.cli", *command],
-        env={**kept, **own, "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def whole(data: Path, output: Path, world: int, *command: str) -> str:
-    printed, _ = (job := start(data, output, world, *command)).communicate(timeout=LIMIT)
-    assert job.returncode == 0, printed
-    return printed
-
-
-def reported(output: str, kind: type[Any]) -> list[Any]:
-    return [each.event for each in events.in_lines(output.splitlines()) if isinstance(each.event, kind)]
 
 
 @pytest.fixture(scope="module")

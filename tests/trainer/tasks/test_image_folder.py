@@ -14,6 +14,7 @@ import webdataset
 from accounts import tallied
 from PIL import Image
 from safetensors.torch import save_file
+from task_runs import LIMIT, reported, start, whole
 from torchvision import models
 from torchvision.transforms.v2 import functional
 
@@ -26,7 +27,6 @@ from torchtally.tasks.image_folder.images import Images
 from torchtally.tasks.image_folder.options import Options
 
 ROOT = Path(__file__).parents[3]
-LIMIT = 300  # seconds
 CLASSES = ("bright", "dark", "medium")
 TINY = ("--model", "shufflenet_v2_x0_5", "--batch-size", "5")
 
@@ -62,33 +62,6 @@ def write_tars(place: Path, images: list[tuple[Path, Any]], **others: bytes) -> 
             sink.write({"__key__": f"{number:04}", "png": path.read_bytes(), "cls": label, **others})
     for shard in place.glob("*.tar"):
         make_index(shard)
-
-
-def environment(data: Path, output: Path, world: int) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    own = {"TORCHTALLY_DATA": str(data), "TORCHTALLY_OUTPUT": str(output), "TORCHTALLY_DEVICE": "cpu"}
-    return {**kept, **own, "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1"}
-
-
-def start(data: Path, output: Path, world: int, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "torchtally.cli", *command],
-        env=environment(data, output, world),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def whole(data: Path, output: Path, world: int, *command: str) -> str:
-    printed, _ = (job := start(data, output, world, *command)).communicate(timeout=LIMIT)
-    assert job.returncode == 0, printed
-    return printed
-
-
-def reported(output: str, kind: type[Any]) -> list[Any]:
-    return [each.event for each in events.in_lines(output.splitlines()) if isinstance(each.event, kind)]
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,8 @@ from torchtally.pod.failure import exit_rank
 from torchtally_observer import process
 
 Result = TypeVar("Result")
-_fork = (
-    multiprocessing.get_context("fork") if sys.platform == "linux" else None
-)  # macOS' own libraries do not survive a fork
+# macOS' own libraries do not survive a fork.
+_fork = multiprocessing.get_context("fork") if sys.platform == "linux" else None
 
 
 def apart(function: Callable[[], Result]) -> Result:
