@@ -124,6 +124,7 @@ def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[s
     with Training(folder, fault.policy, variables or {}) as training:
         fault.strike(training)
         ended = training.end()
+    assert ended.verdict.outcome is Outcome.SUCCEEDED, "\n".join(training.lines)
     restarts = sum(training.starts.values()) - len(training.starts)
     # The proof holds by the log alone.
     log = folder / "job.log"
@@ -138,7 +139,6 @@ def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[s
     stepped = next((each - at for each in moments(training, fault.next_step) if each > at), None)
     started, entered = (last(some, at, stepped) for some in (training.started, moments(training, events.Started)))
     record("local", Row(fault.name, fault.policy, restarts, lost, doubled, same, started, entered, stepped))
-    assert ended.verdict.outcome is Outcome.SUCCEEDED
     assert verified.returncode == 0, report["problems"]
     assert same
     assert (lost, doubled) == (0, 0)
