@@ -6,8 +6,6 @@ All rows are `make e2e-faults`; `make e2e` leaves out those marked `nightly`. Ei
 import functools
 import json
 import os
-import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ import faults
 import nodes
 import own
 import pytest
-from cluster import KIND_VALUES, ROOT, Namespace, data_values, run
+from cluster import KIND_VALUES, ROOT, Namespace, args, built, data_values, run, script
 from fault_table import Row, last, lost_and_doubled, record
 from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
 from own import Training
@@ -27,7 +25,7 @@ from own import Training
 from torchtally import events
 
 WORKER = "demo-worker-1"
-TRAINING = ["--set-json", f'args=["--epochs", "{faults.EPOCHS}", "--batch-size", "125", "--save-seconds", "0.2"]']
+TRAINING = args("--epochs", str(faults.EPOCHS), "--batch-size", "125", "--save-seconds", "0.2")
 _PROGRESS = (events.Saved, events.Epoch)
 
 
@@ -257,20 +255,16 @@ def undisturbed(operator: None, namespaces: None) -> str:
 @pytest.fixture(scope="session")
 def image_with_libraries(own_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The image under test with the libraries of all trainings, as a user's own image has them."""
-    folder, base = tmp_path_factory.mktemp("libraries"), os.environ["E2E_IMAGE"]
+    folder = tmp_path_factory.mktemp("libraries")
     (folder / "overrides.txt").write_text("".join(f"{each}; sys_platform == 'never'\n" for each in own.IN_THE_IMAGE))
     ask = ("-c", "import platform; print(platform.python_version())")
-    python = run("docker", "run", "--rm", "--entrypoint=python", base, *ask).stdout.strip()
+    python = run("docker", "run", "--rm", "--entrypoint=python", os.environ["E2E_IMAGE"], *ask).stdout.strip()
     install = ("uv", "--directory", str(ROOT / "trainer"), "pip", "install", "--quiet", "--python-version", python)
     libraries = [f"{each}=={version(each)}" for each in sorted(own.LIBRARIES)]
     target = ("--target", str(folder / "libraries"), "--overrides", str(folder / "overrides.txt"))
     run(*install, *target, *libraries)
-    (folder / "Dockerfile").write_text(f"FROM {base}\nCOPY libraries /libraries\n")
-    name = f"{base.rpartition('/')[0]}/libraries:{uuid.uuid4().hex[:12]}"
-    run("docker", "build", "--quiet", "--tag", name, str(folder))
-    run("docker", "push", "--quiet", name)
-    yield name
-    run("docker", "image", "rm", name)
+    with built("libraries", "FROM {base}\nCOPY libraries /libraries\n", folder) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")
@@ -304,8 +298,7 @@ def test_fault(operator: None, namespace: Namespace, request: pytest.FixtureRequ
         start(namespace, "--set", f"restartPolicy={case.policy}", *case.options, *options)
         when = case.disturb(namespace)
         model = outcome(namespace)
-        script = str(ROOT / "scripts/verify_shards.py")
-        verified = run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, check=False)
+        verified = script("verify_shards.py", "--json", "--job", "demo", "-n", namespace.name, check=False)
         report = json.loads(verified.stdout)
         restarts = namespace.starts() - len(PODS)
         steps = reported(namespace, MASTER, *(_PROGRESS if case.restarts is False else (events.Step,)))

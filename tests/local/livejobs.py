@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import psutil
 from localjobs import LIMIT, Object, Run, load
@@ -71,7 +71,7 @@ class Live(output.Output):
         self._shown = io.BytesIO()
         super().__init__([pod.name for pod in job.pods], self._shown, colour=False)
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> Self:
         self._thread.start()
         self._loop, self._controller = self._made.result()
         return self
