@@ -26,6 +26,7 @@ from torchtally import events
 
 WORKER = "demo-worker-1"
 TRAINING = args("--epochs", str(faults.EPOCHS), "--batch-size", "125", "--save-seconds", "0.2")
+Around = Callable[[Namespace], AbstractContextManager[list[str]]]
 _PROGRESS = (events.Saved, events.Epoch)
 
 
@@ -37,7 +38,7 @@ class Case:
     policy: str = "OnFailure"
     restarts: bool | None = True  # whether pods start again; None: that is a matter of a moment
     options: list[str] = field(default_factory=list)
-    around: Callable[[Namespace], AbstractContextManager[list[str]]] = nodes.nothing
+    around: Around = nodes.nothing
     own: Training | None = None  # in place of a task
     same: bool = True  # the weights, as those of an undisturbed training; not with another number of ranks
     needs: Literal["operator", "own_cluster", "operator_apart"] = "operator"
@@ -70,6 +71,12 @@ def at_a_moment(deed: Callable[[str, str], Fault], pod: str, moment: str, policy
         needs="own_cluster" if moment == DATA else "operator",
         **more,
     )
+
+
+def to_a_node(
+    name: str, fault: str, disturb: Fault, policy: str = "OnFailure", around: Around = nodes.restored
+) -> Case:
+    return Case(name=name, fault=fault, disturb=disturb, policy=policy, around=around, needs="operator_apart")
 
 
 def of_ones_own(
@@ -182,35 +189,19 @@ CASES = [
         fault="the job suspended and resumed",
         disturb=faults.suspend_and_resume,  # as Kueue does it: test_kueue.py
     ),
-    Case(
-        name="drain-node",
-        fault="a node drained",
-        disturb=faults.drain_a_node,
-        policy="ExitCode",
-        around=nodes.restored,
-        needs="operator_apart",
+    to_a_node("drain-node", "a node drained", faults.drain_a_node, "ExitCode"),
+    to_a_node("stop-and-start-node", "a node stopped, and started again", faults.stop_a_node_and_start_it),
+    to_a_node(
+        "stop-node-for-good",
+        "a node with workers stopped for good, tainted out-of-service",
+        faults.stop_for_good,
+        "ExitCode",
     ),
-    Case(
-        name="stop-and-start-node",
-        fault="a node stopped, and started again",
-        disturb=faults.stop_a_node_and_start_it,
-        around=nodes.restored,
-        needs="operator_apart",
-    ),
-    Case(
-        name="stop-node-for-good",
-        fault="a node with workers stopped for good, tainted out-of-service",
-        disturb=faults.stop_for_good,
-        policy="ExitCode",
-        around=nodes.restored,
-        needs="operator_apart",
-    ),
-    Case(
-        name="stop-master-node-for-good",
-        fault="the master's node stopped for good, tainted out-of-service (ReadWriteMany volume)",
-        disturb=faults.stop_the_master_s_for_good,
+    to_a_node(
+        "stop-master-node-for-good",
+        "the master's node stopped for good, tainted out-of-service (ReadWriteMany volume)",
+        faults.stop_the_master_s_for_good,
         around=nodes.shared_volume,
-        needs="operator_apart",
     ),
 ]
 
