@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +30,11 @@ def run(*command: str, check: bool = True, text: str | None = None) -> subproces
     result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=LIMIT)
     assert not check or result.returncode == 0, f"{' '.join(command)}: {result.stdout}{result.stderr}"
     return result
+
+
+def script(name: str, *arguments: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """One of scripts/."""
+    return run(sys.executable, str(ROOT / "scripts" / name), *arguments, check=check, text=text)
 
 
 def wait_for(what: str, ask: Callable[[], Result | None]) -> Result:
@@ -65,6 +72,38 @@ def data_values(dataset: str = "fashion-mnist") -> list[str]:
     """Options that give the chart the data of the nodes, where these have it."""
     folder = os.environ.get("E2E_DATA")
     return ["--set", f"data.hostPath.path={folder}/{dataset}"] if folder else []
+
+
+def args(*words: str) -> list[str]:
+    """Options that give these arguments to the task."""
+    return ["--set-json", f"args={json.dumps(words)}"]
+
+
+def own_program(*words: str) -> list[str]:
+    """Options that run this in place of a task."""
+    return ["--set", "task=", *args("run", "--", *words)]
+
+
+@contextmanager
+def built(name: str, dockerfile: str, folder: Path) -> Iterator[str]:
+    """An image of the folder on top of the one under test, which is `base`, in the registry of that one."""
+    base = os.environ["E2E_IMAGE"]
+    (folder / "Dockerfile").write_text(dockerfile.format(base=base))
+    image = f"{base.rpartition('/')[0]}/{name}:{uuid.uuid4().hex[:12]}"
+    run("docker", "build", "--quiet", "--tag", image, str(folder))
+    run("docker", "push", "--quiet", image)
+    yield image
+    run("docker", "image", "rm", image)
+
+
+def replica(pod: Object, count: int = 1, restart: str = "Never") -> Object:
+    return {"replicas": count, "restartPolicy": restart, "template": {"spec": pod}}
+
+
+def pytorchjob(replicas: dict[str, Object], name: str = "demo", /, **spec: object) -> Object:
+    """The manifest that one writes by hand."""
+    kind = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}}
+    return {**kind, "spec": {"pytorchReplicaSpecs": replicas, **spec}}
 
 
 def bystander(name: str, command: list[str], labels: dict[str, str]) -> Object:
@@ -156,6 +195,19 @@ class Namespace:
 
         wait_for(f"{kind} {job} to be {condition}", reached)
 
+    def wait_for_pods_to_end(self) -> None:
+        """The job has, when its master has."""
+
+        def ended() -> bool:
+            return {pod["status"]["phase"] for pod in self.list("pod").values()} == {"Succeeded"}
+
+        wait_for("all pods to have ended", ended)
+
+    def uninstall(self, *left: str) -> None:
+        """The release `demo`, of which this is left."""
+        self.helm("uninstall", "demo", "--wait")
+        wait_for("nothing else to be left", lambda: self.everything() == set(left))
+
     def everything(self) -> set[str]:
         """All objects of the namespace but events, as kind/name."""
         kinds = run("kubectl", "api-resources", "--namespaced", "--verbs=list", "--output=name").stdout.split()
@@ -182,8 +234,7 @@ class Namespace:
 def verify(namespace: Namespace, *options: str, job: str = "demo") -> dict[tuple[str, int], dict[str, list[int]]]:
     """What scripts/verify_shards.py finds for the job, which has to be proven: for each phase and epoch, each
     pod's rank and its samples expected, consumed, lost and doubled."""
-    script = str(ROOT / "scripts/verify_shards.py")
-    found = json.loads(run(sys.executable, script, "--json", "--job", job, "-n", namespace.name, *options).stdout)
+    found = json.loads(script("verify_shards.py", "--json", "--job", job, "-n", namespace.name, *options).stdout)
     assert found["holds"]
     shards: dict[tuple[str, int], dict[str, list[int]]] = {}
     for tally in found["tallies"]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cluster import KIND_VALUES, ROOT, Namespace
+from cluster import KIND_VALUES, ROOT, Namespace, own_program
 from faults import MASTER
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,13 +24,13 @@ class Training:
     libraries: tuple[str, ...] = ()  # which the image lacks
 
     def start(self, namespace: Namespace, *options: str, image: str | None = None) -> None:
-        command = ["run", "--", "python", f"/files/{self.script}", *self.arguments]
+        command = own_program("python", f"/files/{self.script}", *self.arguments)
         key = self.script.replace(".", r"\.")
-        script = ["--set-file", f"files.{key}={ROOT / 'examples' / self.script}", "--set", "task="]
+        script = ["--set-file", f"files.{key}={ROOT / 'examples' / self.script}"]
         shared = ["--set", "model.accessMode=ReadWriteMany"]
         libraries = [{"name": "PYTHONPATH", "value": "/libraries"}] if self.libraries else []
-        arguments = ["--set-json", f"args={json.dumps(command)}", "--set-json", f"env={json.dumps(libraries)}"]
-        namespace.install(*KIND_VALUES, *script, *shared, *arguments, *options, image=image)
+        env = ["--set-json", f"env={json.dumps(libraries)}"]
+        namespace.install(*KIND_VALUES, *script, *shared, *command, *env, *options, image=image)
 
     def outcome(self, namespace: Namespace) -> str:
         """What follows from the weights, once the job has succeeded."""
@@ -78,10 +78,7 @@ TRANSFORMERS = Training(
     arguments=("--output", "/output/hf"),
     whole="output/hf/checkpoint-*/trainer_state.json",
     result=_of_transformers,
-    libraries=(
-        "transformers",
-        "accelerate",
-    ),
+    libraries=("transformers", "accelerate"),
 )
 LIGHTNING = Training(
     name="Lightning",

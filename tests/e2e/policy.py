@@ -3,7 +3,7 @@
 import json
 
 import yaml
-from cluster import CHART, CONTAINER, Namespace, Object, run, wait_for
+from cluster import CHART, CONTAINER, Namespace, Object, pytorchjob, replica, run, wait_for
 
 MARK = {"torchtally/pods": "hash"}
 KUEUE = "kueue.x-k8s.io/multikueue"
@@ -11,15 +11,9 @@ KUEUE = "kueue.x-k8s.io/multikueue"
 
 def job(name: str = "demo", kinds: tuple[str, ...] = ("Master", "Worker"), **policy: object) -> Object:
     """One of the chart that the operator leaves alone, unless it is told to manage it."""
-    container = {"name": CONTAINER, "image": "none"}
-    replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": {"containers": [container]}}}
-    spec = {"nprocPerNode": "1", "pytorchReplicaSpecs": dict.fromkeys(kinds, replica)}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": name, "annotations": MARK},
-        "spec": spec | {"runPolicy": {"managedBy": KUEUE} | policy},
-    }
+    each = replica({"containers": [{"name": CONTAINER, "image": "none"}]}, restart="OnFailure")
+    job = pytorchjob(dict.fromkeys(kinds, each), nprocPerNode="1", runPolicy={"managedBy": KUEUE} | policy)
+    return job | {"metadata": {"name": name, "annotations": MARK}}
 
 
 def runtime(name: str = "demo") -> Object:

@@ -4,13 +4,13 @@ import json
 
 import nodes
 import pytest
-from cluster import KIND_VALUES, Namespace, data_values, run, verify, wait_for
+from cluster import KIND_VALUES, Namespace, args, data_values, run, verify, wait_for
 from faults import act
 
 from torchtally import events
 
 POLICY = {"minReplicas": 2, "maxReplicas": 3, "maxRestarts": 10}
-TRAINING = ["--epochs", "4", "--batch-size", "100", "--save-seconds", "1"]
+TRAINING = args("--epochs", "4", "--batch-size", "100", "--save-seconds", "1")
 
 
 def trains(namespace: Namespace, kind: type[events.Begun | events.Resumed], world: int) -> bool:
@@ -23,8 +23,7 @@ def trains(namespace: Namespace, kind: type[events.Begun | events.Resumed], worl
 def test_a_pod_that_comes_later_takes_its_part(operator: None, own_cluster: None, namespace: Namespace) -> None:
     with nodes.shared_volume(namespace) as volume:
         elastic = ["--set", "workers=2", "--set-json", f"elasticPolicy={json.dumps(POLICY)}"]
-        arguments = ["--set-json", f"args={json.dumps(TRAINING)}"]
-        namespace.install(*KIND_VALUES, *data_values(), *elastic, *arguments, *volume)
+        namespace.install(*KIND_VALUES, *data_values(), *elastic, *TRAINING, *volume)
         wait_for("two pods to train", lambda: trains(namespace, events.Begun, 2))
         act(namespace, "demo-worker-0", "stop", "ranks", "mid-epoch:1")
         run("kubectl", "-n", namespace.name, "scale", "pytorchjob", "demo", "--replicas=3")

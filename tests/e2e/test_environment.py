@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster import CHART, CONTAINER, KIND_VALUES, ROOT, Namespace, Object, image_values, run, wait_for
+from cluster import (
+    CHART,
+    CONTAINER,
+    KIND_VALUES,
+    ROOT,
+    Namespace,
+    Object,
+    image_values,
+    pytorchjob,
+    replica,
+    run,
+    wait_for,
+)
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -37,8 +49,8 @@ def chart(*options: str) -> Object:
     command = ["--set", "task=", "--set-json", f"args=[],command={json.dumps(COMMAND)}"]
     rendered = run("helm", "template", "demo", str(CHART), *KIND_VALUES, *image_values(), *command, *options).stdout
     (job,) = [document for document in yaml.safe_load_all(rendered) if document["kind"] == "PyTorchJob"]
-    for replica in job["spec"]["pytorchReplicaSpecs"].values():
-        pod = replica["template"]["spec"]
+    for each in job["spec"]["pytorchReplicaSpecs"].values():
+        pod = each["template"]["spec"]
         del pod["serviceAccountName"], pod["volumes"], pod["containers"][0]["volumeMounts"]
     return job
 
@@ -47,19 +59,8 @@ def by_hand(replicas: dict[str, int], port: int | None = None, **spec: object) -
     container: Object = {"name": CONTAINER, "image": os.environ["E2E_IMAGE"], "command": COMMAND}
     if port:
         container["ports"] = [{"name": "pytorchjob-port", "containerPort": port}]
-    template = {"spec": {"containers": [container]}}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": "demo"},
-        "spec": {
-            "pytorchReplicaSpecs": {
-                kind: {"replicas": count, "restartPolicy": "Never", "template": template}
-                for kind, count in replicas.items()
-            },
-            **spec,
-        },
-    }
+    pod = {"containers": [container]}
+    return pytorchjob({kind: replica(pod, count) for kind, count in replicas.items()}, **spec)
 
 
 ELASTIC = {

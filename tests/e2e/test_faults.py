@@ -6,8 +6,6 @@ All rows are `make e2e-faults`; `make e2e` leaves out those marked `nightly`. Ei
 import functools
 import json
 import os
-import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ import faults
 import nodes
 import own
 import pytest
-from cluster import KIND_VALUES, ROOT, Namespace, data_values, run
+from cluster import KIND_VALUES, ROOT, Namespace, args, built, data_values, run, script
 from fault_table import Row, last, lost_and_doubled, record
 from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
 from own import Training
@@ -27,7 +25,8 @@ from own import Training
 from torchtally import events
 
 WORKER = "demo-worker-1"
-TRAINING = ["--set-json", f'args=["--epochs", "{faults.EPOCHS}", "--batch-size", "125", "--save-seconds", "0.2"]']
+TRAINING = args("--epochs", str(faults.EPOCHS), "--batch-size", "125", "--save-seconds", "0.2")
+Around = Callable[[Namespace], AbstractContextManager[list[str]]]
 _PROGRESS = (events.Saved, events.Epoch)
 
 
@@ -39,7 +38,7 @@ class Case:
     policy: str = "OnFailure"
     restarts: bool | None = True  # whether pods start again; None: that is a matter of a moment
     options: list[str] = field(default_factory=list)
-    around: Callable[[Namespace], AbstractContextManager[list[str]]] = nodes.nothing
+    around: Around = nodes.nothing
     own: Training | None = None  # in place of a task
     same: bool = True  # the weights, as those of an undisturbed training; not with another number of ranks
     needs: Literal["operator", "own_cluster", "operator_apart"] = "operator"
@@ -72,6 +71,12 @@ def at_a_moment(deed: Callable[[str, str], Fault], pod: str, moment: str, policy
         needs="own_cluster" if moment == DATA else "operator",
         **more,
     )
+
+
+def to_a_node(
+    name: str, fault: str, disturb: Fault, policy: str = "OnFailure", around: Around = nodes.restored
+) -> Case:
+    return Case(name=name, fault=fault, disturb=disturb, policy=policy, around=around, needs="operator_apart")
 
 
 def of_ones_own(
@@ -184,35 +189,19 @@ CASES = [
         fault="the job suspended and resumed",
         disturb=faults.suspend_and_resume,  # as Kueue does it: test_kueue.py
     ),
-    Case(
-        name="drain-node",
-        fault="a node drained",
-        disturb=faults.drain_a_node,
-        policy="ExitCode",
-        around=nodes.restored,
-        needs="operator_apart",
+    to_a_node("drain-node", "a node drained", faults.drain_a_node, "ExitCode"),
+    to_a_node("stop-and-start-node", "a node stopped, and started again", faults.stop_a_node_and_start_it),
+    to_a_node(
+        "stop-node-for-good",
+        "a node with workers stopped for good, tainted out-of-service",
+        faults.stop_for_good,
+        "ExitCode",
     ),
-    Case(
-        name="stop-and-start-node",
-        fault="a node stopped, and started again",
-        disturb=faults.stop_a_node_and_start_it,
-        around=nodes.restored,
-        needs="operator_apart",
-    ),
-    Case(
-        name="stop-node-for-good",
-        fault="a node with workers stopped for good, tainted out-of-service",
-        disturb=faults.stop_for_good,
-        policy="ExitCode",
-        around=nodes.restored,
-        needs="operator_apart",
-    ),
-    Case(
-        name="stop-master-node-for-good",
-        fault="the master's node stopped for good, tainted out-of-service (ReadWriteMany volume)",
-        disturb=faults.stop_the_master_s_for_good,
+    to_a_node(
+        "stop-master-node-for-good",
+        "the master's node stopped for good, tainted out-of-service (ReadWriteMany volume)",
+        faults.stop_the_master_s_for_good,
         around=nodes.shared_volume,
-        needs="operator_apart",
     ),
 ]
 
@@ -257,20 +246,16 @@ def undisturbed(operator: None, namespaces: None) -> str:
 @pytest.fixture(scope="session")
 def image_with_libraries(own_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The image under test with the libraries of all trainings, as a user's own image has them."""
-    folder, base = tmp_path_factory.mktemp("libraries"), os.environ["E2E_IMAGE"]
+    folder = tmp_path_factory.mktemp("libraries")
     (folder / "overrides.txt").write_text("".join(f"{each}; sys_platform == 'never'\n" for each in own.IN_THE_IMAGE))
     ask = ("-c", "import platform; print(platform.python_version())")
-    python = run("docker", "run", "--rm", "--entrypoint=python", base, *ask).stdout.strip()
+    python = run("docker", "run", "--rm", "--entrypoint=python", os.environ["E2E_IMAGE"], *ask).stdout.strip()
     install = ("uv", "--directory", str(ROOT / "trainer"), "pip", "install", "--quiet", "--python-version", python)
     libraries = [f"{each}=={version(each)}" for each in sorted(own.LIBRARIES)]
     target = ("--target", str(folder / "libraries"), "--overrides", str(folder / "overrides.txt"))
     run(*install, *target, *libraries)
-    (folder / "Dockerfile").write_text(f"FROM {base}\nCOPY libraries /libraries\n")
-    name = f"{base.rpartition('/')[0]}/libraries:{uuid.uuid4().hex[:12]}"
-    run("docker", "build", "--quiet", "--tag", name, str(folder))
-    run("docker", "push", "--quiet", name)
-    yield name
-    run("docker", "image", "rm", name)
+    with built("libraries", "FROM {base}\nCOPY libraries /libraries\n", folder) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")
@@ -304,8 +289,7 @@ def test_fault(operator: None, namespace: Namespace, request: pytest.FixtureRequ
         start(namespace, "--set", f"restartPolicy={case.policy}", *case.options, *options)
         when = case.disturb(namespace)
         model = outcome(namespace)
-        script = str(ROOT / "scripts/verify_shards.py")
-        verified = run(sys.executable, script, "--json", "--job", "demo", "-n", namespace.name, check=False)
+        verified = script("verify_shards.py", "--json", "--job", "demo", "-n", namespace.name, check=False)
         report = json.loads(verified.stdout)
         restarts = namespace.starts() - len(PODS)
         steps = reported(namespace, MASTER, *(_PROGRESS if case.restarts is False else (events.Step,)))

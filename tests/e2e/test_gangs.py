@@ -9,7 +9,7 @@ from itertools import pairwise
 import controllers
 import nodes
 import pytest
-from cluster import KIND_VALUES, ROOT, Namespace, Object, data_values, run, stays, verify, wait_for
+from cluster import KIND_VALUES, ROOT, Namespace, Object, args, data_values, run, stays, verify, wait_for
 from faults import MASTER, held
 
 pytestmark = pytest.mark.nightly
@@ -116,10 +116,8 @@ def submit(namespace: Namespace, release: str, *options: str) -> None:
     slots = [
         f"--set-json=resources.{kind}={json.dumps(amount)}" for kind, amount in (("requests", SMALL), ("limits", SLOTS))
     ]
-    args = ["--epochs", "1", "--batch-size", "125", "--save-seconds", "0.2"]
-    namespace.install(
-        *KIND_VALUES, *data_values(), *slots, f"--set-json=args={json.dumps(args)}", *options, release=release
-    )
+    training = args("--epochs", "1", "--batch-size", "125", "--save-seconds", "0.2")
+    namespace.install(*KIND_VALUES, *data_values(), *slots, *training, *options, release=release)
 
 
 def of_trainjob(scheduler: Scheduler) -> list[str]:

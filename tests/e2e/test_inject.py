@@ -1,20 +1,16 @@
 """Jobs in an image that has PyTorch and nothing of torchtally: what observe.py adds to their manifests tells."""
 
 import json
-import os
-import sys
-import uuid
 from collections.abc import Iterator
 
 import faults
 import nodes
 import pytest
-from cluster import ROOT, Namespace, Object, run, wait_for
+from cluster import ROOT, Namespace, Object, built, run, script, wait_for
 from test_observed import FAST, FEW, MAIN, PROGRAM, data, job, judged
 
 __all__ = ["data"]  # a fixture
 
-SCRIPTS = ROOT / "scripts"
 CLEAN = """
 FROM {base}
 USER 0
@@ -45,24 +41,25 @@ ALONE = "from torch.utils.data import DataLoader\nprint(len([*DataLoader(range(9
 
 @pytest.fixture(scope="module")
 def image(own_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """PyTorch and a program, in the registry of the image under test."""
-    base, folder = os.environ["E2E_IMAGE"], tmp_path_factory.mktemp("image")
+    """PyTorch and a program."""
+    folder = tmp_path_factory.mktemp("image")
     (folder / "main.py").write_bytes(PROGRAM.read_bytes())
-    (folder / "Dockerfile").write_text(CLEAN.format(base=base))
-    name = f"{base.rpartition('/')[0]}/foreign:{uuid.uuid4().hex[:12]}"
-    run("docker", "build", "--tag", name, str(folder))
-    run("docker", "push", name)
-    yield name
-    run("docker", "image", "rm", name)
+    with built("foreign", CLEAN, folder) as name:
+        yield name
 
 
-def script(name: str, *arguments: str, text: str | None = None, check: bool = True) -> str:
-    """What a script prints, with one space between a table's columns."""
-    return run(sys.executable, str(SCRIPTS / name), *arguments, text=text, check=check).stdout
+def observe(*arguments: str, text: str | None = None) -> str:
+    return script("observe.py", *arguments, text=text).stdout
 
 
-def injected(manifest: Object) -> str:
-    return script("observe.py", "inject", "-f", "-", text=json.dumps(manifest))
+def listed(namespace: Namespace) -> str:
+    """With one space between the columns."""
+    return " ".join(script("torchtally_jobs.py", "list", "-n", namespace.name).stdout.split())
+
+
+def apply_injected(namespace: Namespace, manifest: Object) -> None:
+    text = observe("inject", "-f", "-", text=json.dumps(manifest))
+    namespace.kubectl("apply", "--filename=-", text=text)
 
 
 def test_jobs_of_an_image_that_has_nothing_of_torchtally(
@@ -71,17 +68,12 @@ def test_jobs_of_an_image_that_has_nothing_of_torchtally(
     folder = f"{nodes.SHARED}/{FEW}"
     for name in MISTAKES:
         command = [*MAIN, *FAST, *(["--mistake", name] if name != "right" else [])]
-        namespace.kubectl(
-            "apply", "--filename=-", text=injected(job(image, folder, (1, command), (1, command), name=name))
-        )
+        apply_injected(namespace, job(image, folder, (1, command), (1, command), name=name))
     plain = [*MAIN, *FAST]
     namespace.apply(job(image, folder, (1, plain), (1, plain), name="plain"))
     for name in (*MISTAKES, "plain"):
         namespace.wait_for_job(name, "Succeeded")
-    wait_for(
-        "the workers to have ended",
-        lambda: {each["status"]["phase"] for each in namespace.list("pod").values()} == {"Succeeded"},
-    )
+    namespace.wait_for_pods_to_end()
 
     for name, (status, sentence, _) in MISTAKES.items():
         found, said = judged("--job", name, "-n", namespace.name)
@@ -99,32 +91,28 @@ def test_jobs_of_an_image_that_has_nothing_of_torchtally(
         assert own == namespace.log(f"plain-{pod}").splitlines()
         assert len(own) < len(namespace.log(f"right-{pod}").splitlines())
 
-    listed = " ".join(script("torchtally_jobs.py", "list", "-n", namespace.name).split())
+    said = listed(namespace)
     for name, (_, _, word) in MISTAKES.items():
-        assert f"{name} succeeded 0 {word}" in listed, listed
-    found = {
-        each["job"]: each
-        for each in json.loads(script("torchtally_jobs.py", "list", "--json", "-n", namespace.name))["jobs"]
-    }
-    assert {name: each["standing"] for name, each in found.items()} == {
-        **{"no-sampler": "faulty", "plain": "incomplete", "right": "observed", "seed": "faulty"}
-    }
-    status = script("torchtally_jobs.py", "status", "seed", "-n", namespace.name, check=False)
+        assert f"{name} succeeded 0 {word}" in said, said
+    jobs = json.loads(script("torchtally_jobs.py", "list", "--json", "-n", namespace.name).stdout)["jobs"]
+    standings = {"no-sampler": "faulty", "plain": "incomplete", "right": "observed", "seed": "faulty"}
+    assert {each["job"]: each["standing"] for each in jobs} == standings
+    status = script("torchtally_jobs.py", "status", "seed", "-n", namespace.name, check=False).stdout
     assert "give all ranks the same seed" in " ".join(status.split())
 
     namespace.kubectl("delete", "pod", "right-worker-0")
-    listed = " ".join(script("torchtally_jobs.py", "list", "-n", namespace.name).split())
-    assert "✗ incomplete (no lines of 1 pod)" in listed, listed
+    said = listed(namespace)
+    assert "✗ incomplete (no lines of 1 pod)" in said, said
 
     # A job that exists is replaced, with and without the observer.
     text = namespace.kubectl("get", "pytorchjob", "seed", "--output=yaml")
-    without = script("observe.py", "inject", "--remove", "-f", "-", text=text)
+    without = observe("inject", "--remove", "-f", "-", text=text)
     assert "observer" not in without and "status:" not in without
     namespace.kubectl("replace", "--force", "--filename=-", text=without)
     namespace.wait_for_job("seed", "Succeeded")
     assert "TORCHTALLY" not in namespace.log("seed-master-0")
     text = namespace.kubectl("get", "pytorchjob", "seed", "--output=yaml")
-    namespace.kubectl("replace", "--force", "--filename=-", text=script("observe.py", "inject", "-f", "-", text=text))
+    namespace.kubectl("replace", "--force", "--filename=-", text=observe("inject", "-f", "-", text=text))
     namespace.wait_for_job("seed", "Succeeded")
     assert "TORCHTALLY-OBSERVED {" in namespace.log("seed-master-0")
 
@@ -138,19 +126,15 @@ def test_a_restricted_pod_has_room_for_it(operator: None, image: str, namespace:
         "metadata": {"name": "batch"},
         "spec": {"template": {"spec": pod}},
     }
-    namespace.kubectl("apply", "--filename=-", text=injected(batch))
+    apply_injected(namespace, batch)
     for name, command in {"plain": ["python", "-c", ALONE], "apart": ["python", "-I", "-c", ALONE]}.items():
         pod = {"restartPolicy": "Never", "containers": [{**POD, "image": image, "command": command}]}
-        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod}
-        namespace.kubectl("apply", "--filename=-", text=injected(manifest))
-    wait_for(
-        "all pods to have ended",
-        lambda: {each["status"]["phase"] for each in namespace.list("pod").values()} == {"Succeeded"},
-    )
+        apply_injected(namespace, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod})
+    namespace.wait_for_pods_to_end()
     namespace.wait_for_job("batch", "Complete", kind="job")
     status, said = judged("--job", "batch", "-n", namespace.name)
     assert status == 0 and "observed: 1 rank, 1 pass" in said, said
-    assert "batch complete 0 observed" in " ".join(script("torchtally_jobs.py", "list", "-n", namespace.name).split())
+    assert "batch complete 0 observed" in listed(namespace)
     said = namespace.log("plain", container="train")
     assert "3\n" in said and said.count("TORCHTALLY-OBSERVED {") == 1
     assert namespace.log("apart", container="train") == "3\n"
@@ -158,7 +142,7 @@ def test_a_restricted_pod_has_room_for_it(operator: None, image: str, namespace:
 
 def test_a_job_whose_python_ignores_it_says_so(operator: None, image: str, namespace: Namespace) -> None:
     folder = f"{nodes.SHARED}/{FEW}"
-    namespace.kubectl("apply", "--filename=-", text=injected(job(image, folder, (1, ["python", "-I", "-c", ALONE]))))
+    apply_injected(namespace, job(image, folder, (1, ["python", "-I", "-c", ALONE])))
     namespace.wait_for_job("demo", "Succeeded")
     status, said = judged("--job", "demo", "-n", namespace.name)
     assert status == 3 and f"pod {faults.PODS[0]} has the observer, and no line of it: " in said, said
@@ -168,7 +152,7 @@ def test_a_job_whose_python_ignores_it_says_so(operator: None, image: str, names
 def policy(own_cluster: None, namespace: Namespace) -> Iterator[None]:
     """The policy of the documentation, on this namespace."""
     document = ROOT / "docs/guides/observe-policy.yaml"
-    folder = script("observe.py", "path").strip()
+    folder = observe("path").strip()
     namespace.kubectl("create", "configmap", "torchtally-observer", f"--from-file={folder}")
     run("kubectl", "label", "namespace", namespace.name, "torchtally.io/observe=true")
     run("kubectl", "apply", "--filename", str(document))
@@ -192,9 +176,6 @@ def test_a_policy_observes_all_jobs_of_a_namespace(
     command = [*MAIN, *FAST]
     namespace.apply(job(image, f"{nodes.SHARED}/{FEW}", (1, command), (1, command)))
     namespace.wait_for_job("demo", "Succeeded")
-    wait_for(
-        "the worker to have ended",
-        lambda: {each["status"]["phase"] for each in namespace.list("pod").values()} == {"Succeeded"},
-    )
+    namespace.wait_for_pods_to_end()
     status, said = judged("--job", "demo", "-n", namespace.name)
     assert status == 0 and "✓ each sample handed out exactly once" in said, said

@@ -1,16 +1,26 @@
 """The chart and the image under the real training operator."""
 
 import json
-import sys
 from pathlib import Path
 
 import clean_log
 import nodes
 import pytest
 import yaml
-from cluster import CHART, KIND_VALUES, ROOT, Namespace, data_values, image_values, run, stays, verify, wait_for
-
-PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
+from cluster import (
+    CHART,
+    KIND_VALUES,
+    Namespace,
+    args,
+    data_values,
+    image_values,
+    run,
+    script,
+    stays,
+    verify,
+    wait_for,
+)
+from faults import PODS
 
 
 def test_a_missing_operator_is_named(own_cluster: None, namespace: Namespace) -> None:
@@ -56,29 +66,19 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
     for pod in PODS:
         clean_log.assert_clean(namespace.log(pod))
 
-    status = [
-        sys.executable,
-        str(ROOT / "scripts/torchtally_jobs.py"),
-        "status",
-        "demo",
-        "-n",
-        namespace.name,
-        "--json",
-    ]
-    start = json.loads(run(*status).stdout)["start"]
+    status = script("torchtally_jobs.py", "status", "demo", "-n", namespace.name, "--json")
+    start = json.loads(status.stdout)["start"]
     assert start["pods"].keys() == set(PODS)
     assert list(start["phases"]) == ["scheduling", "container", "import", "rendezvous", "data", "first step"]
 
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 
     (fetch,) = [line.split() for line in notes.splitlines() if line.startswith("  scripts/torchtally_jobs.py fetch")]
-    script, *arguments = [str(tmp_path / "output") if part == "./output" else part for part in fetch]
-    run(sys.executable, str(ROOT / script), *arguments)
+    name, *arguments = [str(tmp_path / "output") if part == "./output" else part for part in fetch]
+    script(name.removeprefix("scripts/"), *arguments)
     assert {file.name for file in (tmp_path / "output").iterdir()} == {"model.pt", "proof.json"}
 
-    namespace.helm("uninstall", "demo", "--wait")
-    kept = before | {"persistentvolumeclaim/demo-model"}
-    wait_for("nothing but the claim to be left", lambda: namespace.everything() == kept)
+    namespace.uninstall(*before, "persistentvolumeclaim/demo-model")
 
 
 # What OpenShift makes of the values for it: a user and a group for files of the namespace's own, and group 0.
@@ -107,7 +107,7 @@ def test_six_workers_prove_their_shards(operator: None, namespace: Namespace) ->
 
 
 def check_shards(namespace: Namespace, workers: int, *values: str) -> None:
-    namespace.install(*values, "--set", f"workers={workers}", "--set-json", 'args=["--epochs", "1"]')
+    namespace.install(*values, "--set", f"workers={workers}", *args("--epochs", "1"))
     namespace.wait_for_job("demo", "Succeeded")
     pods = ["demo-master-0", *(f"demo-worker-{index}" for index in range(workers))]
     sizes = {pod: len(range(rank, 60000, len(pods))) for rank, pod in enumerate(pods)}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import faults
-from cluster import KIND_VALUES, LIMIT, ROOT, Namespace, data_values, run
+from cluster import KIND_VALUES, LIMIT, ROOT, Namespace, args, data_values, run
 
 JOBS = [sys.executable, str(ROOT / "scripts/torchtally_jobs.py")]
-OPTIONS = ["--set-json", f'args=["--epochs", "{faults.EPOCHS}", "--batch-size", "125", "--save-seconds", "0.2"]']
+OPTIONS = args("--epochs", str(faults.EPOCHS), "--batch-size", "125", "--save-seconds", "0.2")
 OPTIONS += ["--set-json", 'env=[{"name": "TORCHTALLY_PROGRESS_SECONDS", "value": "1"}]']
 
 

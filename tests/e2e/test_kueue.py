@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import nodes
 import pytest
-from cluster import CHART, Namespace, data_values, run, stays, verify, wait_for
+from cluster import CHART, Namespace, args, data_values, run, stays, verify, wait_for
 from faults import MASTER, MID_EPOCH, held
 
 from torchtally import events
@@ -45,8 +45,8 @@ def queue(kueue: None, namespace: Namespace) -> Iterator[None]:
 
 
 def submit(namespace: Namespace, release: str, *options: str, epochs: int = 1) -> None:
-    args = json.dumps(["--epochs", str(epochs), "--batch-size", "125", "--save-seconds", "0.2"])
-    namespace.install(*VALUES, "--set=workers=1", "--set-json", f"args={args}", *options, release=release)
+    training = args("--epochs", str(epochs), "--batch-size", "125", "--save-seconds", "0.2")
+    namespace.install(*VALUES, "--set=workers=1", *training, *options, release=release)
 
 
 def pods(namespace: Namespace, release: str) -> set[str]:

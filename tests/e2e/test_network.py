@@ -1,9 +1,7 @@
 """Where the pods of a job listen, and a stranger's pod, which the NetworkPolicy keeps from them."""
 
-import json
-
 import pytest
-from cluster import KIND_VALUES, Namespace, bystander, data_values, wait_for
+from cluster import KIND_VALUES, Namespace, args, bystander, data_values, wait_for
 from faults import MASTER
 from network import STRANGER, address, enforces, reaches
 
@@ -14,7 +12,7 @@ def test_a_stranger_is_kept_from_the_pods_and_prometheus_from_all_but_the_metric
     operator: None, namespace: Namespace
 ) -> None:
     namespace.apply(bystander("prometheus", ["sleep", "3600"], {"app.kubernetes.io/name": "prometheus"}))
-    endless = ["--set-json", f"args={json.dumps(['--epochs', '100000', '--batch-size', '1000'])}"]
+    endless = args("--epochs", "100000", "--batch-size", "1000")
     namespace.install(*KIND_VALUES, *data_values(), "--set", "workers=1,metrics.enabled=true", *endless)
     wait_for("the metrics", lambda: reaches(namespace, MASTER, "127.0.0.1", METRICS))
     master = address(namespace, MASTER)

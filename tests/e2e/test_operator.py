@@ -8,7 +8,7 @@ import os
 from datetime import UTC, datetime
 
 import pytest
-from cluster import CONTAINER, Namespace, Object, stays, wait_for
+from cluster import CONTAINER, Namespace, Object, pytorchjob, replica, stays, wait_for
 
 pytestmark = pytest.mark.nightly
 
@@ -27,11 +27,8 @@ def job(
 ) -> None:
     """A job with one pod of each kind, that many fields, and nothing of the chart's."""
     container = {"name": CONTAINER, "image": os.environ["E2E_IMAGE"], "command": command}
-    template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}
-    replica = {"replicas": 1, "restartPolicy": restart, "template": template}
-    spec = {"pytorchReplicaSpecs": dict.fromkeys(kinds, replica), "runPolicy": policy or {}, **spec}
-    metadata = {"name": "demo"}
-    namespace.apply({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata, "spec": spec})
+    each = replica({"containers": [container], "terminationGracePeriodSeconds": 1}, restart=restart)
+    namespace.apply(pytorchjob(dict.fromkeys(kinds, each), runPolicy=policy or {}, **spec))
 
 
 def change(namespace: Namespace, **what: object) -> None:

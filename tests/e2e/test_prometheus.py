@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import prometheus
 import pytest
 import yaml
-from cluster import CHART, KIND_VALUES, Namespace, data_values, wait_for
+from cluster import CHART, KIND_VALUES, Namespace, args, data_values, wait_for
 from faults import MASTER, act
 from network import enforces
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +22,7 @@ WORKER = "demo-worker-0"
 UP = {MASTER: "up", WORKER: "up"}
 ADDED = {"__name__", "instance", "job", "namespace", "pod", "container", "endpoint"}  # by Prometheus, to each series
 OPTIONS = [*KIND_VALUES, "--set", "workers=1,metrics.enabled=true"]
-ENDLESS = ["--set-json", f"args={json.dumps(['--epochs', '100000', '--batch-size', '1000'])}"]
+ENDLESS = args("--epochs", "100000", "--batch-size", "1000")
 FIRING = 'ALERTS{alertstate="firing"}'
 READ = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9090/metrics').read().decode())"
 
@@ -127,14 +127,19 @@ def test_by_the_annotations_of_the_pods(
     wait_for("the other Prometheus", lambda: prometheus.health(namespace, "unnamed") == dict.fromkeys(UP, let_in))
 
 
-def test_by_the_pod_monitor_and_with_the_alerts(
-    prometheus_operator: None, operator: None, namespace: Namespace
-) -> None:
-    pod = prometheus.OF_THE_OPERATOR
+def watched_by_the_operator_s(namespace: Namespace, training: list[str]) -> str:
+    """Install the chart, with a Prometheus of the operator, whose pod is returned."""
     prometheus.allow_to_find_pods(namespace)
     prometheus.of_the_operator(namespace, {"release": "monitoring"})
     values = ["--set", "metrics.podMonitorLabels.release=monitoring,metrics.alerts=true"]
-    namespace.install(*OPTIONS, *data_values(), *ENDLESS, *values)
+    namespace.install(*OPTIONS, *data_values(), *training, *values)
+    return prometheus.OF_THE_OPERATOR
+
+
+def test_by_the_pod_monitor_and_with_the_alerts(
+    prometheus_operator: None, operator: None, namespace: Namespace
+) -> None:
+    pod = watched_by_the_operator_s(namespace, ENDLESS)
     wait_for("the metrics", lambda: prometheus.health(namespace, pod) == UP)
     annotations = namespace.list("pod")[MASTER]["metadata"]["annotations"]
     assert not [name for name in annotations if name.startswith("prometheus.io/")]
@@ -151,12 +156,7 @@ def test_an_alert_fires_where_a_run_restarts_without_progress(
     prometheus_operator: None, operator: None, namespace: Namespace
 ) -> None:
     """Three kills in an epoch of some minutes."""
-    pod = prometheus.OF_THE_OPERATOR
-    prometheus.allow_to_find_pods(namespace)
-    prometheus.of_the_operator(namespace, {"release": "monitoring"})
-    values = ["--set", "metrics.podMonitorLabels.release=monitoring,metrics.alerts=true"]
-    long = ["--set-json", f"args={json.dumps(['--epochs', '3', '--batch-size', '1', '--save-seconds', '2'])}"]
-    namespace.install(*OPTIONS, *data_values(), *long, *values)
+    pod = watched_by_the_operator_s(namespace, args("--epochs", "3", "--batch-size", "1", "--save-seconds", "2"))
 
     def attempt() -> float:
         found = prometheus.query(namespace, pod, "run:torchtally_attempt:max and run:torchtally_epoch:max == 1")

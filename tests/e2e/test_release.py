@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nodes
 import pytest
-from cluster import CHART, LIMIT, ROOT, Namespace, image_values, run, verify, wait_for
+from cluster import CHART, LIMIT, ROOT, Namespace, image_values, run, verify
 
 pytestmark = pytest.mark.nightly
 
@@ -65,9 +65,7 @@ def test_signed_chart_and_image_by_digest_from_the_first_install_to_the_last_tra
         namespace.helm("rollback", "demo", "1")
         assert ttl(namespace) is None
         assert pods.items() <= namespace.uids().items()
-        namespace.helm("uninstall", "demo", "--wait")
-        kept = before | {"persistentvolumeclaim/demo-model"}
-        wait_for("nothing but the claim to be left", lambda: namespace.everything() == kept)
+        namespace.uninstall(*before, "persistentvolumeclaim/demo-model")
 
 
 def ttl(namespace: Namespace) -> int | None:

@@ -1,9 +1,7 @@
 """Jobs that no restart helps: the default policy ends them at once, or after a number of restarts."""
 
-import json
-
 import pytest
-from cluster import KIND_VALUES, Namespace, data_values
+from cluster import KIND_VALUES, Namespace, args, data_values, own_program
 
 OPTIONS = [*KIND_VALUES, *data_values()]
 WORKER_OF_TWO = "import os; os.environ['RANK'] == '1' and "
@@ -11,11 +9,11 @@ WORKER_OF_TWO = "import os; os.environ['RANK'] == '1' and "
 
 def program(code: str) -> list[str]:
     """Values for a program of one's own, which the entry point starts in two pods."""
-    return ["--set=task=,workers=1", "--set-json", f"args={json.dumps(['run', '--', 'python', '-c', code])}"]
+    return [*own_program("python", "-c", code), "--set=workers=1"]
 
 
 def test_wrong_input_ends_the_job_at_once(operator: None, namespace: Namespace) -> None:
-    namespace.install(*OPTIONS, "--set=workers=1", "--set-json", 'args=["--epochs", "none"]')
+    namespace.install(*OPTIONS, "--set=workers=1", *args("--epochs", "none"))
     namespace.wait_for_job("demo", "Failed")
     assert namespace.starts() <= 2  # the worker waits for the master, which ends at once
     assert "--epochs" in namespace.log("demo-master-0")

@@ -1,18 +1,16 @@
 """A pod whose CPUs its node throttles is named, by the job's events and by torchtally_jobs."""
 
 import json
-import sys
 
 import nodes
 import pytest
-from cluster import KIND_VALUES, ROOT, Namespace, run, wait_for
+from cluster import KIND_VALUES, ROOT, Namespace, own_program, script, wait_for
+from faults import PODS
 
 from torchtally import events
 
 SLOW = "demo-worker-1"
-PODS = ["demo-master-0", "demo-worker-0", SLOW, "demo-worker-2"]
-SCRIPT = ["--set-file", rf"files.slowed\.py={ROOT / 'tests/slowed.py'}", "--set", "task="]
-SCRIPT += ["--set-json", 'args=["run", "--", "python", "/files/slowed.py"]']
+SCRIPT = ["--set-file", rf"files.slowed\.py={ROOT / 'tests/slowed.py'}", *own_program("python", "/files/slowed.py")]
 # All pods have the same CPUs, whatever the node has.
 OPTIONS = ["--set", "resources.cpu=300m", "--set-json", 'env=[{"name": "TORCHTALLY_PROGRESS_SECONDS", "value": "1"}]']
 
@@ -31,8 +29,8 @@ def test_a_pod_whose_cpus_are_throttled(own_cluster: None, operator: None, names
         return bool(found) and (found[-1].slow, found[-1].loses_in) == (SLOW, "compute")
 
     wait_for(f"{SLOW} to be named", named)
-    jobs = [sys.executable, str(ROOT / "scripts/torchtally_jobs.py")]
-    status = json.loads(run(*jobs, "status", "demo", "--json", "-n", namespace.name, check=False).stdout)
+    told = script("torchtally_jobs.py", "status", "demo", "--json", "-n", namespace.name, check=False)
+    status = json.loads(told.stdout)
     assert (status["straggler"]["slow"], status["straggler"]["loses_in"]) == (SLOW, "compute")
 
 

@@ -2,12 +2,11 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import nodes
 import yaml
-from cluster import ROOT, Namespace, Object, run, wait_for
+from cluster import Namespace, Object, script, wait_for
 
 WORKERS = ["spark-worker-0", "spark-worker-1"]
 
@@ -40,8 +39,7 @@ def ended(namespace: Namespace) -> bool:
 
 def verified(log: str) -> Object:
     """What scripts/verify_shards.py finds in a log, which has to be proven."""
-    script = str(ROOT / "scripts/verify_shards.py")
-    found: Object = json.loads(run(sys.executable, script, "--json", "-", text=log).stdout)
+    found: Object = json.loads(script("verify_shards.py", "--json", "-", text=log).stdout)
     assert found["holds"]
     return found
 

@@ -4,7 +4,7 @@ import json
 
 import nodes
 import pytest
-from cluster import CHART, Namespace, data_values, run, verify, wait_for
+from cluster import CHART, Namespace, args, data_values, run, verify, wait_for
 from faults import MID_EPOCH, act
 
 from torchtally import events
@@ -52,16 +52,14 @@ def train(namespace: Namespace, data: list[str]) -> None:
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
     refused = namespace.helm("upgrade", "demo", str(CHART), "--reuse-values", "--set=workers=1", check=False)
     assert "TrainJob demo exists, and its controller ignores changes to its pods:" in refused.stderr
-    namespace.helm("uninstall", "demo", "--wait")
-    wait_for("nothing to be left", lambda: namespace.everything() == before)
+    namespace.uninstall(*before)
 
 
 @pytest.mark.nightly
 def test_what_helm_does_while_it_runs(trainer: None, namespace: Namespace) -> None:
     before = namespace.everything()
-    args = ["--epochs", "500", "--batch-size", "1000", "--save-seconds", "0.2"]
-    options = ["--set=workers=0,model.enabled=true,model.size=64Mi", "--set-json", f"args={json.dumps(args)}"]
-    namespace.install(*OPTIONS, *options)
+    long = args("--epochs", "500", "--batch-size", "1000", "--save-seconds", "0.2")
+    namespace.install(*OPTIONS, "--set=workers=0,model.enabled=true,model.size=64Mi", *long)
     pod = pod_of(namespace, 0)
     wait_for("an epoch to end", lambda: namespace.reported(pod, events.Epoch, CONTAINER))
 
@@ -76,14 +74,12 @@ def test_what_helm_does_while_it_runs(trainer: None, namespace: Namespace) -> No
     suspend("rollback", "demo", "2")
     namespace.helm("rollback", "demo", "1")
     pod_of(namespace, 0)
-    namespace.helm("uninstall", "demo", "--wait")
-    kept = before | {"persistentvolumeclaim/demo-model"}
-    wait_for("nothing but the claim to be left", lambda: namespace.everything() == kept)
+    namespace.uninstall(*before, "persistentvolumeclaim/demo-model")
 
 
 def test_a_killed_rank_goes_on(trainer: None, namespace: Namespace) -> None:
-    args = ["--epochs", "3", "--batch-size", "125", "--save-seconds", "0.2"]
-    namespace.install(*OPTIONS, "--set=workers=1", "--set-json", f"args={json.dumps(args)}")
+    training = args("--epochs", "3", "--batch-size", "125", "--save-seconds", "0.2")
+    namespace.install(*OPTIONS, "--set=workers=1", *training)
     first, second = pod_of(namespace, 0), pod_of(namespace, 1)
     act(namespace, first, "stop", "ranks", MID_EPOCH)
     act(namespace, second, "kill", "ranks", "any")
@@ -114,8 +110,7 @@ def test_the_exit_code_decides_about_a_restart(trainer: None, namespace: Namespa
 
 @pytest.mark.nightly
 def test_a_runtime_of_the_cluster(trainer: None, namespace: Namespace) -> None:
-    options = ["--set", "workers=1,runtime.name=torch-distributed", "--set-json", 'args=["--epochs", "1"]']
-    namespace.install(*OPTIONS, *options)
+    namespace.install(*OPTIONS, "--set", "workers=1,runtime.name=torch-distributed", *args("--epochs", "1"))
     namespace.wait_for_job("demo", "Complete", kind=KIND)
     for pod in namespace.list("pod").values():  # what the values say has reached them
         (container,) = pod["spec"]["containers"]

@@ -1,11 +1,10 @@
 """What `helm upgrade` does to a job under the real operator, which changes no pod of a job that runs."""
 
-import json
 import shutil
 import subprocess
 
 import pytest
-from cluster import CHART, KIND_VALUES, Namespace, data_values, image_values, run, verify, wait_for
+from cluster import CHART, KIND_VALUES, Namespace, args, data_values, image_values, run, verify, wait_for
 
 from torchtally import events
 
@@ -19,12 +18,7 @@ def program_of(name: str, *marks: pytest.MarkDecorator) -> object:
 
 
 def values(*arguments: str) -> list[str]:
-    return [
-        *KIND_VALUES,
-        *data_values(),
-        *image_values(),
-        *("--set", "workers=1", "--set-json", f"args={json.dumps(arguments)}"),
-    ]
+    return [*KIND_VALUES, *data_values(), *image_values(), "--set", "workers=1", *args(*arguments)]
 
 
 def upgrade(namespace: Namespace, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -159,6 +153,4 @@ def test_uninstalling_leaves_the_claim_alone(
         f"the pods to be {phase}",
         lambda: (pods := namespace.list("pod")).keys() == PODS and pods["demo-master-0"]["status"]["phase"] == phase,
     )
-    namespace.helm("uninstall", "demo", "--wait")
-    kept = before | {"persistentvolumeclaim/demo-model"}
-    wait_for("nothing but the claim to be left", lambda: namespace.everything() == kept)
+    namespace.uninstall(*before, "persistentvolumeclaim/demo-model")

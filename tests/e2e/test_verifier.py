@@ -1,12 +1,11 @@
 """The verifier in the cluster: as a Job that waits for the training, and for users who lack rights."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from cluster import CHART, ROOT, Namespace, Object, image_values, run, wait_for
+from cluster import CHART, ROOT, Namespace, Object, image_values, own_program, run, wait_for
 
 SINGLE = [f"--values={CHART / 'ci/single-values.yaml'}", "--set=resources.requests.cpu=100m,model.enabled=false"]
 SINGLE += ["--set=restartPolicy=Never"]
@@ -24,10 +23,6 @@ torch.distributed.destroy_process_group()
 """
 UNTALLIED = "print('trained')"
 FAILING = "raise SystemExit('no')"
-
-
-def program(code: str) -> list[str]:
-    return ["--set=task=", "--set-json", f"args={json.dumps(['run', '--', 'python', '-c', code])}"]
 
 
 def apply(namespace: Namespace, name: str, *options: str) -> None:
@@ -60,10 +55,10 @@ def test_a_job_that_is_complete_if_the_run_is_proved(operator: None, namespace: 
     quota = ["requests.cpu=4", "limits.cpu=16", "requests.memory=8Gi", "limits.memory=16Gi", "pods=20"]
     namespace.kubectl("create", "quota", "demo", f"--hard={','.join(quota)}")
     values = ["--set=verifier.job=true", *image_values()]
-    apply(namespace, "held", *values, *program(TALLIED), "--set=suspend=true")
-    apply(namespace, "proved", *values, *program(TALLIED))
-    apply(namespace, "unknown", *values, *program(UNTALLIED))
-    apply(namespace, "failed", *values, *program(FAILING))
+    apply(namespace, "held", *values, *own_program("python", "-c", TALLIED), "--set=suspend=true")
+    apply(namespace, "proved", *values, *own_program("python", "-c", TALLIED))
+    apply(namespace, "unknown", *values, *own_program("python", "-c", UNTALLIED))
+    apply(namespace, "failed", *values, *own_program("python", "-c", FAILING))
 
     kind, _, said = end(namespace, "proved")
     assert kind == "Complete" and said.startswith("✓ the proof holds: run "), said
@@ -73,7 +68,7 @@ def test_a_job_that_is_complete_if_the_run_is_proved(operator: None, namespace: 
     assert (kind, reason, said[:39]) == ("Failed", "PodFailurePolicy", "✗ failed: PyTorchJob failed has failed:")
 
     assert [name for name in namespace.list("pod") if name.startswith("held")] == []
-    apply(namespace, "held", *values, *program(TALLIED))
+    apply(namespace, "held", *values, *own_program("python", "-c", TALLIED))
     assert end(namespace, "held")[0] == "Complete"
     made = {name: job["status"].get("failed", 0) for name, job in verifiers(namespace).items()}
     assert made == {"held": 0, "proved": 0, "unknown": 1, "failed": 1}  # no pod was tried again
@@ -96,7 +91,7 @@ def allow(namespace: Namespace, subject: str, rules: list[Object]) -> None:
 def test_helm_names_the_right_that_a_user_lacks(operator: None, namespace: Namespace) -> None:
     namespace.kubectl("create", "rolebinding", "user", "--clusterrole=edit", "--user=user")
     allow(namespace, "--user=user", JOBS)
-    options = [*SINGLE, *program(UNTALLIED), "--set=suspend=true", "--kube-as-user=user"]
+    options = [*SINGLE, *own_program("python", "-c", UNTALLIED), "--set=suspend=true", "--kube-as-user=user"]
     refused = namespace.install(*options, check=False)
     assert refused.returncode != 0
     assert 'User "user" cannot get resource "roles" in API group "rbac.authorization.k8s.io"' in refused.stderr
@@ -107,7 +102,7 @@ def test_helm_names_the_right_that_a_user_lacks(operator: None, namespace: Names
 
 @pytest.mark.nightly
 def test_the_verifier_names_the_right_that_a_user_lacks(operator: None, namespace: Namespace, tmp_path: Path) -> None:
-    namespace.install(*SINGLE, *program(UNTALLIED))
+    namespace.install(*SINGLE, *own_program("python", "-c", UNTALLIED))
     namespace.wait_for_job("demo", "Succeeded")
 
     def verified(account: str) -> tuple[int, str]:

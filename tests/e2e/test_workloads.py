@@ -1,23 +1,20 @@
 """Every task in four pods on two nodes, and what one of them tells MLflow in the cluster."""
 
 import json
-import sys
 import time
 from typing import Any
 
-import faults
 import nodes
 import pytest
-from cluster import KIND_VALUES, ROOT, Namespace, Object, data_values, run, verify
+from cluster import KIND_VALUES, Namespace, Object, args, data_values, script, verify
+from faults import MASTER, MID_EPOCH, PODS, kill
 from task_table import TASKS, Task, judged
-
-PODS = ["demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"]
 
 
 def install(namespace: Namespace, task: Task, image: str, *options: str) -> None:
     values = data_values(task.data) if task.data else []
-    arguments = ["--set", "task=", "--set-json", f"args={json.dumps(task.args)}"]
-    namespace.install(*KIND_VALUES, *values, *arguments, "--set", "resources.memory=3Gi", *options, image=image)
+    sizes = ["--set", "task=,resources.memory=3Gi"]
+    namespace.install(*KIND_VALUES, *values, *args(*task.args), *sizes, *options, image=image)
 
 
 def finish(namespace: Namespace, task: Task) -> str:
@@ -38,8 +35,7 @@ def test_a_whole_task(operator: None, tasks_image: str, namespace: Namespace, ta
     install(namespace, task, tasks_image)
     said = finish(namespace, task)
     seconds = time.monotonic() - began
-    verdict = run(sys.executable, str(ROOT / "scripts/verify_shards.py"), "--job", "demo", "-n", namespace.name).stdout
-    judged(task, "kind", said, verdict, seconds)
+    judged(task, "kind", said, script("verify_shards.py", "--job", "demo", "-n", namespace.name).stdout, seconds)
 
 
 # MLflow's server, from the same image. Where it is, and what it would want to be told, reaches the pods by a Secret.
@@ -117,7 +113,7 @@ def test_mlflow_has_the_record_of_a_run_that_was_started_again(
     options = ("--epochs", "3", "--batch-size", "25", "--save-seconds", "1", "--mlflow", "e2e")
     task = Task(("run", "mnist-cnn", *options), "mnist", at_least=0)
     install(namespace, task, tasks_image, "--set-json", 'envFrom=[{"secretRef": {"name": "tracking"}}]')
-    faults.kill(faults.MASTER, faults.MID_EPOCH)(namespace)
+    kill(MASTER, MID_EPOCH)(namespace)
     said = finish(namespace, task)
     found = asked()
     assert (found["status"], found["attempt"]) == ("FINISHED", "1")

@@ -1,4 +1,4 @@
-"""A pod that something slows down is named, with what is slow: real pods, whose CPUs, data and link are slowed."""
+"""A pod that something slows down is named, with what is slow: real pods. On a cluster, one whose CPUs are slowed."""
 
 import json
 import os
@@ -75,13 +75,6 @@ def named(pods: list[Pod], loses_in: str) -> None:
 
 def throttle(pod: Pod) -> None:
     pod.container.get_wrapped_container().update(cpu_period=100_000, cpu_quota=5_000)
-
-
-def test_a_pod_whose_cpus_are_throttled(pods: Callable[..., list[Pod]]) -> None:
-    started = pods()
-    trains(started)
-    throttle(started[2])
-    named(started, "compute")
 
 
 def test_a_pod_whose_data_is_slow(pods: Callable[..., list[Pod]]) -> None:

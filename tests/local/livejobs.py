@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import psutil
-from localjobs import Run
+from localjobs import LIMIT, Object, Run, load
 
 from local import containers, output, processes
 from local.controller import Controller
@@ -24,7 +25,6 @@ from torchtally import events
 Engine = processes.Processes | containers.Containers
 Part = Callable[[psutil.Process], list[psutil.Process]]  # of a pod's shim
 Event = TypeVar("Event", bound=events.Event)
-LIMIT = 240.0  # seconds for anything to come
 
 
 def agent(shim: psutil.Process) -> list[psutil.Process]:
@@ -68,9 +68,10 @@ class Live(output.Output):
         self._made: Future[tuple[asyncio.AbstractEventLoop, Controller]] = Future()
         self._ended: Future[Run] = Future()
         self._thread = threading.Thread(target=self._run, args=[job, engine], daemon=True)
-        super().__init__([pod.name for pod in job.pods], io.BytesIO(), colour=False)
+        self._shown = io.BytesIO()
+        super().__init__([pod.name for pod in job.pods], self._shown, colour=False)
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> Self:
         self._thread.start()
         self._loop, self._controller = self._made.result()
         return self
@@ -166,6 +167,7 @@ class Live(output.Output):
         self._add([text], said=True)
 
     def _write(self, name: str, lines: Sequence[bytearray]) -> None:
+        super()._write(name, lines)
         self._add([f"[{name}] {bytes(line).decode(errors='replace')}" for line in lines], said=False)
 
     def _add(self, texts: Sequence[str], said: bool) -> None:
@@ -199,7 +201,14 @@ class Live(output.Output):
             controller = Controller(job, engine, self)
             self._made.set_result((asyncio.get_running_loop(), controller))
             verdict = await controller.run()
-        return Run(verdict, controller.status, self.lines, [each.text for each in self.heard if each.said])
+        shown = self._shown.getvalue().decode().splitlines()
+        return Run(verdict, controller.status, shown, [each.text for each in self.heard if each.said])
 
     def _all(self) -> str:
         return "\n".join(each.text for each in self.heard)
+
+
+def run(folder: Path, document: Object) -> Run:
+    """Run a job to its end."""
+    with Live(load(folder, document)) as live:
+        return live.end()

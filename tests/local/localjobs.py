@@ -1,10 +1,9 @@
 """Small PyTorchJobs of shell pods, and ways to run them."""
 
-import asyncio
-import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 import yaml
 
-from local import manifest, output, processes
-from local.controller import Controller, Status, Verdict
+from local import manifest
+from local.controller import Status, Verdict
 from local.job import LocalJob
 
 RUN_LOCAL = Path(__file__).resolve().parents[2] / "scripts" / "run_local.py"
+LIMIT = 240.0  # seconds for anything to come
 Object = dict[str, Any]
 
 
@@ -63,40 +63,14 @@ def load(folder: Path, document: Object) -> LocalJob:
     return manifest.load(write(folder, document)).job
 
 
-class Recorder(output.Output):
-    """Keeps what is printed and said."""
-
-    def __init__(self, job: LocalJob, heard: Callable[[str], None] = lambda text: None) -> None:
-        self.stream = io.BytesIO()
-        self.said: list[str] = []
-        self._heard = heard
-        super().__init__([pod.name for pod in job.pods], self.stream, colour=False)
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-        self._heard(text)
-
-
 @dataclass(frozen=True)
 class Run:
+    """A job that has ended, with the lines that its user saw, and what the runner said."""
+
     verdict: Verdict
     status: dict[str, Status]
     lines: list[str]
     said: list[str]
-
-
-def run(folder: Path, document: Object, heard: Callable[[str], None] = lambda text: None) -> Run:
-    """Run a job to its end in this process."""
-    job = load(folder, document)
-    recorder = Recorder(job, heard)
-
-    async def to_the_end() -> Run:
-        async with processes.Processes(job, "torchtally") as engine:
-            controller = Controller(job, engine, recorder)
-            verdict = await controller.run()
-        return Run(verdict, controller.status, recorder.stream.getvalue().decode().splitlines(), recorder.said)
-
-    return asyncio.run(to_the_end())
 
 
 def command(file: str, *options: str) -> list[str]:
@@ -122,7 +96,15 @@ def start_script(file: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def until(process: subprocess.Popen[str], *wanted: str) -> list[str]:
+def until(what: str, condition: Callable[[], object]) -> None:
+    """Wait until the condition, which `what` says in words, is true."""
+    ends = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < ends, f"waited {LIMIT} s until {what}"
+        time.sleep(0.02)
+
+
+def read(process: subprocess.Popen[str], *wanted: str) -> list[str]:
     """Read a runner's lines until each of these texts was in one."""
     assert process.stdout is not None
     lines: list[str] = []

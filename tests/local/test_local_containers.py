@@ -6,13 +6,12 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from livejobs import Live
-from localjobs import Object, container, load, pod_spec, pytorchjob, run_script, start_script, until, write
+from localjobs import Object, container, load, pod_spec, pytorchjob, read, run_script, start_script, until, write
 
 from local import containers, environment
 from local.controller import Controller
@@ -39,18 +38,12 @@ def name() -> Iterator[str]:
     """A job's name that no other run has; nothing of it may be left."""
     unique = f"tt{secrets.token_hex(3)}"
     yield unique
-    ends = time.monotonic() + 60
-    while any((left := things(unique)).values()):
-        assert time.monotonic() < ends, left
-        time.sleep(0.2)
+    until("nothing of the job is left", lambda: not any(things(unique).values()))
 
 
-def named(job: Object, name: str) -> Object:
-    return job | {"metadata": {"name": name}}
-
-
-def with_sh(job: Object) -> Object:
+def named(name: str, *scripts: str, workers: int = 1) -> Object:
     """The image has no bash to rely on."""
+    job = pytorchjob(*scripts, workers=workers) | {"metadata": {"name": name}}
     for replica in job["spec"]["pytorchReplicaSpecs"].values():
         replica["template"]["spec"]["containers"][0]["command"][0] = "sh"
     return job
@@ -59,7 +52,7 @@ def with_sh(job: Object) -> Object:
 def test_each_pod_is_a_container_that_the_others_find_by_name(tmp_path: Path, name: str) -> None:
     master = "until test -e /met/$HOSTNAME-$0 -a -e /met/$HOSTNAME-$1; do sleep 0.1; done"
     worker = "getent hosts $MASTER_ADDR >/dev/null && echo found $MASTER_ADDR; touch /met/$MASTER_ADDR-$(hostname)"
-    job = with_sh(named(pytorchjob(master, worker, 2), name))
+    job = named(name, master, worker, workers=2)
     container(job)["args"] = [f"{name}-worker-0", f"{name}-worker-1"]
     for kind in ("Master", "Worker"):
         pod_spec(job, kind)["volumes"] = [{"name": "met", "hostPath": {"path": str(tmp_path)}}]
@@ -80,7 +73,7 @@ def slow_to_make(container_name: str, folder: Path) -> str:
 
 
 def test_environment_is_the_job_s_and_the_image_s_alone(tmp_path: Path, name: str) -> None:
-    job = with_sh(named(pytorchjob("env -0 | tr '\\0\\n' '\\n '"), name))
+    job = named(name, "env -0 | tr '\\0\\n' '\\n '")
     container(job)["env"] = [{"name": "OWN", "value": "of $(POD)"}, {"name": "LINES", "value": "two\nlines"}]
     ended = run_script(write(tmp_path, job), "--docker", SOME_SECRET="not for a pod")
     seen = dict(line.removeprefix(f"[{name}-master-0] ").split("=", 1) for line in ended.stdout.splitlines())
@@ -100,7 +93,7 @@ def test_volumes(tmp_path: Path, name: str) -> None:
         "stat -f -c %T /memory; df -k --output=size /memory | tail -n 1 | tr -d ' ';"
         "echo x >>/scratch/starts; test $(wc -l </scratch/starts) = 2"
     )
-    job = with_sh(named(pytorchjob(script), name))
+    job = named(name, script)
     pod_spec(job)["volumes"] = [
         {"name": "scratch", "emptyDir": {}},
         {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
@@ -131,7 +124,7 @@ def test_volumes(tmp_path: Path, name: str) -> None:
 def test_a_pod_that_is_deleted_frozen_and_killed(tmp_path: Path, name: str) -> None:
     """A killed container's pod keeps its volumes, a deleted pod's successor has new ones."""
     script = "echo x >>/scratch/starts; echo start $(wc -l </scratch/starts); while :; do echo tick; sleep 0.1; done"
-    job = with_sh(named(pytorchjob("echo up; exec sleep 60", script), name))
+    job = named(name, "echo up; exec sleep 60", script)
     pod_spec(job, "Worker")["volumes"] = [{"name": "scratch", "emptyDir": {}}]
     for kind in ("Master", "Worker"):
         pod_spec(job, kind)["terminationGracePeriodSeconds"] = 0
@@ -155,7 +148,7 @@ def test_a_pod_that_is_deleted_frozen_and_killed(tmp_path: Path, name: str) -> N
 
 
 def test_limits_and_security(tmp_path: Path, name: str) -> None:
-    job = with_sh(named(pytorchjob("exec sleep 60"), name))
+    job = named(name, "exec sleep 60")
     pod_spec(job)["securityContext"] = {
         "runAsUser": 1000,
         "runAsGroup": 0,
@@ -188,21 +181,22 @@ def test_limits_and_security(tmp_path: Path, name: str) -> None:
 
 
 def wait_for(container_name: str, state: str) -> list[Object]:
-    ends = time.monotonic() + 60
-    while True:
+    found: list[Object] = []
+
+    def reached() -> bool:
         answer = subprocess.run(["docker", "container", "inspect", container_name], capture_output=True, check=False)
-        found: list[Object] = json.loads(answer.stdout or "[]")
-        if found and found[0]["State"][state]:
-            return found
-        assert time.monotonic() < ends, answer.stderr
-        time.sleep(0.1)
+        found[:] = json.loads(answer.stdout or "[]")
+        return bool(found) and found[0]["State"][state]
+
+    until(f"{container_name} is {state}", reached)
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_the_runner_ends_early(tmp_path: Path, name: str, number: signal.Signals) -> None:
     script = "trap 'echo asked to end; exit 0' TERM; echo up; while :; do sleep 0.1; done"
-    runner = start_script(write(tmp_path, with_sh(named(pytorchjob(script, script), name))), "--docker")
-    until(runner, f"[{name}-master-0] up", f"[{name}-worker-0] up")
+    runner = start_script(write(tmp_path, named(name, script, script)), "--docker")
+    read(runner, f"[{name}-master-0] up", f"[{name}-worker-0] up")
     # Ctrl-C on a terminal is for the runner and for all that it has not set apart.
     os.killpg(runner.pid, number) if number is signal.SIGINT else runner.send_signal(number)
     out, _ = runner.communicate(timeout=300)
@@ -214,7 +208,7 @@ def test_nothing_is_left_when_the_runner_ends_early(tmp_path: Path, name: str, n
 
 
 def test_the_image_s_entry_point_and_another_image(tmp_path: Path, name: str) -> None:
-    job = named(pytorchjob("true"), name)
+    job = named(name, "true")
     container(job)["image"] = "registry.invalid/none:1"
     container(job)["imagePullPolicy"] = "Always"
     del container(job)["command"]
@@ -224,7 +218,7 @@ def test_the_image_s_entry_point_and_another_image(tmp_path: Path, name: str) ->
 
 
 def test_a_failure_of_the_engine_is_one_sentence(tmp_path: Path, name: str) -> None:
-    job = named(pytorchjob("true"), name)
+    job = named(name, "true")
     container(job)["image"] = "no/such-image:1"
     container(job)["imagePullPolicy"] = "Never"
     ended = run_script(write(tmp_path, job), "--docker")
@@ -237,7 +231,7 @@ def test_a_failure_of_the_engine_is_one_sentence(tmp_path: Path, name: str) -> N
 def test_a_name_in_use_is_said_and_left_alone(tmp_path: Path, name: str) -> None:
     docker("container", "create", "--name", f"{name}-master-0", IMAGE, "true")
     try:
-        ended = run_script(write(tmp_path, named(pytorchjob("true"), name)), "--docker")
+        ended = run_script(write(tmp_path, named(name, "true")), "--docker")
         assert ended.returncode == 1
         assert f'"/{name}-master-0" is already in use' in ended.stderr
     finally:
@@ -250,7 +244,7 @@ def test_no_docker_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_what_docker_supports_is_not_ignored(tmp_path: Path, name: str) -> None:
-    job = named(pytorchjob("true"), name)
+    job = named(name, "true")
     container(job)["resources"] = {"limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}}
     pod_spec(job)["nodeSelector"] = {"a": "b"}
     pod_spec(job)["volumes"] = [{"name": "v", "configMap": {"name": "c"}}, {"name": "e", "emptyDir": {}}]

@@ -2,13 +2,12 @@
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from livejobs import LIMIT, Live
-from localjobs import load, pod_spec, pytorchjob
+from livejobs import Live
+from localjobs import load, pod_spec, pytorchjob, until
 
 from local.controller import Controller, Outcome, Phase
 
@@ -23,15 +22,13 @@ def starting(folder: Path, first: str, then: str) -> str:
     return f"echo x >>{folder}/$HOSTNAME; if test $(wc -l <{folder}/$HOSTNAME) = 1; then {first}; else {then}; fi"
 
 
-def waiting(file: Path) -> str:
-    return f"until test -e {file}; do sleep 0.05; done"
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+def job(folder: Path, worker: str, policy: str | None = None, grace: int | None = None, **limits: int) -> Live:
+    """One whose master, and so the job, ends when the worker has made the file `go`."""
+    master = f"until test -e {folder}/go; do sleep 0.05; done"
+    document = pytorchjob(master, worker, policy=policy, runPolicy=RUNNING | limits)
+    if grace is not None:
+        pod_spec(document, "Worker")["terminationGracePeriodSeconds"] = grace
+    return Live(load(folder, document))
 
 
 def phase(live: Live, pod: str = WORKER) -> Phase:
@@ -51,8 +48,7 @@ def test_a_deleted_pod_is_made_anew(tmp_path: Path, policy: str) -> None:
         "trap 'echo asked to end; exit 7' TERM; echo up; while :; do sleep 0.05; done",
         f"echo again with rank $RANK; touch {tmp_path}/go; exec sleep 60",
     )
-    job = load(tmp_path, pytorchjob(waiting(tmp_path / "go"), worker, policy=policy, runPolicy=RUNNING))
-    with Live(job) as live:
+    with job(tmp_path, worker, policy) as live:
         live.until(f"[{WORKER}] up")
         live.do(delete)
         live.until("asked to end")
@@ -66,9 +62,7 @@ def test_a_deleted_pod_is_made_anew(tmp_path: Path, policy: str) -> None:
 def test_a_deleted_pod_has_its_grace_period(tmp_path: Path) -> None:
     stubborn = "trap 'echo asked to end' TERM; echo up; while :; do sleep 0.05; done"
     worker = starting(tmp_path, stubborn, f"touch {tmp_path}/go")
-    document = pytorchjob(waiting(tmp_path / "go"), worker)
-    pod_spec(document, "Worker")["terminationGracePeriodSeconds"] = 5
-    with Live(load(tmp_path, document)) as live:
+    with job(tmp_path, worker, grace=5) as live:
         live.until("up")
         began = time.monotonic()
         live.do(delete)
@@ -85,8 +79,7 @@ def test_a_new_pod_has_not_restarted_yet(tmp_path: Path) -> None:
         f"echo x >>{tmp_path}/starts; case $(wc -l <{tmp_path}/starts) in 1) exit 1;; 2) echo up; exec sleep 60;;"
         f" 3) exit 1;; *) touch {tmp_path}/go; exec sleep 60;; esac"
     )
-    policy = RUNNING | {"backoffLimit": 2}
-    with Live(load(tmp_path, pytorchjob(waiting(tmp_path / "go"), worker, runPolicy=policy))) as live:
+    with job(tmp_path, worker, backoffLimit=2) as live:
         live.until("up")
         live.do(delete)
         ended = live.end()
@@ -96,8 +89,8 @@ def test_a_new_pod_has_not_restarted_yet(tmp_path: Path) -> None:
 
 def test_a_pod_that_has_ended_can_be_deleted(tmp_path: Path) -> None:
     worker = starting(tmp_path, "exit 0", f"touch {tmp_path}/go")
-    with Live(load(tmp_path, pytorchjob(waiting(tmp_path / "go"), worker))) as live:
-        wait_until(lambda: phase(live) is Phase.SUCCEEDED)
+    with job(tmp_path, worker) as live:
+        until("the worker has ended", lambda: phase(live) is Phase.SUCCEEDED)
         live.do(delete)
         assert live.end().verdict.outcome is Outcome.SUCCEEDED
 
@@ -107,81 +100,72 @@ def test_a_pod_that_waits_for_its_restart_can_be_deleted(tmp_path: Path) -> None
     worker = (
         f"echo x >>{tmp_path}/starts; test $(wc -l <{tmp_path}/starts) -le 4 && exit 1; touch {tmp_path}/go; sleep 60"
     )
-    with Live(load(tmp_path, pytorchjob(waiting(tmp_path / "go"), worker, runPolicy=RUNNING))) as live:
+    with job(tmp_path, worker) as live:
         live.until("restart 4 (")
         live.do(delete)
-        wait_until(lambda: live.starts[WORKER] == 5)
+        until("the worker has started again", lambda: live.starts[WORKER] == 5)
         ended = live.end()
     assert ended.status[WORKER].restarts == 0
 
 
 def test_suspended_and_resumed(tmp_path: Path) -> None:
-    script = starting(tmp_path, "trap 'echo asked to end; exit 0' TERM; echo up; while :; do sleep 0.05; done", "true")
+    """The time while a job is suspended does not count for its deadline, and it has all of it when it is resumed."""
+    first = "trap 'echo asked to end; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    script = starting(tmp_path, first, "exec sleep 60")
     pods = [f"demo-{name}" for name in ("master-0", "worker-0", "worker-1")]
-    # What time a job is suspended does not count for its deadline.
-    policy = RUNNING | {"activeDeadlineSeconds": 10}
+    deadline = 15  # enough for three pods to start
+    policy = RUNNING | {"activeDeadlineSeconds": deadline}
     with Live(load(tmp_path, pytorchjob(script, script, workers=2, policy="Never", runPolicy=policy))) as live:
         live.until(*(f"[{pod}] up" for pod in pods))
         live.do(Controller.suspend)
         live.until(*(f"[{pod}] asked to end" for pod in pods))
-        wait_until(lambda: {phase(live, pod) for pod in pods} == {Phase.DELETED})
-        ends = time.monotonic() + 10.2
-        while time.monotonic() < ends:
+        until("all pods are gone", lambda: {phase(live, pod) for pod in pods} == {Phase.DELETED})
+        while time.monotonic() < live.started[0] + deadline + 0.2:
             assert {phase(live, pod) for pod in pods} == {Phase.DELETED}
             time.sleep(0.1)
+        resumed = time.monotonic()
         live.do(Controller.resume)
         ended = live.end()
-    assert ended.verdict.outcome is Outcome.SUCCEEDED
+    assert time.monotonic() - resumed >= deadline
+    assert ended.verdict.outcome is Outcome.FAILED
     assert live.starts == dict.fromkeys(pods, 2)
     assert [text for text in ended.said if "deleted" not in text] == [
         "PyTorchJob demo is suspended.",
         "PyTorchJob demo is resumed.",
-        "PyTorchJob demo is successfully completed.",
+        "Job demo has failed because it was active longer than specified deadline",
     ]
-
-
-def test_a_resumed_job_has_its_whole_deadline(tmp_path: Path) -> None:
-    script = starting(tmp_path, "echo up; exec sleep 60", "echo again; exec sleep 60")
-    with Live(load(tmp_path, pytorchjob(script, runPolicy=RUNNING | {"activeDeadlineSeconds": 10}))) as live:
-        live.until("up")
-        live.do(Controller.suspend)
-        wait_until(lambda: phase(live, "demo-master-0") is Phase.DELETED)
-        resumed = time.monotonic()
-        live.do(Controller.resume)
-        live.until("again")
-        assert live.end().verdict.outcome is Outcome.FAILED
-    assert time.monotonic() - resumed >= 10
 
 
 def test_a_suspended_job_can_be_interrupted(tmp_path: Path) -> None:
     with Live(load(tmp_path, pytorchjob("echo up; exec sleep 60"))) as live:
         live.until("up")
         live.do(Controller.suspend)
-        wait_until(lambda: phase(live, "demo-master-0") is Phase.DELETED)
+        until("the master is gone", lambda: phase(live, "demo-master-0") is Phase.DELETED)
         live.do(lambda controller: controller.interrupt(signal.SIGINT))
         assert live.end().verdict.outcome is Outcome.INTERRUPTED
     assert live.starts == {"demo-master-0": 1}
 
 
-@pytest.mark.parametrize(("policy", "outcome"), [("OnFailure", Outcome.SUCCEEDED), ("Never", Outcome.FAILED)])
-def test_a_killed_pod_restarts_as_its_policy_says(tmp_path: Path, policy: str, outcome: Outcome) -> None:
+def test_a_killed_pod_restarts(tmp_path: Path) -> None:
     worker = starting(tmp_path, "sleep 1000 & echo up; wait", f"touch {tmp_path}/go")
-    with Live(load(tmp_path, pytorchjob(waiting(tmp_path / "go"), worker, policy=policy, runPolicy=RUNNING))) as live:
+    with job(tmp_path, worker, "OnFailure") as live:
         live.until("up")
         live.do(lambda controller: controller.kill(WORKER))
-        live.until(f"{WORKER} ended with exit code 137: restart 1" if policy == "OnFailure" else "exit code 137")
-        assert live.end().verdict.outcome is outcome
+        live.until(f"{WORKER} ended with exit code 137: restart 1 (restartPolicy OnFailure)")
+        assert live.end().verdict.outcome is Outcome.SUCCEEDED
+
+
+def still(pids: list[int]) -> set[bool]:
+    return {psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids}
 
 
 def test_a_frozen_pod_stands_still_until_it_is_thawed(tmp_path: Path) -> None:
-    family = (
-        f"(setsid sleep 1000 & echo $! >>{tmp_path}/pids); sleep 1000 & echo $! $BASHPID >>{tmp_path}/pids; echo up;"
-    )
-    with Live(load(tmp_path, pytorchjob(f"{family} {waiting(tmp_path / 'go')}", "exec sleep 60"))) as live:
+    apart = f"(setsid sleep 1000 & echo $! >>{tmp_path}/pids)"
+    family = f"{apart}; sleep 1000 & echo $! $BASHPID >>{tmp_path}/pids; echo up; wait"
+    with job(tmp_path, family) as live:
         live.until("up")
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(pids) == 3
-        live.do(lambda controller: controller.freeze("demo-master-0"))
-        wait_until(lambda: {psutil.Process(pid).status() for pid in pids} == {psutil.STATUS_STOPPED})
-        live.do(lambda controller: controller.thaw("demo-master-0"))
-        wait_until(lambda: psutil.STATUS_STOPPED not in {psutil.Process(pid).status() for pid in pids})
+        for act, stopped in ((Controller.freeze, {True}), (Controller.thaw, {False})):
+            live.do(lambda controller, act=act: act(controller, WORKER))
+            until("all processes stand still, or none", lambda stopped=stopped: still(pids) == stopped)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from localjobs import Object, container, load, pytorchjob, run, write
+from livejobs import run
+from localjobs import Object, container, load, pytorchjob, write
 
 from local import environment, manifest
 from local.job import LocalJob

@@ -12,20 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 
 import failpoint
 import proofs
 import psutil
 import pytest
 from fault_table import Row, last, lost_and_doubled, record
-from livejobs import LIMIT, Live, Part, agent, rank
-from localjobs import RUN_LOCAL, Object, container, load, pytorchjob
+from livejobs import Live, Part, agent, rank
+from localjobs import RUN_LOCAL, container, load, pytorchjob, until
 
 from local.controller import Controller, Outcome
 from torchtally import atomic_file, events
@@ -33,31 +34,33 @@ from torchtally.environment import Places
 
 pytestmark = pytest.mark.timeout(600)
 
-EPOCHS = 2
+NOTHING: Mapping[str, str] = MappingProxyType({})
 MASTER, WORKER, OTHER = "demo-master-0", "demo-worker-0", "demo-worker-1"
-
-
-def document(output: Path, policy: str, variables: Mapping[str, str]) -> Object:
-    """Few and large steps on 3 pods, of a model that DDP needs two buckets for: their order shows in the weights."""
-    run_policy = {"backoffLimit": 30, "cleanPodPolicy": "Running"}
-    job = pytorchjob("", "", workers=2, policy=policy, nprocPerNode="1", runPolicy=run_policy)
-    options = ["--epochs", str(EPOCHS), "--batch-size", "400", "--output", str(output), "--save-seconds", "0.01"]
-    options += ["--hidden", "256"]
-    variables = {"TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **variables}
-    for kind in ("Master", "Worker"):
-        container(job, kind)["command"] = [sys.executable, failpoint.__file__, "run", "fashion-mnist", *options]
-        container(job, kind)["env"] = [{"name": name, "value": value} for name, value in variables.items()]
-    return job
+# Few and large steps, of a model that DDP needs two buckets for: their order shows in the weights.
+TASK = ["fashion-mnist", "--epochs", "2", "--batch-size", "400", "--save-seconds", "0.01", "--hidden", "256"]
 
 
 class Training(Live):
-    """A training under way."""
+    """A training under way, on a master and workers."""
 
-    def __init__(self, folder: Path, policy: str, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: str,
+        variables: Mapping[str, str] = NOTHING,
+        task: Sequence[str] = TASK,
+        workers: int = 2,
+    ) -> None:
         self.output = folder / "output"
         self.struck: float | None = None  # when the last fault came
         self._failpoint = folder / "failpoint"
-        super().__init__(load(folder, document(self.output, policy, {**variables, "FAILPOINT": str(self._failpoint)})))
+        run_policy = {"backoffLimit": 30, "cleanPodPolicy": "Running"}
+        job = pytorchjob("", "", workers=workers, policy=policy, nprocPerNode="1", runPolicy=run_policy)
+        own = {"TORCHTALLY_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "FAILPOINT": str(self._failpoint)}
+        for each in (container(job), container(job, "Worker")):
+            each["command"] = [sys.executable, failpoint.__file__, "run", *task, "--output", str(self.output)]
+            each["env"] = [{"name": name, "value": value} for name, value in {**own, **variables}.items()]
+        super().__init__(load(folder, job))
 
     def strike(self, act: Callable[[], None]) -> None:
         self.skip()
@@ -76,25 +79,23 @@ class Training(Live):
     def delete(self, pod: str) -> None:
         self.strike(lambda: self.do(lambda controller: controller.delete(pod)))
 
-    def until_there(self, pattern: str) -> None:
-        """Wait for a file among the checkpoints."""
-        ends = time.monotonic() + LIMIT
-        while not next((self.output / "checkpoints").glob(pattern), None):
-            assert time.monotonic() < ends, "\n".join(self.lines)
-            time.sleep(0.01)
-
     def pause_after(self, kind: type[events.Event]) -> None:
         """Wait until rank 0 has reported such an event within an epoch, after which it pauses until the next strike."""
         self.pause_at(kind.__name__)
         while self.until_reported(MASTER, kind).position == 0:
             pass
 
+    def verified(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """What verify_shards.py says of the log alone."""
+        log = self.output.parent / "job.log"
+        log.write_text("\n".join(self.lines))
+        script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), *options]
+        return subprocess.run(script, capture_output=True, text=True)
+
 
 def stop_at_once(process: psutil.Process) -> None:
-    process.suspend()
-    ends = time.monotonic() + LIMIT
-    while process.status() != psutil.STATUS_STOPPED:  # what it had begun in the kernel it ends first
-        assert time.monotonic() < ends
+    process.suspend()  # what it had begun in the kernel it ends first
+    until("it has stopped", lambda: process.status() == psutil.STATUS_STOPPED)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Fault:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The SHA-256 of the weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Training(folder, "OnFailure", {}) as training:
+    with Training(folder, "OnFailure") as training:
         training.end()
     return weights(training)
 
@@ -120,17 +121,13 @@ def weights(training: Training) -> str:
     return proofs.model(training.output / "proof.json")
 
 
-def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[str, str] | None = None) -> None:
-    with Training(folder, fault.policy, variables or {}) as training:
+def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[str, str] = NOTHING) -> None:
+    with Training(folder, fault.policy, variables) as training:
         fault.strike(training)
         ended = training.end()
     assert ended.verdict.outcome is Outcome.SUCCEEDED, "\n".join(training.lines)
     restarts = sum(training.starts.values()) - len(training.starts)
-    # The proof holds by the log alone.
-    log = folder / "job.log"
-    log.write_text("\n".join(training.lines))
-    script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), "--json", str(log)]
-    verified = subprocess.run(script, capture_output=True, text=True)
+    verified = training.verified("--json")
     report = json.loads(verified.stdout)
     lost, doubled = lost_and_doubled(report)
     same = weights(training) == undisturbed
@@ -172,7 +169,8 @@ def delete_at_rendezvous(training: Training) -> None:
 def kill_during_a_save(training: Training) -> None:
     training.pause_after(events.Saved)
     training.pause_at(failpoint.WRITING)
-    training.until_there(".epoch-*.checkpoint.*")
+    folder = training.output / "checkpoints"
+    until("a checkpoint is half written", lambda: next(folder.glob(".epoch-*.checkpoint.*"), None))
     training.kill(MASTER, rank)
 
 
@@ -341,3 +339,38 @@ def test_while_data_are_fetched(tmp_path: Path, undisturbed: str, slow_mirror: s
     fault = Fault("delete a pod, while it fetches data", "ExitCode", delete_who_fetches)
     variables = {"TORCHTALLY_DATA": "", "TORCHTALLY_CACHE": str(cache), "http_proxy": slow_mirror, "no_proxy": ""}
     ends_well(tmp_path, undisturbed, fault, variables)
+
+
+@pytest.mark.nightly
+def test_pods_that_count_their_restarts_start_again_in_place(tmp_path: Path, undisturbed: str) -> None:
+    with Training(tmp_path, "ExitCode", {"TORCHTALLY_RETRIES": "6"}) as training:
+        kill_the_trainer(WORKER, training)
+        training.until_reported(MASTER, events.Resumed)
+        kill_the_trainer(MASTER, training)
+        ended = training.end()
+    assert ended.verdict.outcome is Outcome.SUCCEEDED
+    assert set(training.starts.values()) == {1}
+    verified = training.verified("--json")
+    assert verified.returncode == 0, verified.stdout
+    assert lost_and_doubled(json.loads(verified.stdout)) == (0, 0)
+    assert weights(training) == undisturbed
+
+
+@pytest.mark.nightly
+def test_a_parameter_server_that_dies_starts_again_with_all_others_from_the_beginning(tmp_path: Path) -> None:
+    with Training(tmp_path, "OnFailure", task=["parameter-server", "--epochs", "40"], workers=3) as training:
+        server = training.process(WORKER, rank)
+        training.until_reported(MASTER, events.Epoch, epoch=2)
+        server.kill()
+        training.until(f"rank 1 ({WORKER}) was ended by signal 9")
+        training.until_reported(MASTER, events.Epoch, epoch=1)
+        ended = training.end()
+    assert ended.verdict.outcome is Outcome.SUCCEEDED
+    assert set(training.starts.values()) == {2}
+
+    proof = training.output / "proof.json"
+    assert proofs.predicate(proof).holds
+    (line,) = (line for line in proofs.lines(proof) if line["phase"] == "all")
+    verified = training.verified("--run", line["run"])
+    assert verified.returncode == 0, verified.stdout
+    assert "2 ranks, train 40 epochs, test 40 epochs" in verified.stdout

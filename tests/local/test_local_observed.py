@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import foreign_python
-from localjobs import Recorder, container, load, pytorchjob, run_script, write
+from localjobs import container, pytorchjob, run_script, write
 
 SCRIPT = """
 import torch
@@ -57,19 +57,12 @@ def test_pods_are_observed_by_default_as_in_the_image(tmp_path: Path) -> None:
 
 
 def test_a_line_behind_a_progress_bar_is_hidden_from_there_on(tmp_path: Path) -> None:
-    lines = [
-        b"  0%|   | 0/9\r 50%|#  | 4/9TORCHTALLY-OBSERVED {}",
-        b"TORCHTALLY-OBSERVED {}",
-        b"a line",
-        b"TORCHTALLY {}",
-    ]
-    recorder = Recorder(load(tmp_path, pytorchjob("true")))
-    with (tmp_path / "log").open("wb", buffering=0) as recorder._log:
-        recorder._write("demo-master-0", [bytearray(line) for line in lines])
-    assert recorder.stream.getvalue().splitlines() == [b"[demo-master-0]  50%|#  | 4/9", b"[demo-master-0] a line"]
-    assert recorder.observed == [" 50%|#  | 4/9TORCHTALLY-OBSERVED {}", "TORCHTALLY-OBSERVED {}"]
-    assert (tmp_path / "log").read_bytes().count(b"OBSERVED {}") == 2
-    assert recorder.last == {"demo-master-0": "a line"}
+    printed = "0%|   | 0/9\\r 50%|#  | 4/9TORCHTALLY-OBSERVED {}\\nTORCHTALLY-OBSERVED {}\\na line\\nTORCHTALLY {}\\n"
+    log = tmp_path / "log"
+    ended = run_script(write(tmp_path, pytorchjob(f"printf %b '{printed}'")), "--log", str(log))
+    assert ended.stdout.splitlines() == ["[demo-master-0]  50%|#  | 4/9", "[demo-master-0] a line"]
+    assert log.read_text().count("OBSERVED {}") == 2
+    assert "✗ incomplete: 1 rank" in ended.stderr
 
 
 def test_a_python_that_has_nothing_of_torchtally_is_observed_on_demand(tmp_path: Path) -> None:

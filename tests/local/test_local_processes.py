@@ -5,12 +5,14 @@ import pty
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from livejobs import run
 from localjobs import (
+    LIMIT,
     RUN_LOCAL,
     Object,
     command,
@@ -18,7 +20,7 @@ from localjobs import (
     load,
     pod_spec,
     pytorchjob,
-    run,
+    read,
     run_script,
     start_script,
     until,
@@ -27,7 +29,6 @@ from localjobs import (
 
 from local import machine
 
-LIMIT = 300.0  # seconds
 LOOP = "while :; do sleep 0.05; done"
 
 
@@ -46,26 +47,17 @@ def family(folder: Path) -> list[int]:
 def alive(pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
-        try:
+        with suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 found.append(pid)
-        except psutil.NoSuchProcess:
-            pass
     return found
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    ends = time.monotonic() + LIMIT
-    while left := alive(pids):
-        assert time.monotonic() < ends, f"still there: {[psutil.Process(pid).cmdline() for pid in left]}"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_all_pods_and_what_they_started(tmp_path: Path, number: signal.Signals, status: int) -> None:
     pod = script(tmp_path, LOOP, first="trap 'echo asked to end; exit 0' TERM")
     runner = start_script(write(tmp_path, pytorchjob(pod, pod, workers=2)))
-    until(runner, *(f"[demo-{name}] up" for name in ("master-0", "worker-0", "worker-1")))
+    read(runner, *(f"[demo-{name}] up" for name in ("master-0", "worker-0", "worker-1")))
     pids = family(tmp_path)
     assert alive(pids) == pids
     assert len(pids) == 9
@@ -81,10 +73,10 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     job = pytorchjob(script(tmp_path, LOOP, first="trap 'echo asked to end' TERM"))
     pod_spec(job)["terminationGracePeriodSeconds"] = 10 * int(LIMIT)
     runner = start_script(write(tmp_path, job))
-    until(runner, "up")
+    read(runner, "up")
     pids = family(tmp_path)
     runner.send_signal(signal.SIGINT)
-    until(runner, "asked to end")
+    read(runner, "asked to end")
     assert alive(pids)
     runner.send_signal(signal.SIGINT)
     runner.communicate(timeout=LIMIT)
@@ -94,24 +86,25 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 def test_nothing_outlives_a_runner_that_is_killed(tmp_path: Path) -> None:
     runner = start_script(write(tmp_path, pytorchjob(script(tmp_path, "sleep 1000"))))
-    until(runner, "up")
+    read(runner, "up")
     pids = family(tmp_path)
     runner.kill()
     runner.communicate(timeout=LIMIT)
-    wait_until_gone(pids)
+    until("all processes are gone", lambda: not alive(pids))
 
 
 def test_nothing_outlives_a_reader_that_is_gone(tmp_path: Path) -> None:
     pod = script(tmp_path, "while :; do echo more; sleep 0.05; done")
     runner = start_script(write(tmp_path, pytorchjob(pod)))
-    until(runner, "up")
+    read(runner, "up")
     assert runner.stdout is not None and runner.stderr is not None
     runner.stdout.close()
     runner.wait(timeout=LIMIT)
     assert runner.returncode == 1
     assert "Traceback" not in runner.stderr.read()
     runner.stderr.close()
-    wait_until_gone(family(tmp_path))
+    pids = family(tmp_path)
+    until("all processes are gone", lambda: not alive(pids))
 
 
 def test_a_job_outlives_a_full_disk(tmp_path: Path) -> None:
@@ -127,15 +120,10 @@ def test_a_job_outlives_a_full_disk(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
 
 
-def test_nothing_outlives_its_pod(tmp_path: Path) -> None:
-    ended = run(tmp_path, pytorchjob(script(tmp_path, "exit 0")))
-    assert ended.lines == ["[demo-master-0] up"]
-    assert alive(family(tmp_path)) == []
-
-
-def test_nothing_outlives_a_pod_that_kills_its_process_group(tmp_path: Path) -> None:
-    ended = run(tmp_path, pytorchjob(script(tmp_path, "kill -9 0"), policy="Never"))
-    assert ended.status["demo-master-0"].exit_code == 128 + 9
+@pytest.mark.parametrize(("then", "code"), [("exit 0", 0), ("kill -9 0", 128 + 9)], ids=["ended", "killed-its-group"])
+def test_nothing_outlives_its_pod(tmp_path: Path, then: str, code: int) -> None:
+    ended = run(tmp_path, pytorchjob(script(tmp_path, then), policy="Never"))
+    assert (ended.lines, ended.status["demo-master-0"].exit_code) == (["[demo-master-0] up"], code)
     assert alive(family(tmp_path)) == []
 
 
@@ -149,14 +137,19 @@ def test_lines_are_whole_and_bear_their_pod(tmp_path: Path) -> None:
     assert len(ended.lines) == 3 * 301
 
 
-def test_errors_and_output_are_one_stream_in_order(tmp_path: Path) -> None:
-    ended = run(tmp_path, pytorchjob("echo one; echo two >&2; echo three"))
-    assert [line.split()[-1] for line in ended.lines] == ["one", "two", "three"]
-
-
-def test_of_a_progress_bar_the_last_state_is_shown(tmp_path: Path) -> None:
-    ended = run(tmp_path, pytorchjob(r"printf ' 0%%\r 50%%\r100%%\n'; printf 'dos\r\n'; printf '0%%\r1%%'"))
-    assert ended.lines == ["[demo-master-0] 100%", "[demo-master-0] dos", "[demo-master-0] 1%"]
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        pytest.param("echo one; echo two >&2; echo three", ["one", "two", "three"], id="errors-in-their-order"),
+        pytest.param(
+            r"printf ' 0%%\r 50%%\r100%%\n'; printf 'dos\r\n'; printf '0%%\r1%%'",
+            ["100%", "dos", "1%"],
+            id="the-last-state-of-a-progress-bar",
+        ),
+    ],
+)
+def test_what_is_shown(tmp_path: Path, script: str, shown: list[str]) -> None:
+    assert run(tmp_path, pytorchjob(script)).lines == [f"[demo-master-0] {line}" for line in shown]
 
 
 def test_bytes_that_are_no_text_are_passed_on(tmp_path: Path) -> None:

@@ -12,11 +12,6 @@ from localjobs import container, pod_spec, pytorchjob, run_script, write
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 3", 1)])
-def test_status_is_the_job_s_outcome(tmp_path: Path, script: str, status: int) -> None:
-    assert run_script(write(tmp_path, pytorchjob(script, policy="Never"))).returncode == status
-
-
 def test_a_hand_written_manifest(tmp_path: Path) -> None:
     """As found in the wild: bash, GPUs, no nprocPerNode, Istio, a Service beside it."""
     (tmp_path / "main.py").write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
@@ -126,14 +121,8 @@ def test_a_suspended_job_is_not_run(tmp_path: Path) -> None:
     ended = run_script(write(tmp_path, pytorchjob("echo ran", runPolicy={"suspend": True})), "--json")
     assert ended.returncode == 1
     assert "run_local: PyTorchJob demo is suspended." in ended.stderr
-    assert json.loads(ended.stdout) == {
-        "job": "demo",
-        "namespace": "default",
-        "outcome": "Suspended",
-        "message": "PyTorchJob demo is suspended.",
-        "pods": [],
-        "observation": None,
-    }
+    told = json.loads(ended.stdout)
+    assert (told["outcome"], told["message"], told["pods"]) == ("Suspended", "PyTorchJob demo is suspended.", [])
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.yaml")))
