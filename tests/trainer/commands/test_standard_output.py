@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -12,10 +11,9 @@ from typing import IO
 import proofs
 import pytest
 from accounts import tallies
+from commands import QUICK, TORCHTALLY, alone
+from launched import LIMIT
 
-TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
-TRAINING = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000", "--hidden", "16"]
-LIMIT = 240  # seconds
 SCRIPT = """
 import sys
 import torch.distributed as dist
@@ -36,15 +34,8 @@ CAUSES = {"full": "No space left on device", "gone": "Broken pipe", "closed": "i
 
 
 @pytest.fixture
-def environment(fashion_mnist: Path, tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    return {
-        **kept,
-        "OMP_NUM_THREADS": "1",
-        "PET_NPROC_PER_NODE": "2",
-        "TORCHTALLY_DATA": str(fashion_mnist),
-        "TORCHTALLY_OUTPUT": str(tmp_path / "output"),
-    }
+def environment(environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, "PET_NPROC_PER_NODE": "2"}
 
 
 @pytest.fixture
@@ -96,7 +87,7 @@ def test_the_exit_code_still_tells_of_lost_samples(environment: dict[str, str], 
 @pytest.mark.parametrize("how", ["full", "gone"])
 def test_a_task_trains_to_its_end_and_is_evaluated(environment: dict[str, str], how: str) -> None:
     output = Path(environment["TORCHTALLY_OUTPUT"])
-    pod = ended(environment, how, TRAINING)
+    pod = ended(environment, how, QUICK)
     assert pod.returncode == 0, pod.stderr
     assert CAUSES[how] in pod.stderr
     proof = output / "proof.json"
@@ -118,9 +109,7 @@ def test_a_task_trains_to_its_end_and_is_evaluated(environment: dict[str, str], 
 def test_an_output_in_ascii_names_the_mark(
     environment: dict[str, str], script: list[str], chosen: dict[str, str]
 ) -> None:
-    pod = subprocess.run(
-        [*TORCHTALLY, *script], env={**environment, **chosen}, capture_output=True, text=True, timeout=LIMIT
-    )
+    pod = alone({**environment, **chosen}, script)
     assert pod.returncode == 0, pod.stderr
     found, (last,) = tallies(pod.stdout)
     assert len(found) == 6 and last["phases"]["train"]["consumed"] == 18
