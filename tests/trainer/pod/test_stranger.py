@@ -1,4 +1,4 @@
-"""What a stranger can do who is no pod of the job: what SECURITY.md says, and no more."""
+"""What a stranger can do who is no pod of the job: what SECURITY.md says."""
 
 import base64
 import contextlib
@@ -22,7 +22,6 @@ from torch.distributed import TCPStore
 
 from torchtally.pod.failure import Kind
 
-SECURITY = (Path(__file__).parents[3] / "SECURITY.md").read_text()
 ELSEWHERE = "127.0.0.2"  # another address of this machine, as that of its LAN is
 
 # With nothing but the address of the store.
@@ -48,8 +47,7 @@ os._exit(0)
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", **launched.STRICT}
+    return launched.environment(**launched.STRICT)
 
 
 def listening(process: psutil.Process) -> list[tuple[str, int]]:
@@ -94,11 +92,9 @@ def test_a_stranger_at_another_address_reaches_no_port(server_job: tuple[launche
     # One who does reach them:
     store = TCPStore("127.0.0.1", int(job.port), None, False, timedelta(seconds=60), wait_for_workers=False)
     assert len(store.list_keys()) > 30
-    assert "list, read, and change" in SECURITY
     mark = job.folder / "mark"
     stranger = subprocess.run([sys.executable, "-c", RUN_BY_RPC, job.port, str(mark)], timeout=launched.LIMIT)
     assert (stranger.returncode, mark.exists()) == (0, True)
-    assert "run any command" in SECURITY
     store.set(f"torchtally/first/{int(Kind.KNOWN)}", json.dumps([1, Kind.KNOWN, 3, "the stranger says so"]))
     store.add("torchtally/failures", 1)
     heard(pods[0], "the stranger says so")
@@ -134,7 +130,6 @@ def test_the_agents_of_an_elastic_job_unpickle_what_a_stranger_puts_into_their_s
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has made the pod fail
                 launched.kill(pod.pid)
-    assert "elastic job" in SECURITY
 
 
 def test_a_run_without_a_job_listens_on_loopback(
