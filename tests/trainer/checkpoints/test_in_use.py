@@ -4,15 +4,16 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 
 import checkpointed
-import launched
+import commands
 import pytest
+from commands import TORCHTALLY
+from launched import LIMIT
 
 from torchtally.checkpoints import in_use
 from torchtally.errors import Refused, Volume
@@ -116,30 +117,21 @@ def test_checkpoints_of_an_account_are_those_of_one_start(tmp_path: Path) -> Non
         assert found.code == 0
 
 
-def test_of_two_trainings_in_one_output_folder_the_second_is_refused(fashion_mnist: Path, tmp_path: Path) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    environment = {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DATA": str(fashion_mnist), "PET_NPROC_PER_NODE": "2"}
-    command = [sys.executable, "-m", "torchtally.cli", "run", "fashion-mnist", "--epochs", "1000", "--hidden", "16"]
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*command, "--output", str(tmp_path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    first = start()
+def test_of_two_trainings_in_one_output_folder_the_second_is_refused(environment: dict[str, str]) -> None:
+    own = {**environment, "PET_NPROC_PER_NODE": "2"}
+    command = ["run", "fashion-mnist", "--epochs", "1000", "--hidden", "16"]
+    first = subprocess.Popen(
+        [*TORCHTALLY, *command], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert first.stdout is not None
         while "TORCHTALLY-EVENT" not in (line := first.stdout.readline()) or '"begun"' not in line:
             assert line, first.communicate()
-        second = start()
-        _, said = second.communicate(timeout=launched.LIMIT)
-        assert second.returncode == 2, said
-        assert f"{tmp_path / 'checkpoints'} is in use by " in said and "Traceback" not in said
+        second = commands.alone(own, command)
+        assert second.returncode == 2, second.stderr
+        assert f"{environment['TORCHTALLY_OUTPUT']}/checkpoints is in use by " in second.stderr
+        assert "Traceback" not in second.stderr
     finally:
         first.terminate()
-        first.communicate(timeout=launched.LIMIT)
+        first.communicate(timeout=LIMIT)
     assert first.returncode == 143
