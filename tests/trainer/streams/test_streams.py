@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from accounts import alone, run
+from accounts import alone
 from shardfiles import BLOCK, WRITERS, number, of_kind, samples, write_mds, write_parquet, write_tars, write_tokens
 from torch.utils.data import ConcatDataset, DataLoader
 
@@ -419,20 +419,6 @@ def test_files_of_one_name_are_told_apart_by_their_folders(
     assert known != opened([other, one]).fingerprint
     assert known == opened([one.replace("here", "there"), other.replace("here", "there")]).fingerprint
     assert opened([one]).fingerprint == opened([other]).fingerprint == opened(Path(one)).fingerprint
-
-
-def other_data(where: list[str]) -> None:
-    with Account(task="t", plan={"train": 1}) as account:
-        mine = ParquetFiles(f"{where[account.rank]}/*.parquet")
-        list(account.epoch("train", 1, account.loader("train", mine, batch_size=4, trains=False)))
-
-
-def test_ranks_with_other_files_of_as_many_samples_are_refused(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "one", N)
-    write_parquet(tmp_path / "two", N, per_file=50)
-    for found in run(2, other_data, [str(tmp_path / "one"), str(tmp_path / "two")]):
-        assert found["code"] == 2
-        assert "data of train" in found["err"]
 
 
 def streamed(kind: str, where: str) -> None:
