@@ -1,5 +1,6 @@
 """What PyTorchJob injects, and every contradiction in it as one sentence that names variables and values."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,32 +30,25 @@ ELASTIC = {
 }
 
 
-def test_nothing_is_one_pod_of_its_own() -> None:
-    assert Job.from_env({"PATH": "/bin"}) == Job(processes="auto", in_cluster=False)
-
-
-def test_a_worker_of_a_job() -> None:
-    assert Job.from_env(WORKER) == Job(
-        min_nodes=4, max_nodes=4, node_rank=2, master=("demo-master-0", 23456), processes=1, in_cluster=True
-    )
+JOB = Job(min_nodes=4, max_nodes=4, node_rank=2, master=("demo-master-0", 23456), processes=1, in_cluster=True)
+TWINS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK")
 
 
 @pytest.mark.parametrize(
-    "kept", [("MASTER_ADDR", "MASTER_PORT", "RANK"), ("PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK")]
+    ("environment", "job"),
+    [
+        ({"PATH": "/bin"}, Job(processes="auto", in_cluster=False)),
+        (WORKER, JOB),
+        # Either of two names is enough.
+        ({name: value for name, value in WORKER.items() if name not in TWINS[:3]}, JOB),
+        ({name: value for name, value in WORKER.items() if name not in TWINS[3:]}, JOB),
+        ({**WORKER, "PET_NPROC_PER_NODE": "2", "WORLD_SIZE": "8"}, replace(JOB, processes=2)),
+        # The operator counts a word as one process.
+        *(({**WORKER, "PET_NPROC_PER_NODE": word}, replace(JOB, processes=word)) for word in ("auto", "cpu", "gpu")),
+    ],
 )
-def test_either_of_two_names_is_enough(kept: tuple[str, ...]) -> None:
-    twins = ("MASTER_ADDR", "MASTER_PORT", "RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK")
-    assert Job.from_env({k: v for k, v in WORKER.items() if k in kept or k not in twins}) == Job.from_env(WORKER)
-
-
-def test_two_processes_a_pod() -> None:
-    job = Job.from_env({**WORKER, "PET_NPROC_PER_NODE": "2", "WORLD_SIZE": "8"})
-    assert (job.max_nodes, job.processes) == (4, 2)
-
-
-@pytest.mark.parametrize("word", ["auto", "cpu", "gpu"])
-def test_the_operator_counts_a_word_as_one_process(word: str) -> None:
-    assert Job.from_env({**WORKER, "PET_NPROC_PER_NODE": word}).processes == word
+def test_what_a_job_s_environment_means(environment: dict[str, str], job: Job) -> None:
+    assert Job.from_env(environment) == job
 
 
 def test_an_elastic_job() -> None:
