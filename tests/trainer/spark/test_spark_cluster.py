@@ -20,6 +20,7 @@ import pytest
 import sparkcluster
 from commands import VERIFIER, last_line
 from launched import LIMIT, until
+from task_runs import reported
 
 from torchtally import events
 
@@ -188,8 +189,7 @@ def test_a_dead_executor_is_named_and_the_next_start_goes_on(
 
     ended = spark(environment, tmp_path, cluster, *arguments)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    reported = [record.event for record in events.in_lines(ended.stdout.splitlines())]
-    (resumed,) = (event for event in reported if isinstance(event, events.Resumed))
+    (resumed,) = reported(ended.stdout, events.Resumed)
     assert resumed.epoch >= 2
     (tmp_path / "again").write_text(ended.stdout)
     proven(tmp_path / "out", tmp_path / "again")
