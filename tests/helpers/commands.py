@@ -15,6 +15,23 @@ VERIFIER = HERE.parents[1] / "scripts/verify_shards.py"
 # Large batches of a small model: what is tested here is not learning.
 BATCHES = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000"]
 QUICK = [*BATCHES, "--hidden", "16"]
+# The entry point with a task of few samples. Its ranks are forked from it.
+FEW = """
+import dataclasses, sys
+from torchtally import cli, tasks
+from torchtally.training.task import Samples
+
+load = tasks.load
+
+def few(name, options):
+    task = load(name, options)
+    return dataclasses.replace(
+        task, load=lambda *where: tuple(Samples(each.inputs[:90], each.labels[:90]) for each in task.load(*where))
+    )
+
+tasks.load = few
+sys.exit(cli.main(sys.argv[1:]))
+"""
 
 
 def pods(
@@ -26,11 +43,12 @@ def pods(
         return [subprocess.CompletedProcess(command, pod.wait(), pod.rest(), pod.errors) for pod in started]
 
 
-def alone(environment: dict[str, str], command: list[str]) -> subprocess.CompletedProcess[str]:
+def alone(
+    environment: dict[str, str], command: list[str], entry: str = launched.ENTRY
+) -> subprocess.CompletedProcess[str]:
     """Run `command` outside of any job."""
-    return subprocess.run(
-        [*TORCHTALLY, *command], env=environment, capture_output=True, text=True, timeout=launched.LIMIT
-    )
+    started = [sys.executable, "-c", entry, *command]
+    return subprocess.run(started, env=environment, capture_output=True, text=True, timeout=launched.LIMIT)
 
 
 def verified(path: str | Path, log: str = "") -> subprocess.CompletedProcess[str]:

@@ -266,7 +266,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written_and_saves_another
 # Kept, skipped, deleted.
 
 
-def saves_at(folder: Path, commits: tuple[int, ...], last: int, keep: int = 2) -> Loop:
+def saves_at(folder: str | Path, commits: tuple[int, ...], last: int, keep: int = 2) -> Loop:
     """Ends as if killed."""
     loop = Loop(folder, "plain", every=32400, keep=keep)
 
@@ -547,7 +547,8 @@ def offered(rank: int, world: int, store: Any, folder: Path) -> list[tuple[str, 
     one, other = nn.Linear(2, 2), nn.Linear(3, 3)
     sgd = torch.optim.SGD(other.parameters(), lr=1)
     zero = ZeroRedundancyOptimizer(other.parameters(), torch.optim.SGD, lr=1)
-    groups = torch.optim.SGD([{"params": other.parameters()}, {"params": []}, {"params": []}], lr=1)
+    no_parameter: dict[str, Any] = {"params": []}
+    groups = torch.optim.SGD([{"params": other.parameters()}, no_parameter, no_parameter.copy()], lr=1)
     sharded = FullyShardedDataParallel(nn.Linear(1, 1), device_id=torch.device("cpu"))
     left_out = "'optimizer' steps parameters of which no object has a state"
     averages = torch.optim.swa_utils.AveragedModel(one)
@@ -565,7 +566,7 @@ def offered(rank: int, world: int, store: Any, folder: Path) -> list[tuple[str, 
         ({"other": other, "optimizer": groups}, "'optimizer' has two groups without a parameter: leave them out"),
         ({"model": sharded}, "'model' has a FullyShardedDataParallel: shard it with FSDP2's fully_shard"),
     ]
-    chosen = [("keep", value, "a whole number from 1") for value in (0, True)]
+    chosen: list[tuple[str, Any, str]] = [("keep", value, "a whole number from 1") for value in (0, True)]
     chosen += [("every", value, "a number of seconds above 0") for value in ("5m", True, 0, float("nan"), 2e9, None)]
     found = []
     for objects, expected in offers:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import checkpointed
 import commands
 import pytest
+import ranks
 from commands import TORCHTALLY
 from launched import LIMIT
 
@@ -49,6 +51,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def holds(rank: int, world: int, store: Any, folder: Path) -> None:
+    in_use.hold(folder)
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_second_start_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
     with holder(tmp_path) as pid:
@@ -59,26 +65,9 @@ def test_a_second_start_is_refused_until_the_first_has_died(tmp_path: Path) -> N
         in_use.hold(tmp_path)  # although its child lives
         in_use.hold(tmp_path)
         in_use.release(tmp_path)
-        assert other(tmp_path) == "refused"  # there is one more use of it
+        assert isinstance(ranks.run(1, holds, tmp_path)[0], Refused)  # there is one more use of it
         in_use.release(tmp_path)
-        assert other(tmp_path) == "holds"
-
-
-def other(folder: Path) -> str:
-    """What another process makes of the folder."""
-    reading, writing = os.pipe()
-    if not (pid := os.fork()):
-        try:
-            in_use.hold(folder)
-            os.write(writing, b"holds")
-        except Refused:
-            os.write(writing, b"refused")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        return answer.read()
+        assert ranks.run(1, holds, tmp_path) == [None]
 
 
 def test_a_pod_waits_for_an_earlier_one_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,8 +152,3 @@ def test_weights_of_another_model_are_named(weights: Any, sentence: str) -> None
     assert mismatch(weights, expected) == sentence
     assert mismatch(expected, expected) is None
     assert mismatch({**expected, "7.bias": torch.zeros(1)}, expected) == "it has 7.bias, and the model does not"
-
-
-def test_it_takes_the_options_that_make_the_model() -> None:
-    found = tasks.parser("evaluate").parse_args(["fashion-mnist", "--checkpoint", "x", "--hidden", "8"])
-    assert tasks.options_of(found).model_options() == {"hidden": 8}

@@ -13,7 +13,7 @@ import ranks
 import torch
 import torch.distributed as dist
 import toy
-from commands import alone
+from commands import FEW, alone
 from interrupted import FACTS, Interrupted, Interrupting, outcome
 from torch.distributed.distributed_c10d import Store
 
@@ -203,22 +203,7 @@ found = [keras.saving.load_model(model).predict(numpy.load(pixels), verbose=0) f
 assert not any(name.startswith("torchtally") for name in sys.modules)
 numpy.save(logits, numpy.stack(found))
 """
-# A rank of the task with few samples.
-SMALL = """
-import sys
-from dataclasses import replace
-from torchtally.commands import train
-from torchtally.tasks.keras_mnist import task as keras_mnist
-from torchtally.training.task import Samples
-
-def load(folder, cache):
-    return [Samples(each.inputs[:200], each.labels[:200]) for each in keras_mnist.load(folder, cache)]
-
-keras_mnist.TASK = replace(keras_mnist.TASK, load=load)
-sys.argv[1:] = ["keras-mnist", "--epochs", "1"]
-sys.exit(train.main())
-"""
-FEW = 301  # samples
+UNSEEN = 301  # samples
 
 
 def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
@@ -236,9 +221,10 @@ def environment(mnist: Path) -> dict[str, str]:
 def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of the task, by one process."""
     output = tmp_path_factory.mktemp("trained")
-    ended = run({**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}, "-c", SMALL)
+    own = {**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}
+    ended = alone(own, ["run", "keras-mnist", "--epochs", "1"], FEW)
     assert ended.returncode == 0, ended.stderr
-    assert "the contract is drop_last: 0 of 200 samples are left out" in ended.stderr
+    assert "the contract is drop_last: 0 of 90 samples are left out" in ended.stderr
     return output
 
 
@@ -246,7 +232,7 @@ def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 def fitted(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output of the example, and what it said."""
     output = tmp_path_factory.mktemp("fitted")
-    ended = run({**environment, "TORCHTALLY_OUTPUT": str(output)}, str(FIT), "--samples", str(FEW))
+    ended = run({**environment, "TORCHTALLY_OUTPUT": str(output)}, str(FIT), "--samples", str(UNSEEN))
     assert ended.returncode == 0, ended.stderr
     return output, ended.stdout
 
@@ -254,7 +240,7 @@ def fitted(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def unseen(mnist: Path) -> Samples:
     samples = keras_mnist.load(mnist, mnist)[1]
-    return Samples(keras_mnist.inputs(samples.inputs[:FEW]), samples.labels[:FEW])
+    return Samples(keras_mnist.inputs(samples.inputs[:UNSEEN]), samples.labels[:UNSEEN])
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +251,7 @@ def predicted(
     environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> torch.Tensor:
-    """The logits that Keras itself makes of the digits with either output's model: (2, FEW, 10)."""
+    """The logits that Keras itself makes of the digits with either output's model: (2, UNSEEN, 10)."""
     folder = tmp_path_factory.mktemp("predicted")
     pixels, logits = folder / "pixels.npy", folder / "logits.npy"
     numpy.save(pixels, unseen.inputs.numpy())
