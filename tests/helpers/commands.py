@@ -1,57 +1,58 @@
-"""The task fashion-mnist as a command: alone, and in the pods of a job."""
+"""The command line of torchtally: alone, and in the pods of a job."""
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import ranks
+import launched
 from accounts import tallies
 
 TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
 HERE = Path(__file__).parent
-LIMIT = 240  # seconds
+VERIFIER = HERE.parents[1] / "scripts/verify_shards.py"
 # Large batches of a small model: what is tested here is not learning.
 BATCHES = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000"]
 QUICK = [*BATCHES, "--hidden", "16"]
+# The entry point with a task of few samples. Its ranks are forked from it.
+FEW = """
+import dataclasses, sys
+from torchtally import cli, tasks
+from torchtally.training.task import Samples
+
+load = tasks.load
+
+def few(name, options):
+    task = load(name, options)
+    return dataclasses.replace(
+        task, load=lambda *where: tuple(Samples(each.inputs[:90], each.labels[:90]) for each in task.load(*where))
+    )
+
+tasks.load = few
+sys.exit(cli.main(sys.argv[1:]))
+"""
 
 
 def pods(
     count: int, environment: dict[str, str], command: list[str], each: list[dict[str, str]] | None = None
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run `command` in the pods of a job, each with the environment that PyTorchJob gives it and its own `each`."""
-    port = str(ranks.free_port())
-    started = []
-    for rank in range(count):
-        job = {
-            "HOSTNAME": "demo-master-0" if rank == 0 else f"demo-worker-{rank - 1}",
-            **dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.0.0.1"),
-            **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), port),
-            **{name: str(rank) for name in ("RANK", "PET_NODE_RANK")},
-            **{"WORLD_SIZE": str(count), "PET_NNODES": str(count), "PET_NPROC_PER_NODE": "1"},
-        }
-        env = {**environment, **job, **(each[rank] if each else {})}
-        started.append(
-            subprocess.Popen(
-                [*TORCHTALLY, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
-            )
-        )
-    try:
-        ended = []
-        for process in started:
-            out, err = process.communicate(timeout=LIMIT)
-            ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-        return ended
-    finally:
-        for process in started:
-            process.kill()
+    """Run `command` in the pods of a job, each with its own of `each`, until all have ended."""
+    with tempfile.TemporaryDirectory() as folder, launched.job(environment, Path(folder), count) as job:
+        started = [job.start(rank, command, **(each[rank] if each else {})) for rank in range(count)]
+        return [subprocess.CompletedProcess(command, pod.wait(), pod.rest(), pod.errors) for pod in started]
 
 
-def alone(environment: dict[str, str], command: list[str]) -> subprocess.CompletedProcess[str]:
+def alone(
+    environment: dict[str, str], command: list[str], entry: str = launched.ENTRY
+) -> subprocess.CompletedProcess[str]:
     """Run `command` outside of any job."""
-    return subprocess.run(
-        [*TORCHTALLY, *command], env=environment, capture_output=True, text=True, timeout=LIMIT, cwd=HERE
-    )
+    started = [sys.executable, "-c", entry, *command]
+    return subprocess.run(started, env=environment, capture_output=True, text=True, timeout=launched.LIMIT)
+
+
+def verified(path: str | Path, log: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(VERIFIER), str(path)], input=log, capture_output=True, text=True)
 
 
 def lines(text: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten
 from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.train_state import TrainState
 
-FACTS = {"seed": 3}
+FACTS = {"task": "toy", "seed": 3}
 
 
 class Interrupted(Exception):

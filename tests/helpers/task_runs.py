@@ -1,22 +1,22 @@
 """A built-in task on the ranks of one pod: its runs, and what they report."""
 
 import os
+import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from torchtally import events
+import launched
+from commands import TORCHTALLY, verified
 
-LIMIT = 300  # seconds
+from torchtally import events
 
 
 def start(data: Path, output: Path, world: int, *command: str) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
     own = {"TORCHTALLY_DATA": str(data), "TORCHTALLY_OUTPUT": str(output), "TORCHTALLY_CACHE": f"{data}-cache"}
     return subprocess.Popen(
-        [sys.executable, "-m", "torchtally.cli", *command],
-        env={**kept, **own, "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1"},
+        [*TORCHTALLY, *command],
+        env=launched.environment(**own, PET_NPROC_PER_NODE=str(world)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -24,11 +24,36 @@ def start(data: Path, output: Path, world: int, *command: str) -> subprocess.Pop
     )
 
 
+def ended(code: int, data: Path, output: Path, world: int, *command: str) -> str:
+    """What a run says that ends with this code."""
+    printed, _ = (job := start(data, output, world, *command)).communicate(timeout=launched.LIMIT)
+    assert job.returncode == code, printed
+    return printed
+
+
 def whole(data: Path, output: Path, world: int, *command: str) -> str:
     """What a run says that ends with 0."""
-    printed, _ = (job := start(data, output, world, *command)).communicate(timeout=LIMIT)
-    assert job.returncode == 0, printed
-    return printed
+    return ended(0, data, output, world, *command)
+
+
+def killed_and_resumed(data: Path, output: Path, worlds: tuple[int, int], *command: str) -> str:
+    """What a run says that goes on, on other ranks, after one that was killed within an epoch. Both are proved."""
+    job = start(data, output, worlds[0], *command)
+    assert job.stdout
+    first = []
+    for line in job.stdout:
+        first.append(line)
+        if any(saved.position for saved in reported(line, events.Saved)):
+            break
+    os.killpg(job.pid, signal.SIGKILL)
+    first += [*job.stdout]
+    job.wait(launched.LIMIT)
+    second = whole(data, output, worlds[1], *command)
+    [resumed] = reported(second, events.Resumed)
+    assert (resumed.epoch, resumed.position) > (1, 0)
+    judged = verified("-", "".join(first) + second)
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    return second
 
 
 def reported(output: str, kind: type[Any]) -> list[Any]:

@@ -36,19 +36,6 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
     return loaded["number"], found.skipped
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    assert newest(tmp_path / "not there") == (None, [])
-    saved(tmp_path, 7)
-    payload = checkpoint_file.newest(tmp_path).payload
-    assert payload is not None
-    loaded = checkpoint_file.load(payload)
-    assert {key: value for key, value in loaded.items() if key != "weights"} == {
-        "number": 7,
-        "words": [1 << 60, -1],
-        "text": "ü",
-    }
-
-
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     best = checkpoint_file.file_name(1, 2)
     assert saved(tmp_path, 1, 2, 9, 10, 100, best=best) == [

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -11,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import checkpointed
+import objectstore
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
 from accounts import alone
 from checkpointed import BATCH, EPOCHS, Found, Loop, N, plain
+from fsspec.core import url_to_fs
+from objectstore import Store
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from torchtally import Account, events
 from torchtally.checkpoints import conditions, storage, writer
 from torchtally.checkpoints.manifest import FORMAT, MANIFEST
+from torchtally.errors import Refused
 
 COMPLETE = [float(EPOCHS)] * N
 
@@ -33,6 +39,38 @@ def of(kind: type, found: Found) -> list[dict[str, Any]]:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def names(rank: int, world: int, store: Any, folder: str) -> list[str]:
+    files, path = url_to_fs(folder)
+    return [Path(each["name"]).name for each in files.ls(path, detail=True) if each["type"] == "directory"]
+
+
+def kept(folder: Path | str) -> list[int]:
+    """The positions of the checkpoints there."""
+    return [int(name.split("-")[4]) for name in sorted(ranks.run(1, names, str(folder))[0])]
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """A folder, or a URL of an object store that the environment gives access to."""
+    return tmp_path if request.param == "folder" else str(request.getfixturevalue("s3"))
+
+
+@pytest.fixture
+def s3(store: Store, monkeypatch: pytest.MonkeyPatch) -> str:
+    given(monkeypatch, store.environment())
+    return store.url("a/folder")
+
+
+def given(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def at(*cases: tuple[Any, ...]) -> pytest.MarkDecorator:
+    """Cases of a test, of which each begins with its place."""
+    return pytest.mark.parametrize(cases[0], cases[1:], indirect=["place"])
 
 
 @pytest.mark.parametrize("wrapped", ["plain", "ddp", "fsdp"])
@@ -72,10 +110,15 @@ def test_parameters_of_any_layout_and_kind_are_saved(tmp_path: Path) -> None:
         assert (found["code"], found["result"]) == (0, resumed), found["err"]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (3, 1)])
-def test_another_number_of_ranks_goes_on_where_the_others_stood(before: int, after: int, tmp_path: Path) -> None:
-    checkpointed.run(before, checkpointed.stopped_after, tmp_path, 2)
-    for found in checkpointed.run(after, checkpointed.whole, tmp_path):
+@at(
+    ("place", "before", "after"),
+    ("folder", 2, 3),
+    ("folder", 3, 1),
+    pytest.param("s3", 3, 2, marks=pytest.mark.nightly),
+)
+def test_another_number_of_ranks_goes_on_where_the_others_stood(before: int, after: int, place: Path | str) -> None:
+    checkpointed.run(before, checkpointed.stopped_after, place, 2)
+    for found in checkpointed.run(after, checkpointed.whole, place):
         assert found.resumed
         assert found.count == COMPLETE
 
@@ -127,17 +170,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     return checkpointed.run(2, checkpointed.whole, tmp_path_factory.mktemp("undisturbed"))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("moment", ["while files are written", "between files and manifest", "after the manifest"])
+@at(
+    ("place", "moment", "victim"),
+    ("folder", "while files are written", 1),
+    ("folder", "between files and manifest", 0),
+    ("folder", "after the manifest", 0),
+    # Without a rename in the store, it is the manifest that makes a checkpoint whole.
+    ("s3", "between files and manifest", 1),
+    pytest.param("s3", "while files are written", 1, marks=pytest.mark.nightly),
+)
 def test_a_killed_rank_leaves_the_newest_whole_checkpoint(
-    moment: str, victim: int, tmp_path: Path, undisturbed: list[Found]
+    moment: str, victim: int, place: Path | str, undisturbed: list[Found]
 ) -> None:
     with pytest.raises(AssertionError, match="died without a word"):
-        checkpointed.run(2, killed, tmp_path, moment, victim)
-    found = checkpointed.run(2, checkpointed.whole, tmp_path)
+        checkpointed.run(2, killed, place, moment, victim)
+    found = checkpointed.run(2, checkpointed.whole, place)
     whole = moment == "after the manifest"
     (resumed,) = of(events.Resumed, found[0])
-    assert (resumed["position"], resumed["discarded"]) == ((40, 0) if whole else (16, 24))
+    # A store has no note of what was reached.
+    assert (resumed["position"], resumed["discarded"]) == ((40, 0) if whole else (16, 24 * isinstance(place, Path)))
     assert ("it was not written to its end" in found[0].err) is not whole
     assert [each.count for each in found] == [COMPLETE] * 2
     assert [each.bits for each in found] == [each.bits for each in undisturbed]
@@ -215,7 +266,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written_and_saves_another
 # Kept, skipped, deleted.
 
 
-def saves_at(folder: Path, commits: tuple[int, ...], last: int, keep: int = 2) -> Loop:
+def saves_at(folder: str | Path, commits: tuple[int, ...], last: int, keep: int = 2) -> Loop:
     """Ends as if killed."""
     loop = Loop(folder, "plain", every=32400, keep=keep)
 
@@ -231,14 +282,10 @@ def saves_at(folder: Path, commits: tuple[int, ...], last: int, keep: int = 2) -
     return loop
 
 
-def kept(folder: Path) -> list[int]:
-    return [int(path.name.split("-")[4]) for path in checkpoints_in(folder)]
-
-
-@pytest.mark.parametrize("keep", [1, 3])
-def test_the_newest_few_are_kept(keep: int, tmp_path: Path) -> None:
-    checkpointed.run(1, saves_at, tmp_path, (1, 3, 4, 6, 7), 8, keep)
-    assert kept(tmp_path) == [4, 12, 16, 24, 28][-keep:]
+@at(("place", "keep"), ("folder", 1), ("folder", 3), ("s3", 2))
+def test_the_newest_few_are_kept(keep: int, place: Path | str) -> None:
+    checkpointed.run(1, saves_at, place, (1, 3, 4, 6, 7), 8, keep)
+    assert kept(place) == [4, 12, 16, 24, 28][-keep:]
 
 
 def saves_beside_another_start(folder: Path) -> Loop:
@@ -283,32 +330,36 @@ def damage(folder: Path, how: str) -> None:
         data.write_bytes(contents)
 
 
-@pytest.mark.parametrize(
-    ("how", "sentence"),
-    [
-        ("no manifest", "it was not written to its end"),
-        ("empty manifest", "its manifest is damaged"),
-        ("other position", "its manifest is damaged"),
-        ("other account", "its manifest is damaged"),
-        ("no data", "its file __0_0.distcp is missing"),
-        ("cut off", "bytes and not"),
-        ("a bit", "its file __0_0.distcp is damaged"),
-    ],
-)
-def test_a_damaged_checkpoint_is_skipped_and_deleted_once_another_is_whole(
-    how: str, sentence: str, tmp_path: Path
-) -> None:
+DAMAGES = {
+    "no manifest": "it was not written to its end",
+    "empty manifest": "its manifest is damaged",
+    "other position": "its manifest is damaged",
+    "other account": "its manifest is damaged",
+    "no data": "its file __0_0.distcp is missing",
+    "cut off": "bytes and not",
+    "a bit": "its file __0_0.distcp is damaged",
+}
+
+
+def test_a_damaged_checkpoint_is_skipped_and_deleted_once_another_is_whole(tmp_path: Path) -> None:
+    checkpointed.run(1, saves_at, tmp_path / "whole", (2, 3), 4)
+    for how, sentence in DAMAGES.items():
+        folder = tmp_path / how
+        shutil.copytree(tmp_path / "whole", folder)
+        damaged = checkpoints_in(folder)[1]
+        damage(damaged, how)
+        (found,) = checkpointed.run(1, saves_at, folder, (1,), 3)
+        assert f"skipped checkpoint {damaged}: " in found.err and sentence in found.err, how
+        assert of(events.Resumed, found)[0]["position"] == 8
+        assert kept(folder) == [8, 12]
+        assert not damaged.exists()
+
+
+def test_a_damaged_checkpoint_stays_until_another_is_whole(tmp_path: Path) -> None:
     checkpointed.run(1, saves_at, tmp_path, (2, 3), 4)
-    damaged = checkpoints_in(tmp_path)[1]
-    damage(damaged, how)
-    (found,) = checkpointed.run(1, saves_at, tmp_path, (), 2)
-    assert f"skipped checkpoint {damaged}: " in found.err
-    assert sentence in found.err
-    assert damaged.exists()
-    (found,) = checkpointed.run(1, saves_at, tmp_path, (1,), 3)
-    assert of(events.Resumed, found)[0]["position"] == 8
+    damage(checkpoints_in(tmp_path)[1], "a bit")
+    checkpointed.run(1, saves_at, tmp_path, (), 2)
     assert kept(tmp_path) == [8, 12]
-    assert not damaged.exists()
     assert checkpointed.run(1, checkpointed.whole, tmp_path, "plain")[0].count == COMPLETE
 
 
@@ -483,79 +534,60 @@ def test_a_commit_before_all_has_stepped_is_refused(wrapped: str, late: str, nam
     assert f"checkpoints: {name!r} has changed between commit() and the next batch" in found.message
 
 
-def makes(folder: str | Path, options: dict[str, Any]) -> None:
-    Loop(folder, "plain", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"keep": 0}, "checkpoints: keep=0 must be a whole number from 1"),
-        ({"keep": True}, "checkpoints: keep=True must be"),
-        ({"every": "5m"}, "checkpoints: every='5m' must be a number of seconds above 0"),
-        ({"every": True}, "checkpoints: every=True must be"),
-        ({"every": 0}, "checkpoints: every=0 must be"),
-        ({"every": -1}, "checkpoints: every=-1 must be"),
-        ({"every": float("nan")}, "checkpoints: every=nan must be"),
-        ({"every": 2e9}, "must be a number of seconds"),
-        ({"every": None}, "checkpoints: every=None must be"),
-    ],
-)
-def test_bad_input_is_refused_with_field_and_value(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    (found,) = checkpointed.run(1, makes, tmp_path, options)
-    assert (found.code, sentence in found.message) == (2, True)
-
-
-def gives(folder: Path, objects: dict[str, Any]) -> None:
-    checkpointed.Checkpoints(checkpointed.Position(), folder, objects)
-
-
-@pytest.mark.parametrize(
-    ("objects", "sentence"), [({}, "must name at least one"), ({"model": 7}, "'model' is a int, which must have")]
-)
-def test_objects_without_a_state_are_refused(objects: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    (found,) = checkpointed.run(1, gives, tmp_path, objects)
-    assert (found.code, sentence in found.message) == (2, True)
-
-
-def gives_models(folder: Path, how: str) -> None:
-    """Two models, as of a GAN, of which one or what it is wrapped in is given."""
-    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
-    models: dict[str, Callable[[], dict[str, Any]]] = {
-        "no model": lambda: {},
-        "one of two": lambda: {"one": one},
-        "ZeRO": lambda: {"other": other},
-        "both": lambda: {"one": one, "other": other},
-        "compiled": lambda: {"other": torch.compile(other)},  # slow
-        "in another object": lambda: {"averages": torch.optim.swa_utils.AveragedModel(one), "other": Holder(other)},
-    }
-    optimizer = torch.optim.SGD(other.parameters(), lr=1)
-    if how == "ZeRO":
-        optimizer = ZeroRedundancyOptimizer(other.parameters(), torch.optim.SGD, lr=1)
-    gives(folder, {**models[how](), "optimizer": optimizer})
-
-
-def test_an_optimizer_that_spreads_its_state_is_refused(tmp_path: Path) -> None:
-    (found,) = checkpointed.run(1, gives_models, tmp_path, "ZeRO")
-    assert found.code == 2
-    assert "'optimizer' is a ZeroRedundancyOptimizer, of whose state each rank has only a part" in found.message
-
-
 class Holder:
     """No module, but it has the state of one."""
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model: nn.Module):
         self.state_dict, self.load_state_dict = model.state_dict, model.load_state_dict
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [("no model", 2), ("one of two", 2), ("both", 0), ("compiled", 0), ("in another object", 0)]
-)
-def test_an_optimizer_whose_model_is_left_out_is_refused(how: str, code: int, tmp_path: Path) -> None:
-    """Its weights would begin anew after a resume, and the account would not."""
-    (found,) = checkpointed.run(1, gives_models, tmp_path, how)
-    assert found.code == code, found.message
-    assert code == 0 or "'optimizer' steps parameters of which no object has a state" in found.message
+def offered(rank: int, world: int, store: Any, folder: Path) -> list[tuple[str, str]]:
+    """What is expected of each offer of objects and options, and what is said of it."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    one, other = nn.Linear(2, 2), nn.Linear(3, 3)
+    sgd = torch.optim.SGD(other.parameters(), lr=1)
+    zero = ZeroRedundancyOptimizer(other.parameters(), torch.optim.SGD, lr=1)
+    no_parameter: dict[str, Any] = {"params": []}
+    groups = torch.optim.SGD([{"params": other.parameters()}, no_parameter, no_parameter.copy()], lr=1)
+    sharded = FullyShardedDataParallel(nn.Linear(1, 1), device_id=torch.device("cpu"))
+    left_out = "'optimizer' steps parameters of which no object has a state"
+    averages = torch.optim.swa_utils.AveragedModel(one)
+    offers: list[tuple[dict[str, Any], str]] = [
+        ({}, "must name at least one"),
+        ({"model": 7}, "'model' is a int, which must have"),
+        ({"optimizer": sgd}, left_out),
+        ({"one": one, "optimizer": sgd}, left_out),  # two models, as of a GAN
+        ({"one": one, "other": other, "optimizer": sgd}, ""),
+        ({"other": torch.compile(other), "optimizer": sgd}, ""),
+        ({"averages": averages, "other": Holder(other), "optimizer": sgd}, ""),
+        ({"other": other, "optimizer": zero}, "a ZeroRedundancyOptimizer, of whose state each rank has only a part"),
+        ({"other": other, "optimizer": torch.optim.LBFGS(other.parameters())}, "'optimizer' is a LBFGS, whose state"),
+        ({"other": other, "optimizer": torch.optim.SparseAdam(other.parameters())}, "a SparseAdam, whose state"),
+        ({"other": other, "optimizer": groups}, "'optimizer' has two groups without a parameter: leave them out"),
+        ({"model": sharded}, "'model' has a FullyShardedDataParallel: shard it with FSDP2's fully_shard"),
+    ]
+    chosen: list[tuple[str, Any, str]] = [("keep", value, "a whole number from 1") for value in (0, True)]
+    chosen += [("every", value, "a number of seconds above 0") for value in ("5m", True, 0, float("nan"), 2e9, None)]
+    found = []
+    for objects, expected in offers:
+        found.append((expected, said(folder, objects)))
+    for name, value, what in chosen:
+        found.append((f"checkpoints: {name}={value!r} must be {what}", said(folder, {"model": one}, **{name: value})))
+    return found
+
+
+def said(folder: Path, objects: dict[str, Any], **options: Any) -> str:
+    try:
+        checkpointed.Checkpoints(checkpointed.Position(), folder, objects, **options).close()
+    except Refused as refused:
+        return str(refused)
+    return ""
+
+
+def test_what_cannot_be_saved_and_loaded_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """Else weights would begin anew after a resume, and the account would not."""
+    for expected, found in ranks.run(1, offered, tmp_path)[0]:
+        assert expected in found and bool(expected) == bool(found), (expected, found)
 
 
 @pytest.mark.parametrize(
@@ -581,3 +613,105 @@ def test_ranks_in_one_process_may_use_any_file_system_of_fsspec() -> None:
 def in_memory() -> Loop:
     saves_at("memory://folder", (2, 3), 4)
     return checkpointed.whole("memory://folder", "plain")
+
+
+# In an object store, before which a proxy fails.
+
+
+def fails(folder: str, mode_file: Path, mode: str) -> Loop:
+    """The server fails from commit 4 to commit 6."""
+    loop = Loop(folder, every=32400)
+
+    def set_mode(mode: str) -> None:
+        if loop.account.rank == 0:  # the others have not begun before rank 0 has committed
+            mode_file.write_text(mode)
+
+    def before_commit(loop: Loop) -> None:
+        if loop.found.commits in (2, 4):
+            loop.due()
+        if loop.found.commits == 4:
+            set_mode(mode)
+        if loop.found.commits == 6:
+            if mode == "held":
+                assert not loop.checkpoints._writer._writing.done()
+                set_mode("passing")
+            loop.due()
+            set_mode("passing")
+
+    loop.run(before_commit)
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("mode", "saved", "cause"),
+    [
+        pytest.param("held", [16, 32, 48], "", marks=pytest.mark.nightly),
+        ("away", [16, 48], "endpoint URL"),
+        ("full", [16, 48], "XMinioStorageFull"),
+    ],
+)
+def test_the_training_goes_on_while_an_s3_server_fails(
+    mode: str, saved: list[int], cause: str, s3: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode_file = tmp_path / "mode"
+    with objectstore.proxy(store.port, mode_file) as proxy:
+        given(monkeypatch, store.environment(proxy.port))
+        first, second = checkpointed.run(2, fails, s3, mode_file, mode)
+    assert first.count == second.count == COMPLETE
+    assert [each["position"] for each in of(events.Saved, first)] == saved
+    failed = of(events.SaveFailed, first)
+    assert len(failed) == bool(cause)
+    if failed:
+        assert failed[0]["position"] == 32
+        assert cause in failed[0]["cause"]
+        assert "checkpoints can be written again" in first.err
+    given(monkeypatch, store.environment())
+    assert checkpointed.run(2, checkpointed.whole, s3)[0].count == COMPLETE
+
+
+def test_an_s3_server_that_is_away_at_the_start_is_a_volume_that_may_recover(
+    s3: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with objectstore.proxy(store.port, tmp_path / "mode") as proxy:
+        (tmp_path / "mode").write_text("away")
+        given(monkeypatch, store.environment(proxy.port))
+        first, second = checkpointed.run(2, begins, s3, "")
+    assert (first.code, second.code) == (202, 202)
+    assert f"the checkpoints in {s3} cannot be read: " in second.message
+
+
+def test_a_wrong_key_of_s3_and_a_bucket_that_is_not_there_are_refused(
+    s3: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,) = checkpointed.run(1, begins, "s3://other/folder", "")
+    assert (found.code, "The specified bucket does not exist" in found.message) == (2, True)
+    assert "other" not in [each["Name"] for each in store.client().list_buckets()["Buckets"]]
+    given(monkeypatch, store.environment(secret="the wrong secret"))
+    for found in checkpointed.run(2, begins, s3, ""):
+        assert found.code == 2
+        assert f"checkpoints: the folder {s3} cannot be written: The request signature" in found.message
+
+
+LARGE = 35_000_000  # 70 MB a rank, which the store receives in parts
+
+
+def large(folder: str, resumes: bool) -> Loop:
+    model = checkpointed.Model
+
+    def with_more() -> nn.Module:
+        made = model()
+        made.more = nn.Parameter(torch.zeros(LARGE) if resumes else torch.arange(LARGE, dtype=torch.float32))
+        return made
+
+    checkpointed.Model = with_more
+    if not resumes:
+        return checkpointed.stopped_after(folder, 2)
+    loop = checkpointed.whole(folder)
+    assert torch.equal(loop.model.more.full_tensor(), torch.arange(LARGE, dtype=torch.float32))
+    return loop
+
+
+@pytest.mark.nightly
+def test_what_goes_to_s3_in_parts_comes_back(s3: str) -> None:
+    assert [found.code for found in checkpointed.run(2, large, s3, False)] == [143, 143]
+    assert checkpointed.run(2, large, s3, True)[0].count == COMPLETE

@@ -4,15 +4,18 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import checkpointed
-import launched
+import commands
 import pytest
+import ranks
+from commands import TORCHTALLY
+from launched import LIMIT
 
 from torchtally.checkpoints import in_use
 from torchtally.errors import Refused, Volume
@@ -48,6 +51,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def holds(rank: int, world: int, store: Any, folder: Path) -> None:
+    in_use.hold(folder)
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_second_start_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
     with holder(tmp_path) as pid:
@@ -58,26 +65,9 @@ def test_a_second_start_is_refused_until_the_first_has_died(tmp_path: Path) -> N
         in_use.hold(tmp_path)  # although its child lives
         in_use.hold(tmp_path)
         in_use.release(tmp_path)
-        assert other(tmp_path) == "refused"  # there is one more use of it
+        assert isinstance(ranks.run(1, holds, tmp_path)[0], Refused)  # there is one more use of it
         in_use.release(tmp_path)
-        assert other(tmp_path) == "holds"
-
-
-def other(folder: Path) -> str:
-    """What another process makes of the folder."""
-    reading, writing = os.pipe()
-    if not (pid := os.fork()):
-        try:
-            in_use.hold(folder)
-            os.write(writing, b"holds")
-        except Refused:
-            os.write(writing, b"refused")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        return answer.read()
+        assert ranks.run(1, holds, tmp_path) == [None]
 
 
 def test_a_pod_waits_for_an_earlier_one_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,30 +106,21 @@ def test_checkpoints_of_an_account_are_those_of_one_start(tmp_path: Path) -> Non
         assert found.code == 0
 
 
-def test_of_two_trainings_in_one_output_folder_the_second_is_refused(fashion_mnist: Path, tmp_path: Path) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    environment = {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DATA": str(fashion_mnist), "PET_NPROC_PER_NODE": "2"}
-    command = [sys.executable, "-m", "torchtally.cli", "run", "fashion-mnist", "--epochs", "1000", "--hidden", "16"]
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*command, "--output", str(tmp_path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    first = start()
+def test_of_two_trainings_in_one_output_folder_the_second_is_refused(environment: dict[str, str]) -> None:
+    own = {**environment, "PET_NPROC_PER_NODE": "2"}
+    command = ["run", "fashion-mnist", "--epochs", "1000", "--hidden", "16"]
+    first = subprocess.Popen(
+        [*TORCHTALLY, *command], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert first.stdout is not None
         while "TORCHTALLY-EVENT" not in (line := first.stdout.readline()) or '"begun"' not in line:
             assert line, first.communicate()
-        second = start()
-        _, said = second.communicate(timeout=launched.LIMIT)
-        assert second.returncode == 2, said
-        assert f"{tmp_path / 'checkpoints'} is in use by " in said and "Traceback" not in said
+        second = commands.alone(own, command)
+        assert second.returncode == 2, second.stderr
+        assert f"{environment['TORCHTALLY_OUTPUT']}/checkpoints is in use by " in second.stderr
+        assert "Traceback" not in second.stderr
     finally:
         first.terminate()
-        first.communicate(timeout=launched.LIMIT)
+        first.communicate(timeout=LIMIT)
     assert first.returncode == 143

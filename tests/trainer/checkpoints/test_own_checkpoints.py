@@ -13,7 +13,6 @@ import ranks
 import torch
 import torch.distributed as dist
 from accounts import alone, as_rank, run, tallied
-from torch.distributed.fsdp import FullyShardedDataParallel
 from witness import Direct, Noisy, Witness
 
 from torchtally import Account, Batch
@@ -40,6 +39,8 @@ def trains(folder: Path, how: str = "") -> list[int]:
     if how == "other objects":
         del objects["model"], objects["optimizer 1"]
     with Account(task="t", plan={"train": 1}, anew=True) as account:
+        if how == "has the account":
+            objects["account"] = account
         kept = account.checkpoints(folder, objects, every=32400)
         if how == "saves before it resumes":
             kept.save(wait=True)
@@ -181,57 +182,6 @@ def test_a_save_makes_no_step_of_an_optimizer(tmp_path: Path) -> None:
     assert "lr_scheduler.step()" not in found["err"]  # PyTorch's warning, if it takes the optimizer's step for missing
 
 
-def has_the_account(folder: Path) -> None:
-    training = Witness(N)
-    with Account(task="t", plan={"train": 1}) as account:
-        account.checkpoints(folder, {"counts": training.counts, "account": account}, every=32400)
-
-
-def test_the_account_is_none_of_its_objects(tmp_path: Path) -> None:
-    found = alone(has_the_account, tmp_path)
-    assert found["code"] == 2, found["err"]
-    assert "checkpoints: 'account' is the account, whose state every checkpoint has" in found["err"]
-
-
-def has_an_optimizer(folder: Path, kind: type[torch.optim.Optimizer]) -> None:
-    training = Witness(N)
-    with Account(task="t", plan={"train": 1}) as account:
-        objects = {"counts": training.counts, "optimizer": kind(training.counts.parameters())}  # type: ignore[call-arg]
-        account.checkpoints(folder, objects, every=32400)
-
-
-def freezes(folder: Path, how: str) -> str:
-    """Trains a part of a model in the second epoch alone."""
-    training = Witness(N)
-    part = training.model[0]
-    with Account(task="t", plan={"train": 2}, anew=how != "goes on") as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
-        part.requires_grad_(False)
-        kept = account.checkpoints(folder, training.objects, every=32400)
-        kept.resume()
-        for epoch in account.epochs():
-            part.requires_grad_(epoch == 2)
-            for batch in account.epoch("train", epoch, loader):
-                training.backward(*batch.data)
-                for each in (*training.counts.parameters(), *training.model.parameters()):
-                    each.grad = torch.zeros_like(each) if each.grad is None and each.requires_grad else each.grad
-                for optimizer in training.optimizers:
-                    optimizer.step()
-                training.zero_grad()
-                account.commit()
-                if (epoch, batch.step) == (2, 3) and how == "stops":
-                    kept.save(wait=True)
-                    raise ZeroDivisionError
-    return training.sha256
-
-
-def test_what_is_frozen_at_the_resume_goes_on_once_it_is_trained(tmp_path: Path) -> None:
-    whole = alone(freezes, tmp_path / "other", "")["result"]
-    assert isinstance(ranks.run(1, as_rank, freezes, tmp_path / "own", "stops")[0], ZeroDivisionError)
-    found = alone(freezes, tmp_path / "own", "goes on")
-    assert (found["code"], found["result"]) == (0, whole), found["err"]
-
-
 class Sharp(torch.optim.SGD):
     """Makes no step without a closure, as sharpness-aware minimization does."""
 
@@ -250,62 +200,40 @@ class Plain(torch.optim.SGD):
         return super().step()
 
 
-def has_a_closure(folder: Path, kind: type[torch.optim.SGD], how: str) -> str:
+def goes_on(folder: Path, how: str, kind: str) -> str:
+    """Trains a part of a model in the second epoch alone, or by an optimizer of the kind; stops in the last epoch."""
     training = Witness(N)
-    training.optimizers[1] = kind(training.model.parameters(), lr=0.01, momentum=0.9)
-    with Account(task="t", plan={"train": 1}, anew=how != "goes on") as account:
+    part = training.model[0]
+    if kind != "frozen":
+        own = Sharp if kind == "needs a closure" else Plain
+        training.optimizers[1] = own(training.model.parameters(), lr=0.01, momentum=0.9)
+    with Account(task="t", plan={"train": 2}, anew=how != "goes on") as account:
         loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        part.requires_grad_(kind != "frozen")
         kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
-        for batch in account.epoch("train", 1, loader):
-            training.backward(*batch.data)
-            training.optimizers[0].step()
-            training.optimizers[1].step(*[lambda: 0.0] * (kind is Sharp))
-            training.zero_grad()
-            account.commit()
-            if batch.step == 3 and how == "stops":
-                kept.save(wait=True)
-                raise ZeroDivisionError
+        for epoch in account.epochs():
+            part.requires_grad_(kind != "frozen" or epoch == 2)
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                for each in (*training.counts.parameters(), *training.model.parameters()):
+                    each.grad = torch.zeros_like(each) if each.grad is None and each.requires_grad else each.grad
+                training.optimizers[0].step()
+                training.optimizers[1].step(*[lambda: 0.0] * (kind == "needs a closure"))
+                training.zero_grad()
+                account.commit()
+                if (epoch, batch.step) == (2, 3) and how == "stops":
+                    kept.save(wait=True)
+                    raise ZeroDivisionError
     return training.sha256
 
 
-@pytest.mark.parametrize("kind", [Sharp, Plain])
-def test_an_optimizer_goes_on_whether_it_needs_a_closure_or_takes_none(
-    kind: type[torch.optim.SGD], tmp_path: Path
-) -> None:
-    whole = alone(has_a_closure, tmp_path / "other", kind, "")["result"]
-    assert isinstance(ranks.run(1, as_rank, has_a_closure, tmp_path / "own", kind, "stops")[0], ZeroDivisionError)
-    found = alone(has_a_closure, tmp_path / "own", kind, "goes on")
+@pytest.mark.parametrize("kind", ["frozen", "needs a closure", "takes no closure"])
+def test_a_part_that_was_frozen_and_optimizers_with_and_without_a_closure_go_on(kind: str, tmp_path: Path) -> None:
+    whole = alone(goes_on, tmp_path / "other", "", kind)["result"]
+    assert isinstance(ranks.run(1, as_rank, goes_on, tmp_path / "own", "stops", kind)[0], ZeroDivisionError)
+    found = alone(goes_on, tmp_path / "own", "goes on", kind)
     assert (found["code"], found["result"]) == (0, whole), found["err"]
-
-
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
-def test_an_optimizer_that_cannot_be_loaded_is_refused(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
-    found = alone(has_an_optimizer, tmp_path, kind)
-    assert found["code"] == 2, found["err"]
-    assert f"checkpoints: 'optimizer' is a {kind.__name__}, whose state PyTorch's distributed" in found["err"]
-
-
-def has_what_cannot_be_loaded(folder: Path, how: str) -> None:
-    model: torch.nn.Module = torch.nn.Linear(1, 1)
-    groups = [{"params": model.parameters()}, {"params": []}, {"params": []}]
-    optimizer = torch.optim.SGD(groups if how == "two groups without a parameter" else model.parameters(), lr=0.1)
-    if how == "FullyShardedDataParallel":
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    with Account(task="t", plan={"train": 1}) as account:
-        account.checkpoints(folder, {"model": model, "optimizer": optimizer}, every=32400)
-
-
-@pytest.mark.parametrize(
-    ("how", "sentence"),
-    [
-        ("two groups without a parameter", "'optimizer' has two groups without a parameter: leave them out"),
-        ("FullyShardedDataParallel", "'model' has a FullyShardedDataParallel: shard it with FSDP2's fully_shard"),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused_before_it_is_saved(how: str, sentence: str, tmp_path: Path) -> None:
-    found = alone(has_what_cannot_be_loaded, tmp_path, how)
-    assert (found["code"], sentence in found["err"]) == (2, True), found["err"]
 
 
 def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]]:
@@ -417,29 +345,23 @@ def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("how", "sentence"),
+    ("before", "how", "sentence"),
     [
-        ("saves before it resumes", "checkpoints: call resume() before"),
-        ("saves before it has a loader", "checkpoints: save() needs the loader or the sampler of a phase"),
+        ("", "saves before it resumes", "checkpoints: call resume() before"),
+        ("", "saves before it has a loader", "checkpoints: save() needs the loader or the sampler of a phase"),
+        ("", "has the account", "checkpoints: 'account' is the account, whose state every checkpoint has"),
+        (
+            "saves without the odd",
+            "loads other weights after it",
+            "'model' has changed between resume() and the first batch",
+        ),
+        ("saves", "", "KeyError: 'version'"),  # it has half of a checkpoint
+        ("saves", "other objects", "and the objects are"),
     ],
 )
-def test_a_save_too_early_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
+def test_a_loop_that_does_not_take_up_all_is_refused(before: str, how: str, sentence: str, tmp_path: Path) -> None:
+    if before:
+        assert alone(trains, tmp_path, before)["code"] == 0
     found = alone(trains, tmp_path, how)
-    assert found["code"] == 2, found["err"]
-    assert sentence in found["err"]
-
-
-def test_weights_that_are_made_after_the_resume_are_refused(tmp_path: Path) -> None:
-    assert alone(trains, tmp_path, "saves without the odd")["code"] == 0
-    found = alone(trains, tmp_path, "loads other weights after it")
-    assert found["code"] == 2, found["err"]
-    assert "'model' has changed between resume() and the first batch" in found["err"]
-
-
-@pytest.mark.parametrize(("how", "sentence"), [("", "KeyError: 'version'"), ("other objects", "and the objects are")])
-def test_a_loop_does_not_go_on_with_half_of_a_checkpoint(how: str, sentence: str, tmp_path: Path) -> None:
-    assert alone(trains, tmp_path, "saves")["code"] == 0
-    found = alone(trains, tmp_path, how)
-    assert found["code"] == 2, (found["result"], found["out"])
-    assert sentence in found["err"]
+    assert (found["code"], sentence in found["err"]) == (2, True), found["err"]
     assert not tallied(found["out"])

@@ -5,6 +5,7 @@ from pathlib import Path
 import clean_log
 import launched
 import pytest
+from commands import FEW
 from task_data import fetched
 
 from torchtally import tasks
@@ -15,23 +16,6 @@ DATA = {
     "keras-mnist": "mnist",
     "mnist-cnn": "mnist",
 }
-# The entry point with a task of few samples. Its ranks are forked from it.
-FEW = """
-import dataclasses, sys
-from torchtally import cli, tasks
-from torchtally.training.task import Samples
-
-load = tasks.load
-
-def few(name, options):
-    task = load(name, options)
-    return dataclasses.replace(
-        task, load=lambda *where: tuple(Samples(each.inputs[:90], each.labels[:90]) for each in task.load(*where))
-    )
-
-tasks.load = few
-sys.exit(cli.main(sys.argv[1:]))
-"""
 
 
 def logs(folder: Path, command: list[str], count: int = 2, **variables: str) -> list[str]:

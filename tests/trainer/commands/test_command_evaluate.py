@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +10,28 @@ import launched
 import proofs
 import pytest
 import torch
+from commands import QUICK, alone, verified
 
-from torchtally import cli, tasks
+from torchtally import tasks
 from torchtally.commands import evaluate
 from torchtally.errors import Refused
 from torchtally.training import checkpoint_file
 from torchtally.training.weights import mismatch
 
-VERIFIER = Path(__file__).parents[3] / "scripts/verify_shards.py"
 ENTRY = f"import os; os.chdir(os.environ['WHERE']); {launched.ENTRY}"
 SMALL = ["fashion-mnist", "--hidden", "16"]
 
 
 @pytest.fixture(scope="module")
 def environment(fashion_mnist: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_DATA": str(fashion_mnist)}
+    return launched.environment(TORCHTALLY_DATA=str(fashion_mnist))
 
 
 @pytest.fixture(scope="module")
 def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a training, with its model and checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
-    ended = subprocess.run(
-        [sys.executable, "-m", "torchtally.cli", "run", *SMALL, "--epochs", "1", "--batch-size", "1000"],
-        env={**environment, "TORCHTALLY_OUTPUT": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=launched.LIMIT,
-    )
+    ended = alone({**environment, "TORCHTALLY_OUTPUT": str(folder)}, QUICK)
     assert ended.returncode == 0, ended.stderr
     return folder
 
@@ -83,7 +73,7 @@ def test_three_pods_find_what_the_training_found_and_the_master_alone_has_the_mo
     for rank, share in enumerate([3334, 3333, 3333]):
         assert f'"rank":{rank},"world":3,"n":10000' in logs[rank]
         assert f'"expected":{share},"consumed":{share}' in logs[rank]
-    judged = subprocess.run([sys.executable, VERIFIER, "-"], input="".join(logs), text=True, capture_output=True)
+    judged = verified("-", "".join(logs))
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert f"3 ranks, test 1 epoch, model {proofs.model(trained / 'proof.json')}" in judged.stdout
 
@@ -131,15 +121,10 @@ class Evil:
         ("absent", None, "absent cannot be read: No such file or directory"),
         ("epoch-00000001-position-0000000000000000000.checkpoint", b"PK", "checkpoint is cut off"),
         ("model.pt", b"no model", "model.pt must be a dictionary of tensors, written by torch.save"),
-        (
-            "model.pt",
-            pickle.dumps(Evil(), protocol=2),
-            "model.pt must be a dictionary of tensors, written by torch.save",
-        ),
-        ("model.pt", b"", "model.pt must be a dictionary of tensors, written by torch.save"),
+        ("model.pt", pickle.dumps(Evil(), protocol=2), "must be a dictionary of tensors"),
         ("nothing/here", b"", "nothing has neither model.pt nor an intact checkpoint"),
     ],
-    ids=["absent", "cut off", "text", "code", "empty", "a folder without"],
+    ids=["absent", "cut off", "text", "code", "a folder without"],
 )
 def test_what_is_no_model_is_named(
     name: str, contents: bytes | None, sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -167,24 +152,3 @@ def test_weights_of_another_model_are_named(weights: Any, sentence: str) -> None
     assert mismatch(weights, expected) == sentence
     assert mismatch(expected, expected) is None
     assert mismatch({**expected, "7.bias": torch.zeros(1)}, expected) == "it has 7.bias, and the model does not"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["fashion-mnist"], "the following arguments are required: --checkpoint"),
-        (["fashion-mnist", "--checkpoint", "x", "--epochs", "2"], "unrecognized arguments: --epochs 2"),
-    ],
-)
-def test_the_options_are_those_that_an_evaluation_needs(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["evaluate", *arguments])
-    assert ended.value.code == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_it_takes_the_options_that_make_the_model() -> None:
-    found = tasks.parser("evaluate").parse_args(["fashion-mnist", "--checkpoint", "x", "--hidden", "8"])
-    assert tasks.options_of(found).model_options() == {"hidden": 8}

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -12,10 +11,9 @@ from typing import IO
 import proofs
 import pytest
 from accounts import tallies
+from commands import QUICK, TORCHTALLY, alone
+from launched import LIMIT
 
-TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
-TRAINING = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000", "--hidden", "16"]
-LIMIT = 240  # seconds
 SCRIPT = """
 import sys
 import torch.distributed as dist
@@ -36,15 +34,8 @@ CAUSES = {"full": "No space left on device", "gone": "Broken pipe", "closed": "i
 
 
 @pytest.fixture
-def environment(fashion_mnist: Path, tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    return {
-        **kept,
-        "OMP_NUM_THREADS": "1",
-        "PET_NPROC_PER_NODE": "2",
-        "TORCHTALLY_DATA": str(fashion_mnist),
-        "TORCHTALLY_OUTPUT": str(tmp_path / "output"),
-    }
+def two_ranks(environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, "PET_NPROC_PER_NODE": "2"}
 
 
 @pytest.fixture
@@ -79,30 +70,30 @@ def ended(environment: dict[str, str], how: str, command: list[str]) -> subproce
 
 
 @pytest.mark.parametrize("how", CAUSES)
-def test_a_script_of_ones_own_goes_on(environment: dict[str, str], script: list[str], how: str) -> None:
-    pod = ended(environment, how, script)
+def test_a_script_of_ones_own_goes_on(two_ranks: dict[str, str], script: list[str], how: str) -> None:
+    pod = ended(two_ranks, how, script)
     assert pod.returncode == 0, pod.stderr
     said = [line for line in pod.stderr.splitlines() if "standard output cannot be written" in line]
     assert len(said) == 2 and all(CAUSES[how] in line for line in said)  # once for each rank
     assert "Traceback" not in pod.stderr and "Exception ignored" not in pod.stderr
 
 
-def test_the_exit_code_still_tells_of_lost_samples(environment: dict[str, str], script: list[str]) -> None:
-    pod = ended(environment, "full", [*script, "breaks"])
+def test_the_exit_code_still_tells_of_lost_samples(two_ranks: dict[str, str], script: list[str]) -> None:
+    pod = ended(two_ranks, "full", [*script, "breaks"])
     assert pod.returncode == 3, pod.stderr
     assert "train epoch 1 is not proved" in pod.stderr
 
 
 @pytest.mark.parametrize("how", ["full", "gone"])
-def test_a_task_trains_to_its_end_and_is_evaluated(environment: dict[str, str], how: str) -> None:
-    output = Path(environment["TORCHTALLY_OUTPUT"])
-    pod = ended(environment, how, TRAINING)
+def test_a_task_trains_to_its_end_and_is_evaluated(two_ranks: dict[str, str], how: str) -> None:
+    output = Path(two_ranks["TORCHTALLY_OUTPUT"])
+    pod = ended(two_ranks, how, QUICK)
     assert pod.returncode == 0, pod.stderr
     assert CAUSES[how] in pod.stderr
     proof = output / "proof.json"
     together = [line["phase"] for line in proofs.lines(proof) if line.get("rank", "all") == "all"]
     assert proofs.predicate(proof).holds and together == ["train", "test", "all"]
-    evaluation = ended(environment, how, ["evaluate", "fashion-mnist", "--hidden", "16", "--checkpoint", str(output)])
+    evaluation = ended(two_ranks, how, ["evaluate", "fashion-mnist", "--hidden", "16", "--checkpoint", str(output)])
     assert evaluation.returncode == 0, evaluation.stderr
     assert json.loads((output / "evaluation.json").read_text())["holds"]
 
@@ -116,11 +107,9 @@ def test_a_task_trains_to_its_end_and_is_evaluated(environment: dict[str, str], 
     ],
 )
 def test_an_output_in_ascii_names_the_mark(
-    environment: dict[str, str], script: list[str], chosen: dict[str, str]
+    two_ranks: dict[str, str], script: list[str], chosen: dict[str, str]
 ) -> None:
-    pod = subprocess.run(
-        [*TORCHTALLY, *script], env={**environment, **chosen}, capture_output=True, text=True, timeout=LIMIT
-    )
+    pod = alone({**two_ranks, **chosen}, script)
     assert pod.returncode == 0, pod.stderr
     found, (last,) = tallies(pod.stdout)
     assert len(found) == 6 and last["phases"]["train"]["consumed"] == 18

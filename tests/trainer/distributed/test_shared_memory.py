@@ -140,39 +140,25 @@ def test_a_training_ends_with_the_same_weights_as_by_gloo(model: Callable[[], nn
     assert here == there
 
 
-def _left(rank: int, world: int, store: Store, leaves: int) -> str | None:
-    memory = _connected(rank, world, store)
-    memory.allocate([[nn.Parameter(torch.ones(10))]])
-    memory.average()
-    if rank != leaves:
-        with pytest.raises(Lost) as lost:
-            memory.average()
-        return str(lost.value)
-    return None  # and with this its end of the connection is closed
+def _trains(rank: int, world: int, store: Store, leaves: int) -> str:
+    def ends_early(run: Run, phase: Phase) -> Iterator[Tensor]:
+        for step, batch in enumerate(loop.batches(run, phase)):
+            if run.rank == leaves and step == 3:
+                raise KeyboardInterrupt
+            yield batch
 
-
-@pytest.mark.parametrize("leaves", [0, 1])
-def test_a_rank_that_goes_away_is_named_to_the_other(leaves: int) -> None:
-    assert ranks.run(2, _left, leaves)[1 - leaves] == f"rank {leaves} of this pod went away"
-
-
-def _ends_early(run: Run, phase: Phase) -> Iterator[Tensor]:
-    for step, batch in enumerate(loop.batches(run, phase)):
-        if run.rank == 1 and step == 3:
-            raise KeyboardInterrupt
-        yield batch
-
-
-def _trains(rank: int, world: int, store: Store) -> str:
     memory = _connected(rank, world, store)
     options = Training(epochs=1, batch_size=8, lr=0.3, seed=5)
     with pytest.raises((Lost, KeyboardInterrupt)) as ended:
-        toy.fit(rank, world, store, options, 203, 31, batches=_ends_early, memory=memory)
+        toy.fit(rank, world, store, options, 203, 31, batches=ends_early, memory=memory)
     return repr(ended.value)
 
 
-def test_a_training_ends_with_that_name() -> None:
-    assert ranks.run(2, _trains) == ["Lost('rank 1 of this pod went away')", "KeyboardInterrupt()"]
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_rank_that_goes_away_is_named_to_the_other_whose_training_ends(leaves: int) -> None:
+    found = ranks.run(2, _trains, leaves)
+    assert found[1 - leaves] == f"Lost('rank {leaves} of this pod went away')"
+    assert found[leaves] == "KeyboardInterrupt()"
 
 
 def _elsewhere(rank: int, world: int, store: Store) -> bool:

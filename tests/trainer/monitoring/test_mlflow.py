@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import launched
 import objectstore
 import pytest
 import ranks
 import torch
 from accounts import logs_its_loss
 from accounts import run as run_ranks
+from commands import alone
 from launched import LIMIT, until
 
 from torchtally import tasks
@@ -226,12 +226,10 @@ def test_a_run_whose_proof_does_not_hold_is_not_recorded_as_proved(
     assert found(server, "ggg").data.tags["torchtally.proof"] == "does not hold"
 
 
-def test_a_task_is_recorded_in_the_output_folder_without_a_server(fashion_mnist: Path, tmp_path: Path) -> None:
+def test_a_task_is_recorded_in_the_output_folder_without_a_server(environment: dict[str, str], tmp_path: Path) -> None:
     options = ["--epochs", "1", "--batch-size", "250", "--hidden", "8", "--mlflow", "tests", "--output", str(tmp_path)]
-    command = [sys.executable, "-c", launched.ENTRY, "run", "fashion-mnist", *options]
-    variables = launched.environment(TORCHTALLY_DATA=str(fashion_mnist))
-    variables.pop("MLFLOW_TRACKING_URI", None)
-    ended = subprocess.run(command, env=variables, capture_output=True, text=True)
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    ended = alone(environment, ["run", "fashion-mnist", *options])
     assert ended.returncode == 0, ended.stderr
     assert "MLflow" not in ended.stderr and "Traceback" not in ended.stderr
     uri = f"sqlite:///{tmp_path}/mlflow.db"

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import pytest
 import ranks
 from accounts import alone, run
+from commands import TORCHTALLY
+from launched import LIMIT, until
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 from scraping import scraped
@@ -26,26 +27,9 @@ from torchtally.checkpoints import checkpoints
 from torchtally.monitoring.pod_metrics import PARTS, PodMetrics
 from torchtally.monitoring.run_metrics import RunMetrics
 
-LIMIT = 300  # seconds
 RUN = Run(
     run="abc", attempt=2, pod="pod", task="toy", plan={"train": 3, "test": 3}, rank=0, world=4, seed=0, data="sha256:1"
 )
-
-
-@pytest.fixture
-def environment(fashion_mnist: Path, tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    return {
-        **kept,
-        **{"OMP_NUM_THREADS": "1", "PET_NPROC_PER_NODE": "2", "TORCHTALLY_DEVICE": "cpu"},
-        "TORCHTALLY_DATA": str(fashion_mnist),
-        "TORCHTALLY_OUTPUT": str(tmp_path / "output"),
-    }
-
-
-def command(epochs: int) -> list[str]:
-    quick = ["--epochs", str(epochs), "--batch-size", "250", "--hidden", "16"]
-    return [sys.executable, "-m", "torchtally.cli", "run", "fashion-mnist", *quick]
 
 
 def registry(collector: Collector) -> CollectorRegistry:
@@ -56,24 +40,26 @@ def registry(collector: Collector) -> CollectorRegistry:
 
 def test_a_run_is_watched_while_it_trains(environment: dict[str, str]) -> None:
     port, began = ranks.free_port(), time.time()
-    process = subprocess.Popen(command(10_000), env={**environment, "TORCHTALLY_METRICS_PORT": str(port)})
+    own = {"PET_NPROC_PER_NODE": "2", "TORCHTALLY_METRICS_PORT": str(port)}
+    endless = ["run", "fashion-mnist", "--epochs", "10000", "--batch-size", "250", "--hidden", "16"]
+    process = subprocess.Popen([*TORCHTALLY, *endless], env=environment | own)
+    seen: dict[str, float] = {}
+
+    def has_trained() -> bool:
+        assert process.poll() is None
+        seen.update(scraped(port))
+        return seen.get("torchtally_proofs_total,holds=true,phase=test", 0) >= 2
+
     try:
-        ends = time.monotonic() + LIMIT
-        while (seen := scraped(port)).get("torchtally_proofs_total,holds=true,phase=test", 0) < 2:
-            assert process.poll() is None
-            assert time.monotonic() < ends, seen
-            time.sleep(0.1)
+        until("two epochs are proved", has_trained)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(LIMIT)
     assert 2 / 10_000 <= seen["torchtally_progress_ratio"] < 0.5
     assert seen["torchtally_remaining_seconds"] > 1
-    assert seen["torchtally_steps_total"] >= 2 * 120
-    assert seen["torchtally_pod_samples_total"] >= 120_000
     assert began <= seen["torchtally_last_checkpoint_timestamp_seconds"] <= time.time()
     assert seen["torchtally_checkpoint_interval_seconds"] == 300
     assert seen["torchtally_samples_total"] >= 120_000
-    assert seen["torchtally_samples_total"] % 500 == 0
     assert seen["torchtally_step_seconds_count"] >= 2 * 119
     assert seen["torchtally_epoch"] >= 2
     assert (seen["torchtally_epochs"], seen["torchtally_world_size"], seen["torchtally_attempt"]) == (10_000, 2, 0)
@@ -92,19 +78,15 @@ def served_at(port: str) -> None:
             account.commit()
 
 
-def test_without_its_port_it_trains_and_says_so() -> None:
+def test_without_its_port_it_trains_and_says_so_and_a_port_that_is_none_is_refused() -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = alone(served_at, port)
     assert ended["code"] == 0, ended["err"]
     assert ended["err"].count(f"torchtally: metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be") == 1
     assert "✓ every sample exactly once" in ended["out"]
-
-
-def test_a_port_that_is_none_is_refused() -> None:
-    ended = alone(served_at, "http")
-    assert ended["code"] == 2
-    assert "TORCHTALLY_METRICS_PORT='http' must be a whole number from 1 to 65535" in ended["err"]
+    refused = alone(served_at, "http")
+    assert (refused["code"], "TORCHTALLY_METRICS_PORT='http' must be" in refused["err"]) == (2, True)
 
 
 def line(phase: str, lost: int | None, doubled: int | None) -> dict[str, Any]:

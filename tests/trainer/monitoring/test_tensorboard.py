@@ -2,16 +2,14 @@
 
 import math
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import launched
 import pytest
 from accounts import alone, logs_its_loss
 from accounts import run as run_ranks
+from commands import alone as command_line
 from torch.utils.tensorboard import SummaryWriter
 from witness import Noisy, Witness
 
@@ -122,11 +120,9 @@ def test_an_own_loop_that_resumes_has_each_step_once(tmp_path: Path) -> None:
     assert (values[0], values[5]) == (1.0, 2.0)
 
 
-def test_a_task_is_recorded_by_an_option(fashion_mnist: Path, tmp_path: Path) -> None:
+def test_a_task_is_recorded_by_an_option(environment: dict[str, str], tmp_path: Path) -> None:
     options = ["--epochs", "2", "--batch-size", "250", "--hidden", "8", "--tensorboard", str(tmp_path / "board")]
-    command = [sys.executable, "-c", launched.ENTRY, "run", "fashion-mnist", *options]
-    more = {"TORCHTALLY_DATA": str(fashion_mnist), "TORCHTALLY_OUTPUT": str(tmp_path / "output")}
-    ended = subprocess.run(command, env=launched.environment(**more), capture_output=True, text=True)
+    ended = command_line(environment, ["run", "fashion-mnist", *options])
     assert ended.returncode == 0, ended.stderr
     (folder,) = (tmp_path / "board").iterdir()
     found = read(folder)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import launched
 import psutil
 import pytest
 import ranks
+from task_runs import reported
 
 from torchtally import events
 from torchtally.environment import Patience
@@ -62,10 +63,8 @@ os._exit(end)
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[launched.Job]:
-    more = {"TORCHTALLY_RETRIES": "3", "TORCHTALLY_OUTPUT": str(tmp_path / "output")}
-    with launched.job(launched.environment(**more, **launched.STRICT), tmp_path, 2) as job:
-        yield job
+def environment(tmp_path: Path) -> dict[str, str]:
+    return launched.environment(TORCHTALLY_RETRIES="3", TORCHTALLY_OUTPUT=str(tmp_path / "output"), **launched.STRICT)
 
 
 def start(job: launched.Job, folder: Path, end: str) -> list[launched.Pod]:
@@ -85,19 +84,15 @@ def test_a_script_meets_the_others_again_as_well(two: launched.Job, tmp_path: Pa
     (path := tmp_path / "script.py").write_text(text)
     pods = [two.start(rank, ["run", str(path)]) for rank in range(2)]
     assert [pod.wait() for pod in pods] == [0, 0], pods[0].errors + pods[1].errors
-    assert all(len(reported(pod, events.Started)) == 2 for pod in pods)
-
-
-def reported(pod: launched.Pod, kind: type[events.Event]) -> list[events.Event]:
-    return [each.event for each in events.in_lines(pod.errors.splitlines()) if isinstance(each.event, kind)]
+    assert all(len(reported(pod.errors, events.Started)) == 2 for pod in pods)
 
 
 def test_all_pods_meet_again_after_a_rank_was_killed(two: launched.Job, tmp_path: Path) -> None:
     pods = start(two, tmp_path, "os.kill(os.getpid(), 9)")
     assert [pod.wait() for pod in pods] == [0, 0], pods[0].errors + pods[1].errors
     for pod, code in zip(pods, (203, 137), strict=True):
-        assert [each.code for each in reported(pod, events.Ended)] == [code, 0]
-        assert len(reported(pod, events.Started)) == 2
+        assert [each.code for each in reported(pod.errors, events.Ended)] == [code, 0]
+        assert len(reported(pod.errors, events.Started)) == 2
         assert pod.message == "", "a pod that has succeeded has no failure to tell"
 
 
@@ -106,7 +101,7 @@ def test_a_pod_whose_ranks_have_not_trained_ends(two: launched.Job, tmp_path: Pa
     (path := tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 9)")
     pod = two.start(0, ["run", str(path)], WORLD_SIZE="1", PET_NNODES="1")
     assert pod.wait() == 137
-    assert len(reported(pod, events.Started)) == 1
+    assert len(reported(pod.errors, events.Started)) == 1
 
 
 def test_a_pod_that_is_told_to_stop_does_not_start_again(two: launched.Job, tmp_path: Path) -> None:
@@ -115,7 +110,7 @@ def test_a_pod_that_is_told_to_stop_does_not_start_again(two: launched.Job, tmp_
     for pod in pods:
         pod.signal(signal.SIGTERM)
     assert [pod.wait() for pod in pods] == [143, 143]
-    assert all(len(reported(pod, events.Started)) == 1 for pod in pods)
+    assert all(len(reported(pod.errors, events.Started)) == 1 for pod in pods)
 
 
 def test_nothing_outlives_a_pod_that_is_killed(two: launched.Job, tmp_path: Path) -> None:
@@ -141,7 +136,7 @@ def test_nothing_of_an_attempt_is_left_in_the_next_one(two: launched.Job, tmp_pa
     ]
     pods = start(two, tmp_path, ("\n" + " " * 20).join(left))
     assert [pod.wait() for pod in pods] == [0, 0], pods[0].errors + pods[1].errors
-    assert len(reported(pods[1], events.Started)) == 2
+    assert len(reported(pods[1].errors, events.Started)) == 2
     pid, name = (tmp_path / "left").read_text().split()
     assert not psutil.pid_exists(int(pid))
     assert not Path("/dev/shm", name).exists()
@@ -266,4 +261,4 @@ def test_a_count_of_restarts_that_cannot_be_kept_counts_no_starts_in_place(two: 
     text = text.replace("time.sleep(1000)", "os.kill(os.getpid(), 9)")
     pod = start_one(two, tmp_path, 0, text, WORLD_SIZE="1", PET_NNODES="1")
     assert pod.wait() == 137
-    assert len(reported(pod, events.Started)) == 1
+    assert len(reported(pod.errors, events.Started)) == 1

@@ -3,11 +3,11 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import launched
 import pytest
+from task_runs import reported
 
 from torchtally import events
 from torchtally.pod import hang, stacks
@@ -43,10 +43,9 @@ with Account(task="hangs", plan={{"train": 1}}) as account:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[launched.Job]:
-    more = {"TORCHTALLY_HANG_SECONDS": "1", "TORCHTALLY_OUTPUT": str(tmp_path / "output"), **launched.STRICT}
-    with launched.job(launched.environment(**more), tmp_path, 2) as job:
-        yield job
+def environment(tmp_path: Path) -> dict[str, str]:
+    more = {"TORCHTALLY_HANG_SECONDS": "1", "TORCHTALLY_OUTPUT": str(tmp_path / "output")}
+    return launched.environment(**more, **launched.STRICT)
 
 
 def script(folder: Path, loop: str, timeout: int) -> list[str]:
@@ -54,17 +53,13 @@ def script(folder: Path, loop: str, timeout: int) -> list[str]:
     return ["run", str(path)]
 
 
-def stuck(pod: launched.Pod) -> list[events.Stuck]:
-    return [each.event for each in events.in_lines(pod.errors.splitlines()) if isinstance(each.event, events.Stuck)]
-
-
 @pytest.mark.parametrize("loop", ["time.sleep(1)", "pass"])
 def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, tmp_path: Path, loop: str) -> None:
     command = script(tmp_path, loop, 8)
-    pods = [two.start(rank, command) for rank in range(2)]
+    pods = two.all(command)
     assert [pod.wait() for pod in pods] == [203, 203], pods[0].errors
     for pod, name in zip(pods, ("demo-master-0", "demo-worker-0"), strict=True):
-        (told,) = stuck(pod)
+        (told,) = reported(pod.errors, events.Stuck)
         waits = r"rank 0( \(demo-master-0\))? stands in \w+ \((?!hangs)\w+.py:\d+\)"
         hangs = r"rank 1( \(demo-worker-0\))? stands in never_returns \(hangs.py:\d+\)"
         assert re.search(waits, told.stands) and re.search(hangs, told.stands), told
@@ -76,12 +71,12 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
 
 def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> None:
     """Rank 1 rests until both pods have reported where the ranks stand."""
-    reported = f"[' stands in ' in each.read_text() for each in Path({str(tmp_path)!r}).glob('*.err')] == [True, True]"
-    command = script(tmp_path, f"from pathlib import Path; time.sleep(0.1)\n        if {reported}: return", 100)
+    told = f"[' stands in ' in each.read_text() for each in Path({str(tmp_path)!r}).glob('*.err')] == [True, True]"
+    command = script(tmp_path, f"from pathlib import Path; time.sleep(0.1)\n        if {told}: return", 100)
     pods = two.all(command)
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
-        assert len(stuck(pod)) == 1
+        assert len(reported(pod.errors, events.Stuck)) == 1
         assert "the ranks go on" in pod.errors and "Before:" not in pod.errors
 
 
@@ -100,7 +95,7 @@ def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
     with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(tmp_path), **launched.STRICT), tmp_path, 2) as job:
         pods = [job.start(rank, ["run", str(program)]) for rank in range(2)]
         assert [pod.wait() for pod in pods] == [203, 7]
-    (told,) = stuck(pods[0])
+    (told,) = reported(pods[0].errors, events.Stuck)
     assert (told.seconds, told.stands) == (None, "rank 0 stands in deaf (deaf.py:5)")
     assert "Before: rank 0 stands in deaf (deaf.py:5)" in pods[0].message
     assert "in deaf" in (tmp_path / "stacks-demo-master-0.txt").read_text()
@@ -109,9 +104,9 @@ def test_ranks_are_asked_before_they_are_killed(tmp_path: Path) -> None:
 def test_an_output_folder_that_takes_nothing_hides_no_stack(two: launched.Job, tmp_path: Path) -> None:
     (tmp_path / "output").write_text("no folder")
     command = script(tmp_path, "time.sleep(1)", 8)
-    pods = [two.start(rank, command) for rank in range(2)]
+    pods = two.all(command)
     assert [pod.wait() for pod in pods] == [203, 203]
-    assert stuck(pods[0])[0].stacks is None and "never_returns" in pods[0].message
+    assert reported(pods[0].errors, events.Stuck)[0].stacks is None and "never_returns" in pods[0].message
     assert "the stacks of the ranks cannot be written" in pods[0].errors
 
 

@@ -50,9 +50,8 @@ prefork.fork = struck
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Any]:
     """Starts one with two ranks."""
-    not_ours = ("PET_", "MASTER_", "TORCH", "OMP_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(not_ours)}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2] / "helpers"), "TORCHTALLY_DEVICE": "cpu"}
+    environment = launched.environment(PYTHONPATH=str(Path(__file__).parents[2] / "helpers"))
+    del environment["OMP_NUM_THREADS"]
     with launched.job(environment, tmp_path, 1) as job:
 
         def start(*arguments: str, first: str = "", **more: str) -> launched.Pod:
@@ -125,13 +124,6 @@ def test_nothing_stays_behind_an_agent_that_dies_before_it_starts_them(pod: Any)
     assert started.wait() == -signal.SIGKILL
     assert len(ranks) == 2
     launched.until("they are gone", lambda: not any(psutil.pid_exists(pid) for pid in ranks))
-
-
-def test_ranks_end_with_an_agent_that_is_killed(pod: Any) -> None:
-    started = pod("pause")
-    pids = [each["pid"] for each in told(started).values()]
-    started.signal(signal.SIGKILL)
-    launched.until("they are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def test_an_agent_that_fails_before_it_starts_them_ends(pod: Any) -> None:

@@ -2,16 +2,13 @@
 
 import json
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ranks
-
-LIMIT = 400  # seconds, on a machine that does much else
+from launched import until
 
 
 class Cluster:
@@ -28,12 +25,12 @@ class Cluster:
         }
         try:
             self._start("master.Master", "--port", str(port), "--webui-port", str(self._ui))
-            wait_for("the master", lambda: self.state() is not None)
+            until("the master", lambda: self.state() is not None)
             for number in range(workers):
                 local = folder / f"local-{number}"
                 options = ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work/{number}")]
                 self._start("worker.Worker", *options, "--webui-port", "0", self.master, SPARK_LOCAL_DIRS=str(local))
-            wait_for("the workers", lambda: (self.state() or {}).get("aliveworkers") == workers)
+            until("the workers", lambda: (self.state() or {}).get("aliveworkers") == workers)
         except BaseException:
             self.stop()
             raise
@@ -76,13 +73,6 @@ class Cluster:
         self._processes.append(
             subprocess.Popen(command, env=self._environment | more, stdout=log, stderr=log, cwd=self.folder)
         )
-
-
-def wait_for(what: str, condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, f"waited {LIMIT} s in vain for {what}"
-        time.sleep(0.2)
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import signal
 import sqlite3
@@ -14,10 +13,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import launched
 import proofs
 import psutil
 import pytest
 import sparkcluster
+from commands import VERIFIER, last_line
+from launched import LIMIT, until
+from task_runs import reported
 
 from torchtally import events
 
@@ -26,31 +29,22 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="no pyspark (scripts/env.sh --all-extras)"),
 ]
 
-VERIFY = Path(__file__).parents[3] / "scripts/verify_shards.py"
-LIMIT = 400  # seconds
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SMALL = ["fashion-mnist", "--batch-size", "1000", "--hidden", "16"]
 
 
-def clean() -> dict[str, str]:
-    """An environment with nothing of a job, nor of a Spark, in it."""
-    other = ("PET_", "MASTER_", "TORCH", "SPARK_", "PYSPARK_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(other)}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        kept.pop(name, None)
-    return {**kept, "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    return clean()
+    """With nothing of a job, nor of a Spark, in it."""
+    found = launched.environment().items()
+    return {name: value for name, value in found if not name.startswith(("SPARK_", "PYSPARK_"))}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sparkcluster.Cluster]:
+def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[sparkcluster.Cluster]:
     folder = tmp_path_factory.mktemp("spark")
     (folder / "tmp").mkdir()
-    started = sparkcluster.Cluster(folder, 2, clean() | {"TMPDIR": str(folder / "tmp")})
+    started = sparkcluster.Cluster(folder, 2, environment | {"TMPDIR": str(folder / "tmp")})
     yield started
     started.stop()
 
@@ -95,9 +89,7 @@ def disturbed(
         )
         try:
             saved = folder / "output/checkpoints"
-            sparkcluster.wait_for(
-                "the end of an epoch", lambda: any(saved.glob("epoch-*2-*")) or process.poll() is not None
-            )
+            until("the end of an epoch", lambda: any(saved.glob("epoch-*2-*")) or process.poll() is not None)
             assert process.poll() is None, err.read_text()
             disturb(process)
             code = process.wait(LIMIT)
@@ -108,7 +100,7 @@ def disturbed(
 
 def proven(*logs: Path) -> dict[str, Any]:
     """What scripts/verify_shards.py finds in these logs, which has to be proven."""
-    found = subprocess.run([sys.executable, VERIFY, "--json", *logs], capture_output=True, text=True, timeout=300)
+    found = subprocess.run([sys.executable, VERIFIER, "--json", *logs], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout + found.stderr
     verdict: dict[str, Any] = json.loads(found.stdout)
     return verdict
@@ -120,12 +112,6 @@ def consumed(verdict: dict[str, Any], phase: str) -> list[int]:
         line for line in verdict["tallies"] if (line["phase"], line["epoch"]) == (phase, 1) and line["rank"] != "all"
     ]
     return [line["consumed"] for line in sorted(own, key=lambda line: line["rank"])]
-
-
-def last_line(text: str) -> dict[str, Any]:
-    (found,) = [line for line in text.splitlines() if line.startswith("TORCHTALLY {") and '"phase":"all"' in line]
-    line: dict[str, Any] = json.loads(found.partition(" ")[2])
-    return line
 
 
 def assert_one_sentence(ended: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
@@ -177,7 +163,7 @@ def test_each_executor_consumes_its_half(
         logs = [log.read_text() for log in cluster.logs(run["run"])]
         return sum('"phase":"test"' in log for log in logs) == 2 and any('"phase":"all"' in log for log in logs)
 
-    sparkcluster.wait_for("the executors' logs", logged)
+    until("the executors' logs", logged)
     executors = proven(*cluster.logs(run["run"]))
     assert consumed(executors, "train") == [30000, 30000]
     assert consumed(executors, "test") == [5000, 5000]
@@ -199,12 +185,11 @@ def test_a_dead_executor_is_named_and_the_next_start_goes_on(
     arguments = ["--processes", "2", *SMALL, "--epochs", "40", "--data", str(fashion_mnist)]
     ended = disturbed(environment, tmp_path, cluster, lambda driver: cluster.executors()[1].kill(), *arguments)
     assert_one_sentence(ended, 1, "Spark: ", "output/spark.log")
-    sparkcluster.wait_for("its ranks to end", lambda: not ranks_of(cluster.folder))
+    until("its ranks to end", lambda: not ranks_of(cluster.folder))
 
     ended = spark(environment, tmp_path, cluster, *arguments)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    reported = [record.event for record in events.in_lines(ended.stdout.splitlines())]
-    (resumed,) = (event for event in reported if isinstance(event, events.Resumed))
+    (resumed,) = reported(ended.stdout, events.Resumed)
     assert resumed.epoch >= 2
     (tmp_path / "again").write_text(ended.stdout)
     proven(tmp_path / "out", tmp_path / "again")
@@ -217,7 +202,7 @@ def test_a_stopped_driver_ends_its_ranks_on_the_cluster(
     arguments = ["--processes", "2", *SMALL, "--epochs", "100000", "--data", str(fashion_mnist)]
     ended = disturbed(environment, tmp_path, cluster, lambda driver: driver.send_signal(signal.SIGTERM), *arguments)
     assert_one_sentence(ended, 143, "the driver was stopped by signal 15, and all ranks with it")
-    sparkcluster.wait_for("its ranks to end", lambda: not ranks_of(cluster.folder))
+    until("its ranks to end", lambda: not ranks_of(cluster.folder))
 
 
 @pytest.mark.cold  # its ranks are found by their command lines
@@ -242,7 +227,7 @@ def test_a_stopped_driver_ends_its_ranks(environment: dict[str, str], fashion_mn
     finally:
         process.kill()
     assert_one_sentence(subprocess.CompletedProcess([], process.returncode, out, err), 143, "stopped by signal 15")
-    sparkcluster.wait_for("its ranks to end", lambda: not ranks_of(tmp_path))
+    until("its ranks to end", lambda: not ranks_of(tmp_path))
 
 
 def test_what_ended_the_ranks_reaches_the_driver(environment: dict[str, str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from accounts import alone, run
+from accounts import alone
 from shardfiles import BLOCK, WRITERS, number, of_kind, samples, write_mds, write_parquet, write_tars, write_tokens
 from torch.utils.data import ConcatDataset, DataLoader
 
@@ -194,10 +194,6 @@ def repeat_a_line(path: Path) -> None:
     replace_in(path, lambda lines: [*lines[:3], lines[2], *lines[4:]])
 
 
-def repeat_the_last_line(path: Path) -> None:
-    replace_in(path, lambda lines: [f"v1.2 {len(lines)}\n", *lines[1:], lines[-1]])
-
-
 def take_over_a_file(path: Path) -> None:
     """Name the first file of the third sample in the second one, too."""
 
@@ -230,123 +226,74 @@ def repeat_a_row_group(path: Path) -> None:
     path.write_bytes(body + footer.read_bytes()[4:])
 
 
-FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "no index": ("mds", lambda p: (p / "index.json").unlink(), "index.json does not exist"),
-    "shard twice": (
-        "mds",
-        lambda p: list_again(p / "index.json"),
-        r"shard.00001.mds is listed twice: each of its samples would be trained twice",
-    ),
-    "row group twice": (
-        "parquet",
-        lambda p: repeat_a_row_group(p / "part-001.parquet"),
-        r"part-001.parquet is not valid: two of its row groups begin at byte \d+",
-    ),
-    "no json": ("mds", lambda p: cut(p / "index.json"), "cannot be read: JSONDecodeError: Index file at"),
-    "no shards": ("mds", lambda p: (p / "index.json").write_text('{"version": 2}'), "cannot be read: KeyError"),
-    "no file": ("mds", lambda p: (p / "shard.00002.mds").unlink(), "shard.00002.mds does not exist"),
-    "cut": ("mds", lambda p: cut(p / "shard.00002.mds"), r"shard.00002.mds has \d+ bytes, and \d+ are expected"),
-    "header": (
-        "mds",
-        lambda p: overwrite(p / "shard.00002.mds", 0, b"\x05\0\0\0"),
-        "shard.00002.mds has 5 samples, and its index says 12",
-    ),
-    "footer": ("parquet", lambda p: cut(p / "part-001.parquet"), "it ends with .*, and must end with b'PAR1'"),
-    "empty": ("parquet", lambda p: cut(p / "part-001.parquet", 0), "it ends with b'', and must end with b'PAR1'"),
-    "body": (
-        "parquet",
-        lambda p: (p / "part-001.parquet").write_bytes((p / "part-001.parquet").read_bytes()[-99:]),
-        r"part-001.parquet is not a whole Parquet file: it has 99 bytes, and its footer alone \d+",
-    ),
-    "no idx": (
-        "tars",
-        lambda p: (p / "shard-002.idx").unlink(),
-        r"shard-002.idx does not exist: `python -m torchtally.streams.webdataset shard-002.tar` makes it",
-    ),
-    "other idx": (
-        "tars",
-        lambda p: (p / "shard-002.idx").write_text("{}"),
-        "shard-002.idx begins with '{}', and must begin with 'v1.2' and the number of samples",
-    ),
-    "idx cut": (
-        "tars",
-        lambda p: cut(p / "shard-002.idx", 200),
-        "shard-002.idx (has the line|begins with 'v1.2 7' and has 2)",
-    ),
-    "idx with a sample twice": (
-        "tars",
-        lambda p: repeat_a_line(p / "shard-002.idx"),
-        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must begin after its header of 512 bytes and the file before it, "
-        r"which ends at byte \d+",
-    ),
-    "idx with one more sample": (
-        "tars",
-        lambda p: repeat_the_last_line(p / "shard-002.idx"),
-        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must begin after its header of 512 bytes and the file before it",
-    ),
-    "idx with a file in two samples": (
-        "tars",
-        lambda p: take_over_a_file(p / "shard-002.idx"),
-        r"shard-002.idx: \S+ of 2 bytes at byte \d+ must begin after its header of 512 bytes and the file before it",
-    ),
-    "idx behind the end": (
-        "tars",
-        lambda p: replace_in(
-            p / "shard-002.idx", lambda lines: [*lines[:-1], re.sub(r"\d+(?= \d+ \S+$)", "99999", lines[-1])]
-        ),
-        r"shard-002.idx does not fit .*shard-002.tar: it names \d+ bytes, and the shard has \d+",
-    ),
-    "tar cut": (
-        "tars",
-        lambda p: cut(p / "shard-002.tar", 2048),
-        r"shard-002.idx does not fit .*shard-002.tar: it names \d+ bytes, and the shard has 2048",
-    ),
-    "tar grew": (
-        "tars",
-        lambda p: tar(p / "shard-002.tar", {"README": b"of these", "9999.txt": b"more"}, "a"),
-        r"shard-002.idx does not fit .*: it ends at byte \d+, and the shard goes on at byte \d+",
-    ),
-    "idx of another": (
-        "tars",
-        lambda p: (p / "shard-002.idx").write_bytes((p / "shard-003.idx").read_bytes()),
-        r"shard-002.idx does not fit .*: at byte \d+ it has \S+ of \d+ bytes, .*the shard has \S+ of \d+",
-    ),
-    "a link": (
-        "tokens",
-        lambda p: (p / "latest.bin").symlink_to(p / "2.bin"),
-        "latest.bin is listed twice, also as .*2.bin",
-    ),
-    "a hard link": (
-        "tars",
-        lambda p: (p / "z.tar").hardlink_to(p / "shard-002.tar"),
-        "z.tar is listed twice, also as ",
-    ),
-    "half a token": (
-        "tokens",
-        lambda p: cut(p / "2.bin", 11),
-        "2.bin has 11 bytes, which are not whole tokens of uint16",
-    ),
-    "no tokens": ("tokens", lambda p: [each.unlink() for each in p.iterdir()], "there is no file '.*bin'"),
-}
+def behind_the_end(lines: list[str]) -> list[str]:
+    return [*lines[:-1], re.sub(r"\d+(?= \d+ \S+$)", "99999", lines[-1])]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_files_that_do_not_fit_are_refused(fault: str, tmp_path: Path) -> None:
-    kind, damage, sentence = FAULTS[fault]
+MDS, PARQUET, INDEX, SHARD = "shard.00002.mds", "part-001.parquet", "shard-002.idx", "shard-002.tar"
+AFTER_ITS_HEADER = r"shard-002.idx: \S+ of 2 bytes at byte \d+ must begin after its header"
+# The kind of files, the one that is damaged, how, and what is said.
+FAULTS: list[tuple[str, str, Callable[[Path], Any], str]] = [
+    ("mds", "index.json", Path.unlink, "index.json does not exist"),
+    ("mds", "index.json", list_again, r"shard.00001.mds is listed twice"),
+    ("mds", "index.json", cut, "cannot be read: JSONDecodeError: Index file at"),
+    ("mds", "index.json", lambda p: p.write_text('{"version": 2}'), "cannot be read: KeyError"),
+    ("mds", MDS, Path.unlink, "shard.00002.mds does not exist"),
+    ("mds", MDS, cut, r"shard.00002.mds has \d+ bytes, and \d+ are expected"),
+    ("mds", MDS, lambda p: overwrite(p, 0, b"\x05\0\0\0"), "shard.00002.mds has 5 samples, and its index says 12"),
+    ("parquet", PARQUET, repeat_a_row_group, r"part-001.parquet is not valid: two of its row groups begin at byte \d+"),
+    ("parquet", PARQUET, cut, "it ends with .*, and must end with b'PAR1'"),
+    ("parquet", PARQUET, lambda p: p.write_bytes(p.read_bytes()[-99:]), "it has 99 bytes, and its footer alone"),
+    (
+        "tars",
+        INDEX,
+        Path.unlink,
+        "shard-002.idx does not exist: `python -m torchtally.streams.webdataset",
+    ),
+    ("tars", INDEX, lambda p: p.write_text("{}"), "shard-002.idx begins with '{}', and must begin with 'v1.2'"),
+    ("tars", INDEX, lambda p: cut(p, 200), "shard-002.idx (has the line|begins with 'v1.2 7' and has 2)"),
+    ("tars", INDEX, repeat_a_line, AFTER_ITS_HEADER),
+    ("tars", INDEX, take_over_a_file, AFTER_ITS_HEADER),
+    ("tars", INDEX, lambda p: replace_in(p, behind_the_end), r"it names \d+ bytes, and the shard has \d+"),
+    (
+        "tars",
+        INDEX,
+        lambda p: shutil.copy(p.with_name("shard-003.idx"), p),
+        r"it has \S+ of \d+ bytes, .*the shard",
+    ),
+    ("tars", SHARD, lambda p: cut(p, 2048), r"shard-002.idx does not fit .*it names \d+ bytes, and the shard has 2048"),
+    (
+        "tars",
+        SHARD,
+        lambda p: tar(p, {"9999.txt": b"more"}, "a"),
+        r"it ends at byte \d+, and the shard goes on",
+    ),
+    ("tars", SHARD, lambda p: p.with_name("z.tar").hardlink_to(p), "z.tar is listed twice, also as "),
+    (
+        "tokens",
+        "2.bin",
+        lambda p: p.with_name("latest.bin").symlink_to(p),
+        "latest.bin is listed twice, also as ",
+    ),
+    ("tokens", "2.bin", lambda p: cut(p, 11), "2.bin has 11 bytes, which are not whole tokens of uint16"),
+    ("tokens", "", lambda p: [each.unlink() for each in p.iterdir()], "there is no file '.*bin'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "file", "damage", "sentence"), FAULTS)
+def test_files_that_do_not_fit_are_refused(
+    kind: str, file: str, damage: Callable[[Path], Any], sentence: str, tmp_path: Path
+) -> None:
     WRITERS[kind](tmp_path / "data", N)
-    damage(tmp_path / "data")
+    damage(tmp_path / "data" / file)
     with pytest.raises(Refused, match=sentence):
         of_kind(kind, str(tmp_path / "data")).__getitems__([*range(N)])
 
 
-@pytest.mark.parametrize(
-    "how", ["the same", "another path", "a URL", pytest.param("of a store", marks=pytest.mark.nightly)]
-)
-def test_a_file_that_is_listed_twice_is_refused(how: str, data: Path) -> None:
-    path = f"{data}/parquet/part-000.parquet"
-    other = {"another path": f"{data}/tars/../parquet/part-000.parquet", "a URL": f"file://{path}"}.get(how, path)
-    if how == "of a store":
-        path = other = "memory://data/part-000.parquet"
+@pytest.mark.parametrize("other", ["{}/parquet/", "{}/tars/../parquet/", "file://{}/parquet/", "memory://data/"])
+def test_a_file_that_is_listed_twice_is_refused(other: str, data: Path) -> None:
+    other = other.format(data) + "part-000.parquet"
+    path = other if other.startswith("memory") else f"{data}/parquet/part-000.parquet"
     with pytest.raises(Refused, match=r"part-000\.parquet is listed twice") as refused:
         ParquetFiles([path, f"{data}/parquet/part-001.parquet", other])
     assert ("also as" in str(refused.value)) == (path != other)
@@ -466,20 +413,6 @@ def test_files_of_one_name_are_told_apart_by_their_folders(
     assert known != opened([other, one]).fingerprint
     assert known == opened([one.replace("here", "there"), other.replace("here", "there")]).fingerprint
     assert opened([one]).fingerprint == opened([other]).fingerprint == opened(Path(one)).fingerprint
-
-
-def other_data(where: list[str]) -> None:
-    with Account(task="t", plan={"train": 1}) as account:
-        mine = ParquetFiles(f"{where[account.rank]}/*.parquet")
-        list(account.epoch("train", 1, account.loader("train", mine, batch_size=4, trains=False)))
-
-
-def test_ranks_with_other_files_of_as_many_samples_are_refused(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "one", N)
-    write_parquet(tmp_path / "two", N, per_file=50)
-    for found in run(2, other_data, [str(tmp_path / "one"), str(tmp_path / "two")]):
-        assert found["code"] == 2
-        assert "data of train" in found["err"]
 
 
 def streamed(kind: str, where: str) -> None:

@@ -35,11 +35,8 @@ def survives(folder: Path, kind: str, where: str, before: int, after: int, **opt
 @pytest.mark.parametrize(
     ("kind", "before", "after", "options"),
     [
-        ("parquet", 2, 3, {"window": 2, "open_shards": 2}),
         # What goes on is the account's, whatever the files: test_streams.py reads all kinds.
-        pytest.param("mds", 1, 2, {}, marks=pytest.mark.nightly),
-        pytest.param("tars", 2, 1, {}, marks=pytest.mark.nightly),
-        pytest.param("tokens", 3, 2, {"window": 2}, marks=pytest.mark.nightly),
+        ("parquet", 2, 3, {"window": 2, "open_shards": 2}),
         pytest.param("datasets", 1, 2, {}, marks=pytest.mark.nightly),
     ],
 )

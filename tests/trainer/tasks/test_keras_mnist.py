@@ -1,18 +1,19 @@
 """The Keras task: its model follows torch's modes, ranks agree on its statistics, and Keras itself takes it up."""
 
 import dataclasses
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import launched
 import numpy
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
 import toy
+from commands import FEW, alone
 from interrupted import FACTS, Interrupted, Interrupting, outcome
 from torch.distributed.distributed_c10d import Store
 
@@ -141,10 +142,6 @@ def test_the_rate_falls_with_the_position(found: list[dict[str, Any]]) -> None:
     assert [result["rate"] for result in found] == [pytest.approx(OPTIONS.lr * (1 - 48 / 55) / 2)] * 2
 
 
-def test_ranks_end_with_the_same_weights_and_statistics(found: list[dict[str, Any]]) -> None:
-    assert found[0]["undisturbed"]["hash"] == found[1]["undisturbed"]["hash"]
-
-
 def test_a_step_moves_the_statistics_by_the_batches_of_all_ranks(found: list[dict[str, Any]]) -> None:
     """By a single step alone: neither what comes before the first one nor the evaluation leaves a trace."""
     for result in found:
@@ -160,7 +157,8 @@ def test_each_rank_draws_its_own_dropout_and_the_same_again(found: list[dict[str
     assert drawn[0][0] != drawn[1][0]
 
 
-def test_interrupted_it_ends_with_the_same_bits(found: list[dict[str, Any]]) -> None:
+def test_interrupted_ranks_end_with_the_same_bits(found: list[dict[str, Any]]) -> None:
+    assert found[0]["undisturbed"]["hash"] == found[1]["undisturbed"]["hash"]
     for result in found:
         assert result["interrupted"] == result["undisturbed"]
 
@@ -205,48 +203,28 @@ found = [keras.saving.load_model(model).predict(numpy.load(pixels), verbose=0) f
 assert not any(name.startswith("torchtally") for name in sys.modules)
 numpy.save(logits, numpy.stack(found))
 """
-# A rank of the task with few samples.
-SMALL = """
-import sys
-from dataclasses import replace
-from torchtally.commands import train
-from torchtally.tasks.keras_mnist import task as keras_mnist
-from torchtally.training.task import Samples
-
-def load(folder, cache):
-    return [Samples(each.inputs[:200], each.labels[:200]) for each in keras_mnist.load(folder, cache)]
-
-keras_mnist.TASK = replace(keras_mnist.TASK, load=load)
-sys.argv[1:] = ["keras-mnist", "--epochs", "1"]
-sys.exit(train.main())
-"""
-FEW = 301  # samples
+UNSEEN = 301  # samples
 
 
-def launched(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """A Python program as a command of torchtally."""
+    return alone(environment, ["run", "--", sys.executable, *command])
 
 
 @pytest.fixture(scope="module")
 def environment(mnist: Path) -> dict[str, str]:
     """A pod of two ranks, whose home cannot be written."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "KERAS_"))}
-    return {**kept, "HOME": "/proc", "OMP_NUM_THREADS": "1", "PET_NPROC_PER_NODE": "2", "TORCHTALLY_DATA": str(mnist)}
+    return launched.environment(HOME="/proc", PET_NPROC_PER_NODE="2", TORCHTALLY_DATA=str(mnist))
 
 
 @pytest.fixture(scope="module")
 def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of the task, by one process."""
     output = tmp_path_factory.mktemp("trained")
-    ended = launched({**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}, "-c", SMALL)
+    own = {**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}
+    ended = alone(own, ["run", "keras-mnist", "--epochs", "1"], FEW)
     assert ended.returncode == 0, ended.stderr
-    assert "the contract is drop_last: 0 of 200 samples are left out" in ended.stderr
+    assert "the contract is drop_last: 0 of 90 samples are left out" in ended.stderr
     return output
 
 
@@ -254,7 +232,7 @@ def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 def fitted(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output of the example, and what it said."""
     output = tmp_path_factory.mktemp("fitted")
-    ended = launched({**environment, "TORCHTALLY_OUTPUT": str(output)}, str(FIT), "--samples", str(FEW))
+    ended = run({**environment, "TORCHTALLY_OUTPUT": str(output)}, str(FIT), "--samples", str(UNSEEN))
     assert ended.returncode == 0, ended.stderr
     return output, ended.stdout
 
@@ -262,7 +240,7 @@ def fitted(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def unseen(mnist: Path) -> Samples:
     samples = keras_mnist.load(mnist, mnist)[1]
-    return Samples(keras_mnist.inputs(samples.inputs[:FEW]), samples.labels[:FEW])
+    return Samples(keras_mnist.inputs(samples.inputs[:UNSEEN]), samples.labels[:UNSEEN])
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +251,7 @@ def predicted(
     environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> torch.Tensor:
-    """The logits that Keras itself makes of the digits with either output's model: (2, FEW, 10)."""
+    """The logits that Keras itself makes of the digits with either output's model: (2, UNSEEN, 10)."""
     folder = tmp_path_factory.mktemp("predicted")
     pixels, logits = folder / "pixels.npy", folder / "logits.npy"
     numpy.save(pixels, unseen.inputs.numpy())
@@ -329,7 +307,7 @@ def test_what_keras_fit_leaves_is_not_proved(environment: dict[str, str]) -> Non
     assert example.count("    def on_epoch_end(") == 1
     stop = "    def on_train_batch_end(self, batch, logs=None):\n        self.model.stop_training = batch == 1\n\n"
     broken = example.replace("    def on_epoch_end(", f"{stop}    def on_epoch_end(")
-    ended = launched({**environment, "PET_NPROC_PER_NODE": "1"}, "-c", broken, "--samples", "200")
+    ended = run({**environment, "PET_NPROC_PER_NODE": "1"}, "-c", broken, "--samples", "200")
     assert ended.returncode == 3, ended.stderr
     assert "train epoch 1 is not proved: of 200 samples that the contract drop_last names, 72 were" in ended.stderr
     assert "the loop left the epoch in step 2 of 4" in ended.stderr

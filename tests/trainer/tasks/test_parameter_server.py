@@ -1,8 +1,6 @@
 """The parameter server's task: the arithmetic of one process, in both forms; whole runs; and faults."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import ranks
 import torch
 import toy
+from commands import verified
 from torch.distributed import TCPStore
 from torch.nn import functional
 
@@ -29,8 +28,6 @@ from torchtally.tasks.parameter_server.remote_table import RemoteTable
 from torchtally.tasks.parameter_server.task import TASK, Model
 from torchtally.training.batches import batches
 
-FORMS = ("rpc", "collective")
-VERIFY = Path(__file__).parents[3] / "scripts" / "verify_shards.py"
 Weights = dict[str, list[Any]]
 
 
@@ -92,44 +89,23 @@ def assert_same(found: Weights, wanted: Weights) -> None:
         torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(values), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("form", "trainers"), [("rpc", 2), ("collective", 2), ("rpc", 1)])
-def test_one_step_is_that_of_one_process(form: str, trainers: int, tmp_path: Path) -> None:
-    options = Options(epochs=1, batch_size=100 // trainers, lr=0.5, form=form)
-    wanted, losses, _ = in_one_process(options, trainers)
-    begun = {name: value.tolist() for name, value in TASK.model(options).state_dict().items()}
-    for name, values in wanted.items():  # both parts have learnt something that would show
-        assert (torch.tensor(values) - torch.tensor(begun[name])).abs().max() > 1e-3
-    found = together(2 + trainers, options, tmp_path)
-    assert_same(found["weights"], wanted)
-    assert found["losses"] == pytest.approx(losses)
-
-
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """By form: 2 epochs of 3 trainers, of 5 steps, the last of them uneven."""
-    folder = tmp_path_factory.mktemp("uneven")
-    return {form: together(5, Options(epochs=2, batch_size=7, form=form), folder) for form in FORMS}
-
-
-def test_both_forms_give_the_same_and_what_one_process_gives(uneven: dict[str, dict[str, Any]]) -> None:
-    rpc, collective = (uneven[form] for form in FORMS)
+def test_both_forms_give_the_same_and_what_one_process_gives(tmp_path: Path) -> None:
+    """2 epochs of 3 trainers, of 5 steps, the last of them uneven."""
+    forms = (Options(epochs=2, batch_size=7, lr=0.5, form=form) for form in ("rpc", "collective"))
+    rpc, collective = (together(5, options, tmp_path / options.form) for options in forms)
     assert_same(rpc["weights"], collective["weights"])
-    wanted, losses, correct = in_one_process(Options(epochs=2, batch_size=7), trainers=3)
+    wanted, losses, correct = in_one_process(Options(epochs=2, batch_size=7, lr=0.5), trainers=3)
+    for name, value in TASK.model(Options()).state_dict().items():  # both parts have learnt something that would show
+        assert (torch.tensor(wanted[name]) - value).abs().max() > 1e-3
     assert_same(rpc["weights"], wanted)
     assert rpc["losses"] == pytest.approx(losses)
     assert rpc["correct"][-1] == collective["correct"][-1] == correct
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_sample_is_tallied(form: str, uneven: dict[str, dict[str, Any]]) -> None:
-    lines = uneven[form]["lines"]
-    assert [(line["phase"], line["epoch"], line["world"], line["consumed"]) for line in lines] == [
-        ("train", 1, 3, 100),
-        ("test", 1, 3, 1000),
-        ("train", 2, 3, 100),
-        ("test", 2, 3, 1000),
-    ]
-    assert {(line["lost"], line["doubled"]) for line in lines} == {(0, 0)}
+    for lines in (rpc["lines"], collective["lines"]):
+        assert [(line["phase"], line["world"], line["consumed"]) for line in lines] == [
+            ("train", 3, 100),
+            ("test", 3, 1000),
+        ] * 2
+        assert {(line["lost"], line["doubled"]) for line in lines} == {(0, 0)}
 
 
 def shuffled(rank: int, world: int, store: TCPStore, output: str) -> str:
@@ -180,14 +156,11 @@ def test_trainers_with_different_devices_are_refused_on_all_ranks(tmp_path: Path
     assert "has device cuda and rank 2" in said[0]
 
 
-@pytest.mark.parametrize(
-    "option", [["--data", "."], ["--contract", "exact"], ["--all-reduce", "bfloat16"], ["--save-seconds", "1"]]
-)
-def test_options_that_make_no_sense_here_are_not_offered(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["run", "parameter-server", *option])
-    assert ended.value.code == 2
-    assert f"unrecognized arguments: {' '.join(option)}" in capsys.readouterr().err
+def test_options_that_make_no_sense_here_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--data", ".", "--contract", "exact", "--all-reduce", "bfloat16", "--save-seconds", "1"]
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["run", "parameter-server", *options])
+    assert f"unrecognized arguments: {' '.join(options)}" in capsys.readouterr().err
 
 
 def test_the_interface_is_the_one_that_leads_to_the_job() -> None:
@@ -204,8 +177,7 @@ def test_the_interface_is_the_one_that_leads_to_the_job() -> None:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[launched.Job]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    with launched.job({**kept, "OMP_NUM_THREADS": "1", "TORCHTALLY_OUTPUT": str(tmp_path / "out")}, tmp_path, 4) as own:
+    with launched.job(launched.environment(TORCHTALLY_OUTPUT=str(tmp_path / "out")), tmp_path, 4) as own:
         yield own
 
 
@@ -219,11 +191,10 @@ def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job:
     for pod, output in zip(pods, outputs, strict=True):
         clean_log.assert_clean(output + pod.errors)
 
-    verified = subprocess.run([sys.executable, VERIFY, "-"], input="".join(outputs), capture_output=True, text=True)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert "✓ the proof holds" in verified.stdout
-    assert "2 ranks, train 3 epochs, test 3 epochs, model sha256:" in verified.stdout
-    named = [f"demo-worker-{number}" in verified.stdout for number in range(3)]
+    judged = verified("-", "".join(outputs))
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    assert "2 ranks, train 3 epochs, test 3 epochs, model sha256:" in judged.stdout
+    named = [f"demo-worker-{number}" in judged.stdout for number in range(3)]
     assert named == [False, True, True]  # those that train
 
     # The master's success is the job's: its log has the table, and its folder what came of it.
@@ -231,8 +202,7 @@ def test_a_coordinator_that_starts_last_is_waited_for_and_the_run_is_proved(job:
     assert "30 steps by rpc in " in pods[0].errors
     proof = tmp_path / "out" / "proof.json"
     assert proofs.predicate(proof).holds
-    archived = subprocess.run([sys.executable, VERIFY, str(proof)], capture_output=True, text=True)
-    assert (archived.returncode, archived.stdout) == (0, verified.stdout)
+    assert verified(proof).stdout == judged.stdout
     model = Model()
     model.load_state_dict(torch.load(tmp_path / "out" / "model.pt", weights_only=True))
     wanted, losses, _ = in_one_process(Options(epochs=3), trainers=2)

@@ -1,27 +1,35 @@
 """A training that is interrupted and taken up again ends as one that was not: the same weights, every sample once."""
 
+import contextlib
 import dataclasses
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import objectstore
+import proofs
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
 import toy
+from accounts import tallies
+from commands import QUICK, alone
 from interrupted import FACTS, Interrupted, Interrupting, outcome
+from task_runs import reported
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 
+from torchtally import events
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.options import AllReduce, Training
 from torchtally.proof import run_summary
 from torchtally.proof.contract import Contract
-from torchtally.training import checkpoint_file
-from torchtally.training.checkpoint_file import State
+from torchtally.training import checkpoint_file, loop
 from torchtally.training.checkpointer import Checkpointer, resume
+from torchtally.training.shared_checkpointer import SharedCheckpointer
 from torchtally.training.train_state import TrainState
 
 N = 69  # the last step has 9 samples: uneven, and two or more for each of four ranks
@@ -49,161 +57,174 @@ TASK = dataclasses.replace(
 )
 
 
-def fit(
-    rank: int, world: int, checkpointer: Checkpointer, state: State | None = None, options: Training = OPTIONS
+class InterruptingShared(SharedCheckpointer):
+    """Saves after a number of steps, makes some more, and is gone. Without numbers, it is not interrupted."""
+
+    interruption: tuple[int, int] | None = None
+    made = 0
+
+    def after_step(self, train_state: TrainState) -> None:
+        super().after_step(train_state)
+        if self.interruption:
+            self.made += 1
+            save_after, more = self.interruption
+            if self.made == save_after:
+                self.save(train_state)
+            if self.made == save_after + more:
+                raise Interrupted
+
+
+# A training has checkpoints of its own, or such that all ranks write (--checkpoints).
+Kind = Literal["own", "shared"]
+
+
+def start(
+    rank: int,
+    world: int,
+    store: Store,
+    kind: Kind,
+    folder: Path | None,
+    interruption: tuple[int, int] | None = None,
+    options: Training = OPTIONS,
+    signal_to: dict[int, int] | None = None,  # by rank, before the first step
+    facts: Mapping[str, Any] = FACTS,
 ) -> TrainState:
-    run = dataclasses.replace(toy.run(rank, world, OPTIONS), attempt=state["attempt"] + 1 if state else 0)
-    return toy.train(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), checkpointer, state)
-
-
-def undisturbed(rank: int, world: int, store: Store, options: Training = OPTIONS) -> dict[str, Any]:
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return outcome(fit(rank, world, Checkpointer(None, {}, 2, 300), options=options))
-
-
-def interrupted(
-    rank: int, world: int, store: Store, folder: Path, save_after: int, more: int, options: Training = OPTIONS
-) -> None:
+    """One start of the training, of the ranks of one process group."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    built, state = loop.build(TASK, options, toy.CPU), None
+    with contextlib.ExitStack() as stack:
+        checkpointer: Checkpointer | SharedCheckpointer
+        if kind == "shared":
+            shared = InterruptingShared(str(folder), facts, f"pod-{rank}", *built, 2, 1e9)
+            checkpointer, state = stack.enter_context(shared), shared.resume()
+            shared.interruption = interruption
+        elif folder is None:
+            checkpointer = Checkpointer(None, {}, 2, 300)
+        else:
+            state = resume(folder, facts)
+            checkpointer = Interrupting(folder, *interruption) if interruption else Checkpointer(folder, FACTS, 2, 1e9)
+            checkpointer.listen()
+        if signal_to and rank in signal_to:
+            signal.raise_signal(signal_to[rank])
+        run = dataclasses.replace(toy.run(rank, world, OPTIONS), attempt=state["attempt"] + 1 if state else 0)
+        model, optimizer = built
+        data = toy.samples(N, 1), toy.samples(31, 2)
+        return toy.train(TASK, options, run, *data, checkpointer, state, model=model, optimizer=optimizer)
+
+
+def outcome_of(rank: int, world: int, store: Store, *how: Any) -> dict[str, Any]:
+    return outcome(start(rank, world, store, *how))
+
+
+def undisturbed(world: int, options: Training = OPTIONS) -> list[dict[str, Any]]:
+    return ranks.run(world, outcome_of, "own", None, None, options)
+
+
+def interrupted(rank: int, world: int, store: Store, *how: Any) -> None:
     with pytest.raises(Interrupted):
-        fit(rank, world, Interrupting(folder, save_after, more), resume(folder, FACTS), options)
+        start(rank, world, store, *how)
 
 
-def taken_up(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> TrainState:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    state = resume(folder, FACTS)
-    assert state is not None
-    return fit(rank, world, Checkpointer(folder, FACTS, 2, 300), state, options)
-
-
-def resumed(rank: int, world: int, store: Store, folder: Path, options: Training = OPTIONS) -> dict[str, Any]:
-    return outcome(taken_up(rank, world, store, folder, options))
-
-
-def everywhere(rank: int, world: int, store: Store, folder: Path, options: Training) -> list[dict[str, Any]]:
-    """Interrupted at each step of the first two epochs."""
+def everywhere(
+    rank: int, world: int, store: Store, kind: Kind, folder: Path, steps: list[int], options: Training
+) -> list[dict[str, Any]]:
+    """Interrupted at each of these steps."""
     found = []
-    for step in range(1, 2 * (STEPS - 1) + 1):
-        interrupted(rank, world, store, folder, step, step % 3, options)
-        found.append(resumed(rank, world, store, folder, options))
-        dist.barrier()
-        if rank == 0:
-            shutil.rmtree(folder)
+    for step in steps:
+        interrupted(rank, world, store, kind, folder / str(step), (step, step % 3), options)
+        found.append(outcome_of(rank, world, store, kind, folder / str(step), None, options))
     return found
 
 
+ALL = [*range(1, 2 * (STEPS - 1) + 1)]  # of the first two epochs
+
+
 @pytest.mark.parametrize(
-    ("world", "all_reduce"),
+    ("kind", "world", "all_reduce", "steps"),
     [
-        (1, "float32"),
-        (3, "bfloat16"),
-        pytest.param(2, "float32", marks=pytest.mark.nightly),
-        pytest.param(3, "float32", marks=pytest.mark.nightly),
-        pytest.param(4, "float32", marks=pytest.mark.nightly),
+        ("own", 1, "float32", ALL),
+        ("own", 3, "bfloat16", ALL),
+        ("shared", 2, "float32", [1, STEPS - 1, STEPS + 1]),
+        pytest.param("own", 2, "float32", ALL, marks=pytest.mark.nightly),
+        pytest.param("own", 4, "float32", ALL, marks=pytest.mark.nightly),
     ],
 )
-def test_interrupted_anywhere_it_ends_with_the_same_bits(world: int, all_reduce: AllReduce, tmp_path: Path) -> None:
+def test_interrupted_anywhere_it_ends_with_the_same_bits(
+    kind: Kind, world: int, all_reduce: AllReduce, steps: list[int], tmp_path: Path
+) -> None:
     options = dataclasses.replace(OPTIONS, all_reduce=all_reduce)
-    expected = ranks.run(world, undisturbed, options)
+    expected = undisturbed(world, options)
     assert all(line["lost"] == line["doubled"] == 0 for line in expected[0]["lines"])
-    for rank, found in enumerate(ranks.run(world, everywhere, tmp_path / "checkpoints", options)):
+    for rank, found in enumerate(ranks.run(world, everywhere, kind, tmp_path, steps, options)):
         assert not isinstance(found, Exception), found
-        assert found == [expected[rank]] * len(found)
+        assert found == [expected[rank]] * len(steps)
 
 
-def test_new_processes_take_it_up_again_and_again(tmp_path: Path) -> None:
-    expected = ranks.run(3, undisturbed)
-    for save_after, more in ((2, 3), (STEPS, 0), (1, 0)):
-        assert ranks.run(3, interrupted, tmp_path, save_after, more) == [None] * 3
-    assert ranks.run(3, resumed, tmp_path) == expected
-
-
-def accounted(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
+def accounted(rank: int, world: int, store: Store, kind: Kind, folder: Path) -> dict[str, Any]:
     with toy.proved() as phases:
-        train_state = taken_up(rank, world, store, folder)
+        train_state = start(rank, world, store, kind, folder)
     return {"phases": phases, "worlds": train_state.worlds, "discarded": train_state.discarded}
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 4), (4, 1)])
-def test_another_number_of_ranks_goes_on_where_the_others_stood(before: int, after: int, tmp_path: Path) -> None:
-    step = 3
-    assert ranks.run(before, interrupted, tmp_path, step, 1) == [None] * before
-    (found, *_) = ranks.run(after, accounted, tmp_path)
-    lines = found["phases"][0]
-    assert {(line["phase"], line["epoch"], line["start"]) for line in lines} == {("train", 1, step * 12)}
-    assert lines[-1]["consumed"] == N
-    assert sum(line["consumed"] for line in lines[:-1]) == N - step * 12
+@pytest.mark.parametrize(
+    ("kind", "starts", "worlds"),
+    [
+        # The third takes up 33 of 69 samples: 3 steps, 2 of them before the epoch's end, and 4 of the next epoch.
+        ("own", [(4, 2), (2, 1), (3, 2 + 4)], [(1, 0, 4), (1, 24, 2), (1, 36, 3), (2, 48, 1)]),
+        ("shared", [(3, 2)], [(1, 0, 3), (1, 24, 1)]),
+    ],
+)
+def test_the_number_of_ranks_may_change_again_and_again(
+    kind: Kind, starts: list[tuple[int, int]], worlds: list[tuple[int, int, int]], tmp_path: Path
+) -> None:
+    for world, save_after in starts:
+        assert ranks.run(world, interrupted, kind, tmp_path, (save_after, 1)) == [None] * world
+    (found,) = ranks.run(1, accounted, kind, tmp_path)
     assert all(line["lost"] == line["doubled"] == 0 for lines in found["phases"] for line in lines)
-    assert found["worlds"] == [(1, 0, before), (1, step * 12, after)]
+    assert found["worlds"] == worlds
 
 
 def test_what_a_crash_threw_away_is_counted_once(tmp_path: Path) -> None:
-    ranks.run(2, interrupted, tmp_path, 2, 3)
-    ranks.run(2, interrupted, tmp_path, 1, 2)
-    (found, *_) = ranks.run(2, accounted, tmp_path)
-    assert found["discarded"] == (3 + 2) * 12
-    (again, *_) = ranks.run(2, accounted, tmp_path)  # nothing was lost since
-    assert again["discarded"] == (3 + 2) * 12
-    assert again["worlds"] == [(1, 0, 2)]
+    ranks.run(2, interrupted, "own", tmp_path, (2, 3))
+    ranks.run(2, interrupted, "own", tmp_path, (1, 2))
+    for _ in range(2):  # nothing is lost between them
+        (found, *_) = ranks.run(2, accounted, "own", tmp_path)
+        assert found["discarded"] == (3 + 2) * 12
+    assert found["worlds"] == [(1, 0, 2)]
 
 
-def test_garbled_progress_counts_nothing(tmp_path: Path) -> None:
-    ranks.run(1, interrupted, tmp_path, 1, 2)
-    (tmp_path / "reached").write_bytes(b"%10d %20d\n" % (9, 99999999901791))
-    (found,) = ranks.run(1, accounted, tmp_path)
-    assert found["discarded"] == 0
-
-
-def test_the_number_of_ranks_may_change_again_and_again(tmp_path: Path) -> None:
-    # The third takes up 33 of 69 samples: 3 steps, 2 of them before the epoch's end, and 4 of the next epoch.
-    for world, save_after in ((4, 2), (2, 1), (3, 2 + 4)):
-        assert ranks.run(world, interrupted, tmp_path, save_after, 1) == [None] * world
-    (found, *_) = ranks.run(1, accounted, tmp_path)
-    assert all(line["lost"] == line["doubled"] == 0 for lines in found["phases"] for line in lines)
-    assert found["worlds"] == [(1, 0, 4), (1, 24, 2), (1, 36, 3), (2, 48, 1)]
-
-
-def stopping(rank: int, world: int, store: Store, folder: Path) -> Any:
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    checkpointer = Checkpointer(folder, FACTS, 2, 1e9)
-    if rank == 1:
-        checkpointer._asked_to_stop(15, None)
-    return fit(rank, world, checkpointer)
-
-
-def test_one_rank_that_is_asked_to_stop_stops_all_after_the_same_step(tmp_path: Path) -> None:
-    for result in ranks.run(3, stopping, tmp_path):
+@pytest.mark.parametrize(("kind", "option"), [("own", "--output"), ("shared", "--checkpoints")])
+def test_one_rank_that_is_asked_to_stop_stops_all_with_a_checkpoint_which_no_other_training_takes(
+    kind: Kind, option: str, tmp_path: Path
+) -> None:
+    for result in ranks.run(3, start, kind, tmp_path, None, OPTIONS, {1: signal.SIGTERM}):
         assert isinstance(result, Stopped)
-        assert result.number == 15
-    expected = ranks.run(3, undisturbed)
-    assert ranks.run(3, resumed, tmp_path) == expected
+        assert str(result) == "stopped by signal 15, after a step and a checkpoint"
+    for result in ranks.run(2, start, kind, tmp_path, None, OPTIONS, None, {**FACTS, "seed": 4}):
+        assert isinstance(result, Refused)
+        assert "of another training: its seed is 3 and now it is 4" in str(result)
+        assert str(result).endswith(f"choose another {option}")
+    assert ranks.run(3, outcome_of, kind, tmp_path) == undisturbed(3)
 
 
-def stopped_by_ctrl_c(rank: int, world: int, store: Store, folder: Path) -> Any:
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("", "after a step and a checkpoint"),
+        ("file/checkpoints", "after a step and without a checkpoint, which could not be written"),
+    ],
+)
+def test_it_stops_between_epochs_too_and_says_whether_there_is_a_checkpoint(
+    place: str, sentence: str, tmp_path: Path
+) -> None:
     """Each epoch is a single step: there is no step between two of which it could be asked."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    checkpointer = Checkpointer(folder, FACTS, 2, 1e9)
-    checkpointer.listen()
-    if rank == 1:
-        signal.raise_signal(signal.SIGINT)
-    run = toy.run(rank, world, OPTIONS)
-    options = dataclasses.replace(OPTIONS, global_batch_size=N)
-    return toy.train(TASK, options, run, toy.samples(N, 1), toy.samples(31, 2), checkpointer)
-
-
-def test_it_stops_between_epochs_too(tmp_path: Path) -> None:
-    for result in ranks.run(2, stopped_by_ctrl_c, tmp_path):
-        assert isinstance(result, Stopped)
-        assert str(result) == "stopped by signal 2, after a step and a checkpoint"
-    assert (tmp_path / checkpoint_file.file_name(2, 0)).exists()
-
-
-def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for result in ranks.run(2, stopped_by_ctrl_c, tmp_path / "file" / "checkpoints"):
-        assert str(result) == "stopped by signal 2, after a step and without a checkpoint, which could not be written"
+    options = dataclasses.replace(OPTIONS, global_batch_size=N)
+    for result in ranks.run(2, start, "own", tmp_path / place, None, options, {1: signal.SIGINT}):
+        assert isinstance(result, Stopped)
+        assert str(result) == f"stopped by signal 2, {sentence}"
+    assert (tmp_path / checkpoint_file.file_name(2, 0)).exists() is not bool(place)
 
 
 class Everywhere(Checkpointer):
@@ -291,33 +312,40 @@ def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
         assert "cannot be read: [Errno 5]" in str(result)
 
 
-def other_facts(rank: int, world: int, store: Store, folder: Path) -> Any:
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return resume(folder, {"seed": 4})
-
-
-def test_a_checkpoint_of_another_training_is_refused_with_both_values(tmp_path: Path) -> None:
-    ranks.run(2, interrupted, tmp_path, 2, 0)
-    for result in ranks.run(2, other_facts, tmp_path):
-        assert isinstance(result, Refused)
-        assert "its seed is 3 and now it is 4" in str(result)
-
-
 def test_a_folder_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = ranks.run(2, unwritable, tmp_path / "file" / "checkpoints")
-    assert found == ranks.run(2, undisturbed)
-
-
-def unwritable(rank: int, world: int, store: Store, folder: Path) -> dict[str, Any]:
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return outcome(fit(rank, world, Checkpointer(folder, FACTS, 2, 1e-9)))
+    assert ranks.run(2, outcome_of, "own", tmp_path / "file" / "checkpoints") == undisturbed(2)
 
 
 def test_the_best_epoch_s_checkpoint_is_kept(tmp_path: Path) -> None:
-    ranks.run(2, interrupted, tmp_path, 3 * (STEPS - 1) - 1, 0)
-    found = ranks.run(2, resumed, tmp_path)
+    ranks.run(2, interrupted, "own", tmp_path, (3 * (STEPS - 1) - 1, 0))
+    found = ranks.run(2, outcome_of, "own", tmp_path)
     best = max(found[0]["epochs"], key=lambda epoch: epoch.correct)
     kept = {path.name for path in tmp_path.glob("*.checkpoint")}
     assert checkpoint_file.file_name(best.epoch + 1, 0) in kept
     assert len(kept) <= 3
+
+
+def test_a_task_goes_on_from_an_object_store_in_another_output_folder(
+    environment: dict[str, str],
+    tmp_path: Path,
+    store: objectstore.Store,
+) -> None:
+    inside, url = environment | store.environment(), store.url("run")
+    first = alone(inside, [*QUICK, "--checkpoints", url])
+    assert first.returncode == 0, first.stderr
+    second = alone(inside | {"TORCHTALLY_OUTPUT": str(tmp_path / "other")}, [*QUICK, "--checkpoints", url])
+    assert second.returncode == 0, second.stderr
+    saved, resumed = reported(first.stdout, events.Saved)[-1], reported(second.stdout, events.Resumed)[0]
+    assert saved.path.startswith(f"{url}/")
+    assert (resumed.checkpoint, resumed.epoch, resumed.discarded) == (saved.path, 2, 0)
+    (before,), (after,) = tallies(first.stdout)[1], tallies(second.stdout)[1]
+    assert before == after  # nothing was left to train
+    assert not (tmp_path / "output/checkpoints").exists()
+    for proof, checkpoint in (
+        (tmp_path / "output", saved),
+        (tmp_path / "other", reported(second.stdout, events.Saved)[-1]),
+    ):
+        found = proofs.read(proof / "proof.json")
+        assert found.predicate.checkpoint == f"{checkpoint.path}/manifest.json"
+        assert list(found.files) == ["model.pt"]

@@ -1,7 +1,6 @@
 """Training on several ranks is training on one: the same gradients, counts and order, whatever divides or not."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +18,6 @@ from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
 from torchtally.proof import permutation
 from torchtally.proof.contract import Contract
-from torchtally.proof.shards import Shard
 from torchtally.training import loop
 
 
@@ -158,23 +156,3 @@ def test_evaluation_counts_every_sample_once_and_says_so() -> None:
     test = toy.samples(6994, 2)
     correct = int((model(test.inputs).argmax(dim=1) == test.labels).sum())
     assert [result["correct"] for result in found] == [[correct]] * 8
-
-
-def test_the_model_learns() -> None:
-    found = ranks.run(2, toy.fit, Training(epochs=5, batch_size=8, lr=0.3), 800, 10)
-    model = toy.task().model(Training())
-    model.load_state_dict({name: torch.tensor(value) for name, value in found[0]["weights"].items()})
-    test = toy.samples(1000, 3)
-    assert (model(test.inputs).argmax(dim=1) == test.labels).float().mean() > 0.95
-
-
-@pytest.mark.parametrize(("n", "world", "size"), [(10, 4, 2), (3, 4, 8), (65539, 2, 32768), (100000, 3, 7)])
-def test_every_rank_makes_the_same_number_of_steps(n: int, world: int, size: int) -> None:
-    phase = toy.Phase(name="train", epoch=1, n=n, batch=size * world, contract="exact", order="feistel-1")
-    steps = []
-    for rank in range(world):
-        own = list(loop.batches(toy.run(rank, world, Training()), phase))
-        steps.append(len(own))
-        assert torch.cat(own).tolist() == Shard(n=n, rank=rank, world=world, order="feistel-1").indices().tolist()
-        assert all(len(batch) == size for batch in own[:-1])
-    assert set(steps) == {math.ceil(math.ceil(n / world) / size)}
