@@ -114,10 +114,11 @@ def test_without_its_port_the_program_goes_on(script: Path) -> None:
     assert ended.stderr.count(f"metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be") == 1
 
 
-def test_the_port_is_left_to_an_account() -> None:
+def test_what_keeps_an_account_is_not_observed_and_has_the_port() -> None:
     ended = started(OWN, TORCHTALLY_METRICS_PORT=str(ranks.free_port()))
     assert ended.returncode == 0, ended.stderr
     assert "not served" not in ended.stderr and reported(ended) == []
+    assert "observed: " not in ended.stderr and "TORCHTALLY-OBSERVED" not in ended.stderr + ended.stdout
 
 
 def test_a_long_pass_counts_once() -> None:
