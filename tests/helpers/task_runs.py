@@ -1,10 +1,11 @@
 """A built-in task on the ranks of one pod: its runs, and what they report."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import launched
 
 from torchtally import events
 
@@ -12,11 +13,10 @@ LIMIT = 300  # seconds
 
 
 def start(data: Path, output: Path, world: int, *command: str) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
     own = {"TORCHTALLY_DATA": str(data), "TORCHTALLY_OUTPUT": str(output), "TORCHTALLY_CACHE": f"{data}-cache"}
     return subprocess.Popen(
         [sys.executable, "-m", "torchtally.cli", *command],
-        env={**kept, **own, "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(world), "OMP_NUM_THREADS": "1"},
+        env=launched.environment(**own, PET_NPROC_PER_NODE=str(world)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
