@@ -8,7 +8,7 @@ from bench.sample import Better, Sample
 MACHINE: dict[str, str | int | float] = {"processor": "A", "cores": 2, "memory_gb": 8}
 
 
-def results(**machine: str | int) -> Results:
+def results(**machine: str | int | float) -> Results:
     """None yet."""
     return Results(began="then", seconds=1.0, commit="c", machine=MACHINE | machine, versions={"torch": "2"})
 
