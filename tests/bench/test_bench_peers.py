@@ -1,10 +1,7 @@
 """The peers train the same model on the same numbers as torchtally's tasks do."""
 
 import gzip
-import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -117,13 +114,3 @@ def test_a_keras_model_is_in_the_mode_that_was_set() -> None:
     assert not torch.equal(model.train()(pixels), model(pixels))  # its dropout
     after = [each for each in model.parameters() if not each.requires_grad]
     assert not all(torch.equal(*both) for both in zip(statistics, after, strict=True))
-
-
-def test_the_loop_by_hand_takes_an_epoch_of_the_same_samples(tmp_path: Path) -> None:
-    folder = tmp_path / "fashion-mnist"
-    folder.mkdir()
-    (folder / "train-images-idx3-ubyte").write_bytes(bytes(16) + bytes(96 * 28 * 28))
-    (folder / "train-labels-idx1-ubyte").write_bytes(bytes(8) + bytes(96))
-    command = [sys.executable, "-m", "bench.peers.by_hand", str(tmp_path), "1"]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert told["samples"] == 96 and told["seconds"] > 0

@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "--set=podDisruptionBudget.enabled=true,networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
         "--set=resourceClaims[0].name=gpu,resourceClaims[0].resourceClaimTemplateName=gpu,commonLabels.team=vision",
         "--set=openshift=true",
+        "--api-versions=monitoring.coreos.com/v1/PodMonitor",
         "--set=serviceAccount.annotations.role=reader,metrics.enabled=true,metrics.dashboard=true,network.nccl.A=b",
         '--set-json=affinity={"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
         '[{"topologyKey":"kubernetes.io/hostname"}]}}',
@@ -114,15 +115,11 @@ def test_jobs_validate_against_their_controllers_schema(
     render: Render, crds: dict[str, Schema], values: tuple[str, ...]
 ) -> None:
     found = [each for each in flat(render(*values)) if each["kind"] in crds]
-    assert sum(each["kind"].endswith("Job") for each in found) == 1
+    kinds = [each["kind"] for each in found]
+    assert sum(kind.endswith("Job") for kind in kinds) == 1
+    assert ("PodMonitor" in kinds) is ("--api-versions=monitoring.coreos.com/v1/PodMonitor" in values)
     for each in found:
         jsonschema.Draft202012Validator(crds[each["kind"]]).validate(each)
-
-
-def test_the_monitor_is_one_that_prometheus_operator_takes(render: Render, crds: dict[str, Schema]) -> None:
-    rendered = render(*VALUES["everything"], "--api-versions=monitoring.coreos.com/v1/PodMonitor")
-    [monitor] = [each for each in rendered if each["kind"] == "PodMonitor"]
-    jsonschema.Draft202012Validator(crds["PodMonitor"]).validate(monitor)
 
 
 def test_the_policy_for_signed_images_is_one_that_its_controller_takes(crds: dict[str, Schema]) -> None:
@@ -138,29 +135,6 @@ def test_the_operators_schema_finds_mistakes(render: Render, crds: dict[str, Sch
     job["spec"]["nprocPerNode"] = 1
     mistaken = {error.json_path.rsplit(".", 1)[1] for error in validator.iter_errors(job)}
     assert mistaken == {"nprocPerNode", "containers[0]"}
-
-
-@pytest.mark.parametrize("values", [VALUES[name] for name in VALUES if "train" not in name])
-def test_the_operators_webhook_has_nothing_to_refuse(render: Render, values: tuple[str, ...]) -> None:
-    [job] = [document for document in render(*values) if document["kind"] == "PyTorchJob"]
-    assert isinstance(job["spec"]["nprocPerNode"], str) and job["spec"]["nprocPerNode"]
-    assert replicas(job).get("Master", {"replicas": 1})["replicas"] == 1
-    assert ("Master" in replicas(job)) is ("elasticPolicy" not in job["spec"])
-    assert replicas(job).get("Worker", {"replicas": 1})["replicas"] >= 1
-    for replica in replicas(job).values():
-        [container] = replica["template"]["spec"]["containers"]
-        assert container["name"] == "pytorch" and container["image"]
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("ReadWriteOnce", "emptyDir"), ("ReadWriteMany", "persistentVolumeClaim")])
-def test_workers_mount_a_claim_that_all_pods_can_mount(render: Render, mode: str, kind: str) -> None:
-    [job] = [each for each in render(f"--set=model.accessMode={mode}") if each["kind"] == "PyTorchJob"]
-    volumes = {
-        name: {volume["name"]: volume for volume in replica["template"]["spec"]["volumes"]}
-        for name, replica in replicas(job).items()
-    }
-    assert "persistentVolumeClaim" in volumes["Master"]["output"]
-    assert kind in volumes["Worker"]["output"]
 
 
 @every_values

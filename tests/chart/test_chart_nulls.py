@@ -111,12 +111,13 @@ def test_a_null_in_what_a_user_gives_leaves_that_out(render: Render) -> None:
 
 @pytest.fixture
 def parent(tmp_path: Path) -> Callable[..., Path]:
-    """A chart that has this one as parts, by their values."""
+    """A chart that has this one as parts, by their values, under conditions."""
 
     def make(**values: dict[str, Any]) -> Path:
         folder = tmp_path / "parent"
         shutil.copytree(CHART, folder / "charts/torchtally", dirs_exist_ok=True)
-        parts = [{"name": "torchtally", "version": "0.1.0", "alias": alias} for alias in values]
+        part = {"name": "torchtally", "version": "0.1.0"}
+        parts = [{**part, "alias": alias, "condition": f"{alias}.enabled"} for alias in values]
         chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": parts}
         (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
         (folder / "values.yaml").write_text(yaml.safe_dump(values))
@@ -147,3 +148,12 @@ def test_a_chart_can_have_this_one_twice(helm: Helm, render: Render, parent: Cal
     assert {name for kind, name in names if kind == "PyTorchJob"} == {"demo", "demo-evaluation"}
     result = helm("template", "demo", str(parent(a={}, Big={})))
     assert '"demo-Big" is not a valid Service name' in result.stderr
+
+
+def test_a_chart_can_leave_this_one_out(render: Render, parent: Callable[..., Path]) -> None:
+    chart = parent(torchtally={"workers": 1})
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    (chart / "values.yaml").write_text(yaml.safe_dump({**values, "global": {"imageRegistry": "registry.example"}}))
+    [job] = [each for each in render("--set=torchtally.enabled=true", chart=chart) if each["kind"] == "PyTorchJob"]
+    assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
+    assert render("--set=torchtally.enabled=false", chart=chart) == []

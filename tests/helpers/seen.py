@@ -10,7 +10,7 @@ PODS = ("demo-master-0", "demo-worker-0")
 N = 40
 RIGHT = ([*range(0, N, 2)], [*range(1, N, 2)])
 ALL = ([*range(N)], [*range(N)])
-_BEGAN = 1767323040000
+BEGAN = 1767323040000
 
 
 def lines(shards: tuple[list[int], ...] = RIGHT, passes: int = 2, **more: Any) -> list[str]:
@@ -26,7 +26,7 @@ def line(place: int, indices: list[int], number: int = 0, **more: Any) -> str:
         bits.values[each] = 1
     values = {
         **{"v": 1, "pod": PODS[place], "rank": place, "world": 2, "local": 0, "restart": 0, "grouped": True},
-        **{"began": _BEGAN, "pid": 7, "at": _BEGAN / 1000 + 5 + number},
+        **{"began": BEGAN, "pid": 7, "at": BEGAN / 1000 + 5 + number},
         "loader": {
             **{"place": "train.py:18", "type": "DataLoader", "dataset": "Digits"},
             **{"length": N, "batch": 5, "workers": 0},

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import observed_programs as programs
 import pytest
+import seen
 import torch.utils.data  # noqa: F401  the observer looks for it in sys.modules
 from hypothesis import given
 from hypothesis import strategies as st
+from seen import N
 
 from torchtally.observed import judge, sets
 from torchtally.observed.judge import Observation
@@ -25,48 +27,15 @@ from torchtally_observer.indices import Bits, Indices, Sums
 from torchtally_observer.line import PREFIX
 
 ROOT = Path(programs.__file__).parents[2]
-N = 40
 
 
-def samples(indices: Iterable[int], n: int = N) -> dict[str, Any]:
-    found, distinct = [*indices], {*indices}
-    sums, chosen = Sums(), sketch.chosen(n)
-    sums.add(found)
-    bits = Bits(len(chosen))
-    for at, each in enumerate(chosen):
-        bits.values[at] = each in distinct
-    return {"samples": len(found), "sums": sums.texts, "bits": str(bits)}
+EVEN, ODD = range(0, N, 2), range(1, N, 2)
+DISTRIBUTED = {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "epoch": 0}
 
 
 def line(rank: int, indices: Iterable[int], /, **values: Any) -> str:
     """A line of a pass that trains, as a log has it."""
-    found = [*indices]
-    fields = {
-        "v": 1,
-        "pod": f"pod-{rank}",
-        "rank": rank,
-        "world": 2,
-        "restart": 0,
-        "grouped": True,
-        "began": 1000,
-        "pid": 7 + rank,
-        "at": 2.0,
-        "loader": {"place": "a.py:1", "type": "DataLoader", "dataset": "D", "length": N, "batch": 4, "workers": 0},
-        "sampler": {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "rank": rank, "epoch": 0},
-        "pass": 0,
-        "end": "whole",
-        "batches": 5,
-        "of": 5,
-        "steps": 5,
-        "gradients": True,
-        "base": {"type": "D", "length": N, "attributes": "0", "rows": N},
-        "order": str(hash(tuple(found))),
-        "head": str(hash(tuple(found[:256]))),
-        "contents": {},
-        **samples(found),
-        **values,
-    }
-    return PREFIX + json.dumps({name: value for name, value in fields.items() if value is not None})
+    return seen.line(rank, [*indices], **{"sampler": {**DISTRIBUTED, "rank": rank}, "pod": f"pod-{rank}", **values})
 
 
 def judged(*texts: str) -> Observation:
@@ -78,9 +47,6 @@ def judged(*texts: str) -> Observation:
     return found
 
 
-EVEN, ODD = range(0, N, 2), range(1, N, 2)
-
-
 def test_two_ranks_that_share_the_samples_are_right() -> None:
     found = judged(line(0, EVEN), line(1, ODD))
     assert found.outcome == "observed" and not found.notes and not found.remarks
@@ -90,8 +56,8 @@ def test_two_ranks_that_share_the_samples_are_right() -> None:
     ("text", "said"),
     [
         (line(1, ODD)[:300], "log:2: an observed line is cut off, or mixed up with other output"),
-        (line(1, ODD).replace('"v": 1', '"v": 2'), "version 2, and this release reads version 1: use the verifier of"),
-        (line(1, ODD).replace('"rank": 1', '"rank": -1', 1), "rank -1, must be a whole number from 0"),
+        (line(1, ODD).replace('"v":1', '"v":2'), "version 2, and this release reads version 1: use the verifier of"),
+        (line(1, ODD).replace('"rank":1', '"rank":-1', 1), "rank -1, must be a whole number from 0"),
         (line(1, ODD, end="later"), "the end 'later', must be one of whole, left, open"),
         (line(1, ODD, sums=["1"]), "three whole numbers in sums"),
         (line(1, ODD, bits="*"), "bits that are no base64"),
@@ -107,7 +73,7 @@ def test_a_line_that_cannot_be_read_is_named_and_nothing_is_right(text: str, sai
 
 
 def test_the_same_data_is_not_taken_for_granted() -> None:
-    bare = {"type": "D", "length": N, "attributes": "0", "rows": 0}
+    bare = {"type": "Digits", "length": N, "attributes": "0", "rows": 0}
     found = judged(line(0, EVEN, base=bare), line(1, ODD, base=bare))
     [passes] = found.loaders[0].passes
     assert passes.counted.findings[0].text.startswith("each index handed out exactly once (whether the ranks have")
@@ -126,12 +92,10 @@ def test_a_pass_that_was_open_is_said_again_at_its_end() -> None:
 
 
 def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
-    before = [line(0, EVEN), line(1, ODD)]
-    again = {"end": "left", "batches": 3, "began": 9000, "at": 10.0}
-    half = [
-        line(0, range(0, 24, 2), pid=70, head=str(hash(tuple(EVEN))), **again),
-        line(1, range(1, 24, 2), pid=80, head=str(hash(tuple(ODD))), **again),
-    ]
+    heads = "1" * 16, "2" * 16
+    before = [line(rank, own, head=heads[rank]) for rank, own in enumerate((EVEN, ODD))]
+    again = {"end": "left", "batches": 3, "began": seen.BEGAN + 9000, "at": seen.BEGAN / 1000 + 10}
+    half = [line(rank, range(rank, 24, 2), pid=70 + rank, head=heads[rank], **again) for rank in range(2)]
     found = judged(*before, *half)
     assert found.attempts == 2 and not found.faults
     assert any(
@@ -232,10 +196,13 @@ def test_an_estimate_is_within_its_error(share: float) -> None:
 
 
 def _samples(indices: list[int], n: int) -> Samples:
-    found = samples(indices, n)
-    first, second, third = map(int, found["sums"])
-    bits = int.from_bytes(base64.b64decode(found["bits"] + "=" * (-len(found["bits"]) % 4)), "big")
-    return Samples(count=len(indices), sums=(first, second, third), bits=bits)
+    distinct, sums, chosen = {*indices}, Sums(), sketch.chosen(n)
+    sums.add(indices)
+    first, second, third = map(int, sums.texts)
+    bits = Bits(len(chosen))
+    bits.values[:] = bytes(each in distinct for each in chosen)
+    set_bits = int.from_bytes(base64.b64decode(f"{bits}=="), "big")
+    return Samples(count=len(indices), sums=(first, second, third), bits=set_bits)
 
 
 def verify(folder: Path, *texts: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
@@ -256,15 +223,20 @@ OPEN = [line(rank, part[:10], **{"pass": 2}, end="open", batches=3) for rank, pa
         ((line(0, EVEN), line(1, EVEN)), (), 1, "✗ observed: 2 ranks, 1 pass, 1 fault"),
         ((line(0, EVEN),), (), 3, "✗ incomplete: 2 ranks, 1 pass, and lines are missing"),
         ((line(0, EVEN), line(1, ODD)), ("--expect-per-pod", "20"), 0, "✓ observed"),
-        (
-            (line(0, EVEN), line(1, ODD)),
-            ("--expect-per-pod", "19"),
-            1,
-            "was handed out 20 samples, but",
-        ),
+        ((line(0, EVEN), line(1, ODD)), ("--expect-per-pod", "19"), 1, "was handed out 20 samples, but"),
         ((*OPEN, *TWICE), ("--expect-per-pod", "20"), 3, "still open on ranks 0 and 1"),  # more may come
-        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "(D, 40 samples), pass 3: pod pod-1 was handed out 10 samples"),
-        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "(D, 40 samples), passes 1 and 2: pod pod-0 was handed out 20"),
+        (
+            (*OPEN, *TWICE),
+            ("--expect-per-pod", "5"),
+            1,
+            "40 samples), pass 3: pod pod-1 was handed out 10 samples",
+        ),
+        (
+            (*OPEN, *TWICE),
+            ("--expect-per-pod", "5"),
+            1,
+            "40 samples), passes 1 and 2: pod pod-0 was handed out 20",
+        ),
         (("nothing",), (), 3, "no tally line"),
     ],
 )

@@ -98,23 +98,6 @@ train(DataLoader(dataset, 20, sampler=sampler, drop_last=True))
 """,
         ["the same 13 of 1013 samples are handed out in no pass"],
     ),
-    "a stream that is not divided by rank": (
-        """
-class Rows(IterableDataset):
-    def __iter__(self): return iter(data())
-setup(); train(DataLoader(Rows(), 20))
-""",
-        ["the ranks are handed the same rows: the dataset does not divide them by rank"],
-    ),
-    "a stream that is not divided by worker": (
-        """
-class Rows(IterableDataset):
-    def __init__(self): self.place = dist.get_rank(), dist.get_world_size()
-    def __iter__(self): return (row for at, row in enumerate(data()) if at % self.place[1] == self.place[0])
-setup(); train(DataLoader(Rows(), 20, num_workers=2))
-""",
-        ["each row comes 2 times to rank", "does not divide them by worker"],
-    ),
 }
 
 

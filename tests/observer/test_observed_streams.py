@@ -45,8 +45,8 @@ for batch in DataLoader(dataset, 20): optimizer.step()
     ("divided", "said"),
     [
         ("at % (world * workers) == rank * workers + own", None),
-        ("at % workers == own", "the ranks are handed the same rows"),
-        ("at % world == rank", "each row comes 2 times"),
+        ("at % workers == own", "the ranks are handed the same rows: the dataset does not divide them by rank"),
+        ("at % world == rank", "does not divide them by worker"),
     ],
     ids=["right", "not by rank", "not by worker"],
 )

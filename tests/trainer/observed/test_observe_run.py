@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_scripts import OWN, started
+from own_scripts import started
 
 import torchtally_observer
 from torchtally.errors import RETRIED
@@ -102,12 +102,6 @@ def test_in_a_job_the_lines_are_for_its_logs(script: Path) -> None:
     ended = started(script, "pass", PET_NNODES="1")
     assert ended.returncode == 0 and len(observed(ended)) == 4
     assert TOLD not in ended.stderr
-
-
-def test_what_keeps_an_account_is_not_observed() -> None:
-    ended = started(OWN)
-    assert ended.returncode == 0, ended.stderr
-    assert not observed(ended) and "observed: " not in ended.stderr
 
 
 def test_a_task_is_not_observed_in_the_image_either(fashion_mnist: Path, tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """What a program without an account is handed out becomes events and metrics of its pods."""
 
-import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import launched
 import metric_names
 import pytest
 import ranks
@@ -85,15 +84,12 @@ def test_nothing_is_reported_where_nothing_is_observed(script: Path) -> None:
 
 def test_the_passes_are_served_while_the_program_runs(script: Path, tmp_path: Path) -> None:
     port, end = ranks.free_port(), tmp_path / "end"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
-    kept |= {"PET_NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", "TORCHTALLY_METRICS_PORT": str(port)}
+    kept = launched.environment(PET_NPROC_PER_NODE="2", TORCHTALLY_METRICS_PORT=str(port))
     command = [sys.executable, "-m", "torchtally.cli", "run", "--", sys.executable, str(script), str(end)]
     process = subprocess.Popen(command, env=kept, stderr=subprocess.PIPE)
     try:
-        ends = time.monotonic() + LIMIT
-        while sum((seen := scraped(port)).values()) < 128 + 6:  # samples and passes
-            assert process.poll() is None and time.monotonic() < ends, seen
-            time.sleep(0.1)
+        launched.until("all samples and passes are served", lambda: sum(scraped(port).values()) >= 128 + 6)
+        seen = scraped(port)
     finally:
         end.touch()
         _, said = process.communicate(timeout=LIMIT)
@@ -114,10 +110,11 @@ def test_without_its_port_the_program_goes_on(script: Path) -> None:
     assert ended.stderr.count(f"metrics are not served: TORCHTALLY_METRICS_PORT={port} cannot be") == 1
 
 
-def test_the_port_is_left_to_an_account() -> None:
+def test_what_keeps_an_account_is_not_observed_and_has_the_port() -> None:
     ended = started(OWN, TORCHTALLY_METRICS_PORT=str(ranks.free_port()))
     assert ended.returncode == 0, ended.stderr
     assert "not served" not in ended.stderr and reported(ended) == []
+    assert "observed: " not in ended.stderr and "TORCHTALLY-OBSERVED" not in ended.stderr + ended.stdout
 
 
 def test_a_long_pass_counts_once() -> None:

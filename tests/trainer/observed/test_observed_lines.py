@@ -122,12 +122,6 @@ def test_a_line_of_an_observer_that_has_stopped(validator: jsonschema.Draft20201
     assert re.fullmatch(r"ZeroDivisionError in train\.py:\d+", line["off"])
 
 
-def test_nothing_of_a_sample_or_of_the_machine_is_in_a_line(tmp_path: Path) -> None:
-    secret = "for batch in DataLoader(['hunter2'] * 4, batch_size=2, num_workers=0):\n    pass\n"
-    (line,) = printed(secret, tmp_path)
-    assert "hunter2" not in line and str(tmp_path) not in line and "train.py:" in line
-
-
 def test_the_schema_refuses_what_is_no_line(validator: jsonschema.Draft202012Validator) -> None:
     values = example()
     validator.validate(values)
