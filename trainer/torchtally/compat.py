@@ -49,6 +49,11 @@ def after_backward(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written to in place."""
+    return tensor._version
+
+
 def in_backward() -> bool:
     """Return whether this thread is in a backward pass."""
     return torch._C._current_graph_task_id() != -1
