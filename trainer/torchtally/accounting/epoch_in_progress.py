@@ -55,7 +55,9 @@ class EpochInProgress:
         # Whether the first such commit may have fewer: a loop that counts batches from the epoch's beginning steps
         # earlier once, after the number of ranks, the batch size, or that of accumulated batches has changed.
         self._cut = tally.phase.start > 0 or schedule.skip > 0
-        self.explicit = False  # whether it stays open when the loader ends, as batches that were fetched ahead count later
+        self.explicit = (
+            False  # whether it stays open when the loader ends, as batches that were fetched ahead count later
+        )
         self.weighed = False  # whether the steps of named optimizers count its batches
         self.stopped = False  # by the program, before the last step
         phase = tally.phase
@@ -247,9 +249,9 @@ class EpochInProgress:
         if self.weighed and self._pending:
             lost = self.handed - self.counted - len(self._skipped)
             return (
-                f": {lost} of the {self.handed} batches that were handed out have gradients that no step of an "
-                "optimizer has used; each needs account.weigh(loss).backward(), and an optimizer that account.optimizer "
-                "names, also for the last one of the run; skip(reason) for a batch that is left out"
+                f": of {lost} of the {self.handed} batches that were handed out, no step of an optimizer has used "
+                "gradients; each batch needs account.weigh(loss).backward() and a step of an optimizer that "
+                "account.optimizer() has received, also the last of the run; skip(reason) leaves one out"
             )
         if self.trains and self._pending:
             return (

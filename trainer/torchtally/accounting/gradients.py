@@ -54,6 +54,7 @@ class _Named:
 
     optimizer: Optimizer
     held: dict[Handed, Mark] = field(default_factory=dict)  # batches whose gradients may be there, and what was before
+    before: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
     reads: int = 0
 
@@ -89,6 +90,7 @@ class Gradients:
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
         self._cleared: list[Handed] = []  # dropped, unless they have another backward pass before others
         self._hooks: list[Any] = []
+        self._pass = -1  # the number of the last backward pass
         self.counts = 0  # steps that have counted a batch
 
     @property
@@ -183,24 +185,25 @@ class Gradients:
         for each in waiting:
             if sum(other.phase == each.phase for other in waiting) > 1:
                 raise Refused(
-                    f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} have none yet: "
-                    "weigh(loss, batch) with what the loop has received, and skip(reason) for a batch that is left out"
+                    f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} have none "
+                    "yet: weigh(loss, batch) with what the loop has received, and skip(reason) for one that is left out"
                 )
         return tuple(waiting)
 
     def _passes(self, batches: Iterable[Handed]) -> None:
-        """A backward pass of the loss of these batches begins."""
-        for each in self._named:
-            if each.held and (not each.has_gradients() or each.is_zeroed()):
-                self._clear(each)
-        if not any(each in self._cleared for each in batches):
-            self.settle()
+        """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
+        before, self._pass = self._pass, compat.backward_number()
+        if self._pass != before:
+            for named in self._named:
+                if named.held and (not named.has_gradients() or named.is_zeroed()):
+                    self._clear(named)
+                named.before = named.mark()
+            if not any(each in self._cleared for each in batches):
+                self.settle()
         self._cleared = [each for each in self._cleared if each not in batches]
-        for named in self._named:
-            mark = named.mark()
-            for each in batches:
-                if not each.counted:
-                    named.held.setdefault(each, mark)
+        for each in batches:
+            for named in self._named if not each.counted else ():
+                named.held.setdefault(each, named.before)
 
     def _will_step(self, named: _Named) -> None:
         named.ready = named.reached()
