@@ -190,6 +190,22 @@ def overflows(account: Account, loader: Iterable[Tensor], model: Times, optimize
         optimizer.zero_grad()
 
 
+def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1, fused=True)
+    account.optimizer(optimizer)
+    overflows(account, loader, model, optimizer)
+
+
+def overflows_at_last(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number, batch in enumerate(loader, 1):
+        loss = account.weigh(model(batch))
+        scaler.scale(loss * float("inf") if number == 6 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=False)
+
+
 def overflows_while_it_accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for number, batch in enumerate(loader):
@@ -221,7 +237,14 @@ def clears_in_place_too_early(account: Account, loader: Iterable[Tensor], model:
 
 @pytest.mark.parametrize(
     ("loop", "dropped"),
-    [(overflows, 8), (overflows_while_it_accumulates, 16), (clears_too_early, 24), (clears_in_place_too_early, 24)],
+    [
+        (overflows, 8),
+        (overflows_in_a_fused_step, 8),
+        (overflows_at_last, 4),
+        (overflows_while_it_accumulates, 16),
+        (clears_too_early, 24),
+        (clears_in_place_too_early, 24),
+    ],
 )
 def test_what_is_cleared_before_a_step_is_dropped(loop: Loop, dropped: int) -> None:
     found = alone(in_the_weights, loop)
@@ -269,10 +292,17 @@ def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, opt
 
 
 @pytest.mark.parametrize(
-    "loop", [leaves_a_batch_out, leaves_the_remainder, never_steps, steps_another_model, weighs_nothing]
+    ("loop", "lost"),
+    [(leaves_a_batch_out, 4), (leaves_the_remainder, 6), (never_steps, N), (steps_another_model, N)],
 )
-def test_what_no_step_has_used_is_lost(loop: Loop) -> None:
-    assert alone(in_the_weights, loop)["code"] in (2, 3)
+def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:
+    found = alone(in_the_weights, loop)
+    assert found["code"] == 3
+    assert found["lines"][-1]["lost"] == lost, found["err"]
+
+
+def test_a_backward_pass_of_a_loss_that_is_not_weighed_counts_nothing() -> None:
+    assert alone(in_the_weights, weighs_nothing)["code"] in (2, 3)
 
 
 def names_no_batch(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
@@ -300,6 +330,7 @@ def parameters_after(world: int, rows: int, wrap: Callable[[nn.Module], nn.Modul
         loader = account.batches("train", account.loader("train", data, batch_size=rows))
         for _ in account.epochs():
             for inputs, labels in loader:
+                assert len(inputs)  # a mean over no samples is not a number
                 optimizer.zero_grad()
                 account.weigh(cross_entropy(wrapped(inputs), labels)).backward()
                 optimizer.step()

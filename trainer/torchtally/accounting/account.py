@@ -317,6 +317,7 @@ class Account(Lifetime):
         def epoch() -> Iterator[Batch]:
             with self._counting.final():
                 self._counting.catch_up()
+                self._counting.settle(phase)
                 yield from self._counting.batches(phase, self.completed(phase) + 1, batches)
 
         self._driven.append(Epochs(self, phase, epoch, steps))

@@ -144,7 +144,7 @@ class Counting:
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         ours = isinstance(batches, loader.Loader)
-        if ours:
+        if isinstance(batches, loader.Loader):
             batches.fills = current.trains and self.gradients.watches
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.handed == current.total:

@@ -175,7 +175,7 @@ class Gradients:
         raise Refused("weigh() must receive batches as the loop has received them, of an epoch in progress that trains")
 
     def _unnamed(self) -> tuple[Handed, ...]:
-        """The batch of a loss, if that is clear: the only one of its phase without a loss, or those of the last loss."""
+        """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
         waiting = [each for each in self._out if not (each.weighed or each.dropped)]
         waiting = [each for each in waiting if each.share] or waiting[-1:]
         if not waiting and self._last:

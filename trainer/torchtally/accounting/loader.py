@@ -179,7 +179,8 @@ class Loader(data.DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         requests, answers = self.sampler, super().__iter__
         if not isinstance(requests, Requests):
-            self.dataset.fills.fill_(self.fills)
+            stream: Any = self.dataset
+            stream.fills.fill_(self.fills)
             return _batches(answers(), self._steps())
         requests.fills = self.fills
         if not self.num_workers and not self.pin_memory:
