@@ -3,6 +3,9 @@
 torchtally run -- python examples/own_loop.py       on this machine, or as the command of a PyTorchJob
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -33,16 +36,13 @@ class Rings(Dataset[tuple[Tensor, int]]):
         return self.points[index], int(self.labels[index])
 
 
-def train(account: Account, epoch: int, loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def train(account: Account, loader: Iterable[Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model.train()
-    for batch in account.epoch("train", epoch, loader):
-        points, labels = batch.data
-        # DDP averages over ranks. Scaled like this, the result is the mean over all samples of the step, even or not.
-        loss = cross_entropy(model(points), labels, reduction="sum") * account.world / batch.rows
-        optimizer.zero_grad()
-        loss.backward()
+    for points, labels in loader:
+        loss = cross_entropy(model(points), labels)
+        account.weigh(loss).backward()
         optimizer.step()
-        account.commit()
+        optimizer.zero_grad()
 
 
 @torch.inference_mode()
@@ -64,10 +64,13 @@ def main() -> None:
     optimizer = torch.optim.Adam(parallel.parameters(), lr=0.02)
     rings, unseen = Rings(1921, seed=1), Rings(499, seed=2)
     with Account(task="rings", plan={"train": EPOCHS, "test": EPOCHS}, seed=0) as account:
-        train_loader = account.loader("train", rings, batch_size=32, num_workers=2, persistent_workers=True)
+        account.optimizer(optimizer)
+        train_loader = account.batches(
+            "train", account.loader("train", rings, batch_size=32, num_workers=2, persistent_workers=True)
+        )
         test_loader = account.loader("test", unseen, batch_size=100, shuffle=False, trains=False)
         for epoch in account.epochs():
-            train(account, epoch, train_loader, parallel, optimizer)
+            train(account, train_loader, parallel, optimizer)
             correct = test(account, epoch, test_loader, model)  # without DDP: numbers of batches differ
             if account.rank == 0:
                 print(f"epoch {epoch}: {correct} of {len(unseen)} correct", flush=True)

@@ -60,6 +60,7 @@ class Program:
     explicit: bool  # whether commit() receives the batch
     stops: int | None  # commits of an attempt after which it ends the run
     skips: frozenset[int]  # batches of an attempt that it leaves out, and says so
+    weighed: bool  # whether it names its optimizers and weighs its losses, and makes no commits
     attempts: tuple[Attempt, ...]
     mistake: Mistake | None = None
     wrong: int = 1  # the batch of an attempt that the mistake is about
@@ -128,6 +129,9 @@ def _trains(program: Program, number: int, attempt: Attempt, folder: Path, rank:
             training.load(weights)
             if not (number and program.mistake == "loads no state"):
                 account.load_state_dict(state)
+        if program.weighed:
+            for optimizer in training.optimizers:
+                account.optimizer(optimizer)
         loop = _Loop(program, attempt, account, training, save, rank)
         if tests and program.evaluated == "first":
             loop.evaluate(1, tests)
@@ -185,7 +189,11 @@ class _Loop:
                 self._account.skip("its loss is not finite", *[batch] * self._program.explicit)
                 self._step(batch)
                 continue
-            if batch.data is None:
+            if self._program.weighed:
+                if batch.data is not None and len(batch.data[0]):
+                    loss = self._training.mean_loss(*batch.data) * batch.rows / self._account.world
+                    self._account.weigh(loss, *[batch] * self._program.explicit).backward()
+            elif batch.data is None:
                 self._training.backward(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4))
             else:
                 self._training.backward(*batch.data)
@@ -207,7 +215,8 @@ class _Loop:
                 pass
 
     def _commit(self, batch: Batch) -> None:
-        self._account.commit(*[batch] * self._program.explicit)
+        if not self._program.weighed:
+            self._account.commit(*[batch] * self._program.explicit)
         self._commits += 1
         if self._commits == self._program.stops and not self._stopped:
             self._stopped = True

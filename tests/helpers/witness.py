@@ -49,8 +49,14 @@ class Witness:
         """Accumulate the gradients of a batch, which may be empty."""
         (self.model(inputs).square().sum() - self.counts(indices).sum()).backward()
 
+    def mean_loss(self, indices: Tensor, inputs: Tensor) -> Tensor:
+        """The mean over the samples of a batch."""
+        return self.model(inputs).square().mean() - self.counts(indices).mean()
+
     def step(self, group: dist.ProcessGroup | None = None) -> None:
         for parameter in (*self.counts.parameters(), *self.model.parameters()):
+            if parameter.grad is None:  # of a rank whose batches are all dropped
+                parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
         for optimizer in self.optimizers:
             optimizer.step()

@@ -49,6 +49,16 @@ def after_backward(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
+def backward_number() -> int:
+    """The number of the backward pass that runs, the same in all of its hooks."""
+    return torch._C._current_graph_task_id()
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written to in place."""
+    return tensor._version
+
+
 def in_backward() -> bool:
     """Return whether this thread is in a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -45,6 +45,7 @@ def drawn(draw: st.DrawFn, mistakes: bool = False) -> Program:
         explicit=draw(st.booleans()),
         stops=draw(st.none() | st.none() | st.integers(1, 12)),
         skips=draw(st.just(frozenset()) | st.frozensets(st.integers(1, 12), max_size=4)),
+        weighed=draw(st.booleans()),
         attempts=(*draw(st.lists(starts, max_size=3)), Attempt(draw(worlds), draw(batches))),
         mistake=draw(st.sampled_from(programs.MISTAKES)) if mistakes else None,
         wrong=draw(st.integers(1, 12)) if mistakes else 1,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
+from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
 from torchtally.accounting import stateful
@@ -152,7 +153,10 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._phases.measure()
-        yield from self._progress.left({name for name, trains in self._phases.training.items() if not trains})
+        for epoch in self._progress.left({name for name, trains in self._phases.training.items() if not trains}):
+            yield epoch
+            with self._counting.final():
+                self._counting.catch_up()
 
     def stop(self, reason: str) -> None:
         """End the run here, on purpose: call it on all ranks after the same commit. A collective call.
@@ -181,6 +185,35 @@ class Account(Lifetime):
         """
         with self._counting.final():
             yield from self._counting.loop(phase, epoch, batches)
+
+    def optimizer(self, optimizer: Optimizer) -> None:
+        """Count the batches whose gradients the steps of this optimizer use: call it before the first batch.
+
+        Its `zero_grad` is wrapped, so that batches whose gradients it clears before a step count as dropped by the
+        program, such as those of a step that a GradScaler leaves out.
+        """
+        with self._counting.final():
+            if not isinstance(optimizer, Optimizer):
+                raise Refused(f"account.optimizer() takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+            self._counting.gradients.name(optimizer)
+
+    def weigh(self, loss: torch.Tensor, *batches: Any) -> torch.Tensor:
+        """Return the loss to call `backward()` on: its batches count once a named optimizer steps with its gradients.
+
+        The loss is the mean over the samples of its batches on this rank. It is multiplied with this rank's share of
+        the samples in the step, so that gradients that DDP averages are those of the mean over all samples of the
+        step. A rank without samples in the last step of an epoch receives a filler, whose share is 0.
+
+        Args:
+            loss: A scalar.
+            batches: What the loop has received (default: the only batch that has no loss yet). A loop that fetches
+                ahead names its batch, and one with one loss for several names them all.
+
+        Raises:
+            Refused: It is not clear which batches these are.
+        """
+        with self._counting.final():
+            return self._counting.weigh(loss, batches)
 
     def commit(self, *batches: Batch) -> None:
         """Count the samples that are in the weights now: call it after each `optimizer.step()`.
@@ -283,6 +316,8 @@ class Account(Lifetime):
 
         def epoch() -> Iterator[Batch]:
             with self._counting.final():
+                self._counting.catch_up()
+                self._counting.settle(phase)
                 yield from self._counting.batches(phase, self.completed(phase) + 1, batches)
 
         self._driven.append(Epochs(self, phase, epoch, steps))

@@ -19,6 +19,7 @@ from torchtally.accounting import loader, randomness
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
+from torchtally.accounting.gradients import Gradients, Handed
 from torchtally.accounting.meeting import Meeting
 from torchtally.accounting.pace import Pace
 from torchtally.accounting.phases import Phases
@@ -72,6 +73,8 @@ class Counting:
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
         self.weights = Weights(attempt.members)
+        self.gradients = Gradients()
+        self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
@@ -141,6 +144,8 @@ class Counting:
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         ours = isinstance(batches, loader.Loader)
+        if isinstance(batches, loader.Loader):
+            batches.fills = current.trains and self.gradients.watches
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
@@ -150,12 +155,15 @@ class Counting:
                 self._used[phase].begin()
             self._used[phase].hand_out()
             batch = current.hand_out(known)
+            if current.trains and self.gradients.watches:
+                self._weighs(current, batch)
             self.phase = phase
             self._randomness = randomness.mixed(seed + current.position_of(batch.step))
             self.reseed()
             yield batch
             if self._failure:
                 raise self._failure
+            self.catch_up()
             if self._used[phase].passed_after_skip and len(self._used) == 1:
                 raise Refused(
                     f"{current.where(current.handed)}: a backward pass came after skip(), so a later step would use a "
@@ -175,8 +183,47 @@ class Counting:
         if self._phases.open.get(phase) is current and not (current.trains and current.explicit):
             self._close(current)
 
+    def _weighs(self, current: EpochInProgress, batch: Batch) -> None:
+        """Have the steps of named optimizers count a batch."""
+        current.weighed = current.explicit = True
+        step, world = batch.step, self._attempt.members.world
+        if not len(batch.indices):  # a filler, or all of its samples are dropped
+            current.decide(step)
+        self.gradients.hand_out(
+            Handed(
+                place=current.where(step),
+                phase=current.phase,
+                batch=batch,
+                share=len(batch.indices) * world / batch.rows,
+                count=lambda: current.decide(step) if len(batch.indices) else None,
+                drop=lambda reason: current.skip(step, reason),
+            )
+        )
+
+    def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...]) -> torch.Tensor:
+        """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
+        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
+        return self.gradients.weigh(loss, batches)
+
+    def catch_up(self) -> None:
+        """Take note of what optimizers have stepped since the last call, between two steps of the loop."""
+        if self._counts == self.gradients.counts or threading.current_thread() is not self._committing:
+            return
+        self._counts = self.gradients.counts
+        if self._trained_before:
+            raise Refused(self._trained_before)
+        self._after_step()
+
     def check_saved(self) -> None:
         """Refuse a state of this moment if the weights have more samples than those that count."""
+        self.catch_up()
+        self.gradients.settle()
+        for current in self._phases.open.values():
+            if current.weighed and (step := current.undecided):
+                raise Refused(
+                    f"{current.where(step)}: the batch has no gradients in the weights, and later ones do, so a state "
+                    "cannot tell how far the epoch is: call skip(reason) for a batch that is left out"
+                )
         if self._stepped:
             raise Refused(
                 "the weights hold an optimizer's step that is not committed, so a state saved with them would train "
@@ -210,6 +257,10 @@ class Counting:
             for current in pending:
                 current.commit()
         self._stepped = False
+        self._after_step()
+
+    def _after_step(self) -> None:
+        """Take note of a step whose batches count."""
         self._steps.stepped()
         self._commits += 1
         if self._meeting and self._commits == _COMPARED:
@@ -271,6 +322,7 @@ class Counting:
         if current and not wrong:
             for step in reversed(steps):  # before the ranks agree: then a state of any rank has what all have dropped
                 current.skip(step, reason)
+            self.gradients.skip(current.phase, steps)
             if current.handed in steps:
                 self._used[current.phase].skip()
         self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
@@ -325,6 +377,7 @@ class Counting:
         Args:
             discarded: Samples known to be lost with restarts.
         """
+        self.catch_up()
         for phase in list(self._phases.open):
             self.settle(phase)
         if self.checkpoints:
@@ -349,6 +402,7 @@ class Counting:
 
     def close(self) -> None:
         """No longer watch the optimizers."""
+        self.gradients.close()
         for hook in self._hooks:
             hook.remove()
 
@@ -395,6 +449,9 @@ class Counting:
             SEEN.add(empty=1)
             return
         moves = any(_moves(group.get("lr")) for group in optimizer.param_groups)
+        if self.gradients.names(optimizer):
+            self._named_has_stepped(optimizer, moves)
+            return
         if moves or (self._pending and SEEN.passes > SEEN.stepped):  # or else PyTorch makes a state with zeros
             SEEN.step(optimizer)
         if not moves:
@@ -409,12 +466,28 @@ class Counting:
             handed = (each for each in self._phases.open.values() if each.handed > each.counted)
             self._evaluated = next(handed, self._evaluated)
 
+    def _named_has_stepped(self, optimizer: Optimizer, moves: bool) -> None:
+        if not moves:
+            return
+        if self.checkpoints:
+            self.checkpoints.after_step(optimizer)
+        if self.gradients.counts > self._counts:
+            self._stepped |= self._left_over is not None
+            self.weights.has_stepped(optimizer)
+            self._trained_before = self._trained_before or self._attempt.trains(optimizer)
+        elif not self._pending:
+            handed = (each for each in self._phases.open.values() if each.handed > each.counted)
+            self._evaluated = next(handed, self._evaluated)
+
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
         del self._phases.open[name]
-        tally.commits = current.commits if current.trains else None
+        if current.weighed:
+            self.gradients.settle()
+            current.leave()
+        tally.commits = current.commits if current.trains and not current.weighed else None
         problem = self._phases.changed(name)
         if self._evaluated is current:
             problem = problem or _trains(current)

@@ -55,7 +55,10 @@ class EpochInProgress:
         # Whether the first such commit may have fewer: a loop that counts batches from the epoch's beginning steps
         # earlier once, after the number of ranks, the batch size, or that of accumulated batches has changed.
         self._cut = tally.phase.start > 0 or schedule.skip > 0
-        self.explicit = False  # whether commits name their batches
+        self.explicit = (
+            False  # whether it stays open when the loader ends, as batches that were fetched ahead count later
+        )
+        self.weighed = False  # whether the steps of named optimizers count its batches
         self.stopped = False  # by the program, before the last step
         phase = tally.phase
         self.name = f"{phase.name} epoch {phase.epoch}"
@@ -184,6 +187,22 @@ class EpochInProgress:
         self.commits += not place
         self.count(self.counted)
 
+    def decide(self, step: int) -> None:
+        """Count a step's samples, once the steps before it are decided as well."""
+        self._skipped.add(step)
+        self.count(self.counted)
+
+    @property
+    def undecided(self) -> int | None:
+        """The first step that neither counts nor is dropped, if a later one does: it has no place in a state."""
+        return self.counted + 1 if self._skipped else None
+
+    def leave(self) -> None:
+        """Record what counts after a step that is lost."""
+        for step, (indices, dropped) in enumerate(self._pending, self.counted + 1):
+            if step in self._skipped:
+                self.tally.record(indices, dropped)
+
     def commit(self) -> None:
         """Count all batches that are handed out. Raises Refused if a loop that fetches ahead must have called."""
         batches = len(self._pending) - len(self._skipped)
@@ -227,6 +246,13 @@ class EpochInProgress:
     @property
     def left(self) -> str:
         """Why samples are lost, for a sentence."""
+        if self.weighed and self._pending:
+            lost = self.handed - self.counted - len(self._skipped)
+            return (
+                f": of {lost} of the {self.handed} batches that were handed out, no step of an optimizer has used "
+                "gradients; each batch needs account.weigh(loss).backward() and a step of an optimizer that "
+                "account.optimizer() has received, also the last of the run; skip(reason) leaves one out"
+            )
         if self.trains and self._pending:
             return (
                 f": {self.counted} of the {self.handed} batches that were handed out are committed; call commit() "

@@ -14,6 +14,7 @@ from torchtally.accounting import randomness
 from torchtally.accounting.collate import (
     Batch,
     Collate,
+    Samples,
     collated,
     emptied,
     is_known,
@@ -37,7 +38,8 @@ _INSTEAD = {
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
-Request = tuple[int, int, list[int]]  # its number, the seed of what the dataset draws, and the indices of its step
+# Its number, the seed of what the dataset draws, the indices of its step, and whether these are those of a filler.
+Request = tuple[int, int, list[int], bool]
 
 
 class ByStep(data.Dataset[Any]):
@@ -47,13 +49,15 @@ class ByStep(data.Dataset[Any]):
         self.dataset, self.n, self.collate = dataset, n, collate
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
-        number, seed, indices = request
+        number, seed, indices, fills = request
         if (now := len(self.dataset)) != self.n:
             return number, Refused(changed_length(self.n, now))
         randomness.reseed(seed)
         try:
             if indices:
                 made = collated(self.collate, self._fetched(indices), indices, indices)
+                if fills and isinstance(made, Batch):
+                    return number, made.data if made.data is not None else self._none()
                 if not isinstance(made, Batch) or len(made.indices) or made.data is not None:
                     return number, made
                 none = self._none()
@@ -80,6 +84,7 @@ class StreamByStep(data.IterableDataset[Any]):
 
     def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
         self.dataset, self.sampler, self.collate = dataset, sampler, collate
+        self.fills = torch.tensor(False).share_memory_()  # with workers that outlive an epoch
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
@@ -97,7 +102,11 @@ class StreamByStep(data.IterableDataset[Any]):
         info = data.get_worker_info()
         if self.sampler.idle and (info is None or info.id == 0):
             index, sample = last if last[1] is not None else self._last_of_the_shard()
-            yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
+            if self.fills:
+                made = self.collate(Samples([sample], [index]))
+                yield _mark([]), made.data if isinstance(made, Batch) else made
+            else:
+                yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
 
     def _last_of_the_shard(self) -> tuple[int, Any]:
         """A sample to cut an empty batch from, where all others are consumed before a resume."""
@@ -117,6 +126,7 @@ class Requests(data.Sampler[Request]):
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
         self.asked: deque[Asked] = deque()
+        self.fills = False
 
     def __iter__(self) -> Iterator[Request]:
         self.asked = deque()
@@ -127,7 +137,9 @@ class Requests(data.Sampler[Request]):
         for number, step in enumerate(self.sampler.arrays()):
             asked.append((number, step))
             indices = step.tolist()
-            yield number, randomness.mixed(seed + indices[0]) if indices else seed, indices
+            if fills := self.fills and not indices:
+                indices = self.sampler.filler
+            yield number, randomness.mixed(seed + indices[0]) if indices else seed, indices, fills
 
     def __len__(self) -> int:
         return self.sampler.total_steps
@@ -140,7 +152,13 @@ class Loader(data.DataLoader[Any]):
     which it asked for, and each answer carries the mark of its request: for a map-style dataset the request's number,
     for a stream, which is asked for nothing, the hash of the indices of its step. Only samples that are others than
     those of the step, by the word of the collate_fn or of the stream, come with their indices.
+
+    Attributes:
+        fills: Whether a rank that has no sample in the last step receives a filler, a sample that is none of its own,
+            in place of an empty batch: `Account.weigh` multiplies its loss with 0.
     """
+
+    fills = False
 
     def __init__(self, dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any):
         if taken := sorted(options.keys() & _TAKEN):
@@ -161,7 +179,10 @@ class Loader(data.DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         requests, answers = self.sampler, super().__iter__
         if not isinstance(requests, Requests):
+            stream: Any = self.dataset
+            stream.fills.fill_(self.fills)
             return _batches(answers(), self._steps())
+        requests.fills = self.fills
         if not self.num_workers and not self.pin_memory:
             # DataLoader's own loop would take a third of a small step, most of it for the profiler.
             return _batches(map(self.dataset.__getitem__, requests), _taken(requests.asked))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils import data
@@ -95,6 +96,12 @@ class Sampler(data.Sampler[int]):
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
         return self.total_steps * self.batch_size - len(self) >= self.batch_size
+
+    @property
+    def filler(self) -> list[int]:
+        """The index of a sample for a rank that has none in the last step."""
+        shard = self.shard
+        return shard.samples_at(np.array([shard.start])).tolist()  # type: ignore[no-any-return]
 
     @property
     def schedule(self) -> Schedule:

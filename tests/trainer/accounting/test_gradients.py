@@ -1,0 +1,360 @@
+"""A batch counts once a named optimizer steps with the gradients of its loss. What is cleared before is dropped."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from accounts import alone, run
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from torchtally import Account
+
+N, SIZE = 22, 4  # 6 batches
+Loop = Callable[..., None]
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    fingerprint = "numbers"
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Times(nn.Module):
+    """Row i of its parameter tells how often sample i is in the weights, at a learning rate of 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(N))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return -self.rows[indices].sum()
+
+
+def plain(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    for batch in loader:
+        optimizer.zero_grad()
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+
+
+def accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    """The remainder is stepped after the loop."""
+    for number, batch in enumerate(loader, 1):
+        account.weigh(model(batch)).backward()
+        if number % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def adds_losses_up(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    """One backward pass for several batches."""
+    total = sum(account.weigh(model(batch)) for batch in loader)
+    assert isinstance(total, Tensor)
+    total.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def joins_batches(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    batches = [*loader]
+    account.weigh(model(torch.cat(batches)), *batches).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def fetches_ahead(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    batches = iter(loader)
+    batch = next(batches, None)
+    while batch is not None:
+        ahead = next(batches, None)
+        optimizer.zero_grad()
+        account.weigh(model(batch), batch).backward()
+        optimizer.step()
+        batch = ahead
+
+
+def steps_in_closures(account: Account, loader: Iterable[Tensor], model: Times, _: torch.optim.Optimizer) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1, max_iter=3)
+    account.optimizer(optimizer)
+    for batch in loader:
+
+        def closure(batch: Tensor = batch) -> float:
+            optimizer.zero_grad()
+            loss = account.weigh((model.rows[batch] - 1).square().sum())
+            loss.backward()
+            return float(loss)
+
+        optimizer.step(closure)
+
+
+def steps_in_the_backward_pass(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    account.optimizer(optimizer)
+
+    def steps(_: Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model.rows.register_post_accumulate_grad_hook(steps)
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+
+
+def ascends_before(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    """Sharpness-aware: the first of two backward passes only moves the weights to where the second one is made."""
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        before = model.rows.detach().clone()
+        with torch.no_grad():
+            model.rows += 0.1
+        optimizer.zero_grad()
+        account.weigh(model(batch)).backward()
+        with torch.no_grad():
+            model.rows.copy_(before)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def tries_again(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    """A batch whose gradients are cleared has another backward pass."""
+    for batch in loader:
+        for _ in range(2):
+            optimizer.zero_grad()
+            account.weigh(model(batch)).backward()
+        optimizer.step()
+
+
+def keeps_gradients_of_zeros(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for batch in loader:
+        model.zero_grad(set_to_none=False)
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+
+
+RIGHT = [
+    plain,
+    accumulates,
+    adds_losses_up,
+    joins_batches,
+    fetches_ahead,
+    steps_in_the_backward_pass,
+    ascends_before,
+    tries_again,
+    keeps_gradients_of_zeros,
+]
+
+
+def in_the_weights(loop: Loop) -> tuple[list[int], int]:
+    """How often each sample is in the weights after 2 epochs, and the samples that the proof has as dropped."""
+    model = Times()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    with Account(task="t", plan={"train": 2}) as account:
+        account.optimizer(optimizer)
+        loader = account.batches("train", account.loader("train", Numbers(), batch_size=SIZE))
+        for _ in account.epochs():
+            loop(account, loader, model, optimizer)
+    assert account.last_line
+    train = account.last_line["phases"]["train"]
+    return model.rows.round().int().tolist(), train.get("dropped", 0)
+
+
+@pytest.mark.parametrize("loop", RIGHT)
+def test_each_sample_counts_once_in_each_epoch(loop: Loop) -> None:
+    found = alone(in_the_weights, loop)
+    assert (found["code"], found["result"]) == (0, ([2] * N, 0)), found["err"]
+
+
+def test_a_step_with_a_closure_counts() -> None:
+    found = alone(in_the_weights, steps_in_closures)
+    assert (found["code"], found["result"][1]) == (0, 0), found["err"]
+
+
+def overflows(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number, batch in enumerate(loader):
+        loss = account.weigh(model(batch))
+        scaler.scale(loss * float("inf") if number == 2 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1, fused=True)
+    account.optimizer(optimizer)
+    overflows(account, loader, model, optimizer)
+
+
+def overflows_at_last(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number, batch in enumerate(loader, 1):
+        loss = account.weigh(model(batch))
+        scaler.scale(loss * float("inf") if number == 6 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def overflows_while_it_accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number, batch in enumerate(loader):
+        loss = account.weigh(model(batch))
+        scaler.scale(loss * float("inf") if number == 2 else loss).backward()
+        if number % 2:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=False)
+
+
+def clears_too_early(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """A mistake: of two accumulated batches, the first one's gradients are cleared."""
+    for number, batch in enumerate(loader):
+        model.zero_grad()
+        account.weigh(model(batch)).backward()
+        if number % 2:
+            optimizer.step()
+
+
+def clears_in_place_too_early(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if model.rows.grad is not None:
+            model.rows.grad.zero_()
+        account.weigh(model(batch)).backward()
+        if number % 2:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "dropped"),
+    [
+        (overflows, 8),
+        (overflows_in_a_fused_step, 8),
+        (overflows_at_last, 4),
+        (overflows_while_it_accumulates, 16),
+        (clears_too_early, 24),
+        (clears_in_place_too_early, 24),
+    ],
+)
+def test_what_is_cleared_before_a_step_is_dropped(loop: Loop, dropped: int) -> None:
+    found = alone(in_the_weights, loop)
+    times, said = found["result"]
+    assert (said, sum(times)) == (dropped, 2 * N - dropped), found["err"]
+
+
+def leaves_a_batch_out(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number != 2:
+            account.weigh(model(batch), batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def leaves_the_remainder(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for number, batch in enumerate(loader, 1):
+        account.weigh(model(batch)).backward()
+        if number % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def never_steps(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+
+
+def steps_another_model(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    """The optimizer that steps has gradients, which are not those of the batches."""
+    other = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=1)
+    account.optimizer(optimizer)
+    other(torch.ones(1)).backward()
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+
+
+def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "lost"),
+    [(leaves_a_batch_out, 4), (leaves_the_remainder, 6), (never_steps, N), (steps_another_model, N)],
+)
+def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:
+    found = alone(in_the_weights, loop)
+    assert found["code"] == 3
+    assert found["lines"][-1]["lost"] == lost, found["err"]
+
+
+def test_a_backward_pass_of_a_loss_that_is_not_weighed_counts_nothing() -> None:
+    assert alone(in_the_weights, weighs_nothing)["code"] in (2, 3)
+
+
+def names_no_batch(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    batches = iter(loader)
+    first = next(batches)
+    next(batches)
+    account.weigh(model(first))
+
+
+def test_a_loop_that_fetches_ahead_must_name_its_batch() -> None:
+    found = alone(in_the_weights, names_no_batch)
+    assert found["code"] == 2
+    assert "weigh() must name the batches of this loss" in found["err"]
+
+
+def parameters_after(world: int, rows: int, wrap: Callable[[nn.Module], nn.Module]) -> list[float]:
+    """The parameters after 2 epochs of a mean loss, with so many samples of a rank in a step."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(N, 3), torch.randint(3, (N,)))
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    wrapped = wrap(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5, momentum=0.9)
+    with Account(task="t", plan={"train": 2}) as account:
+        account.optimizer(optimizer)
+        loader = account.batches("train", account.loader("train", data, batch_size=rows))
+        for _ in account.epochs():
+            for inputs, labels in loader:
+                assert len(inputs)  # a mean over no samples is not a number
+                optimizer.zero_grad()
+                account.weigh(cross_entropy(wrapped(inputs), labels)).backward()
+                optimizer.step()
+    whole = (getattr(each, "full_tensor", lambda each=each: each)() for each in model.parameters())
+    return torch.cat([each.detach().flatten() for each in whole]).tolist()
+
+
+def in_ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def in_fsdp(model: nn.Module) -> nn.Module:
+    fully_shard(model)
+    return model
+
+
+def as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+@pytest.mark.parametrize("wrap", [in_ddp, in_fsdp])
+def test_a_mean_loss_is_that_of_one_process_on_the_whole_batch(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """The last step has 1 sample, so ranks 1 and 2 have none."""
+    [whole] = run(1, parameters_after, 1, 21, as_it_is)
+    for each in run(3, parameters_after, 3, 7, wrap):
+        assert each["code"] == 0, each["err"]
+        assert each["result"] == pytest.approx(whole["result"], abs=1e-6)

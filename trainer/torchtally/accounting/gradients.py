@@ -1,0 +1,228 @@
+"""Which batches are in the weights: an optimizer has stepped while the gradients of their losses were there.
+
+`weigh` ties a loss to its batches by a hook of autograd, and the hooks of each named optimizer tell when it steps. A
+batch whose gradients are cleared before a step is dropped by the program, unless its loss has another backward pass.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from torchtally import compat
+from torchtally.accounting.collate import Batch
+from torchtally.accounting.used import is_left_out
+from torchtally.checkpoints.objects import parameters_of
+from torchtally.errors import Refused
+
+CLEARED = "its gradients were cleared before a step"
+_READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
+
+Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
+
+
+@dataclass(eq=False)
+class Handed:
+    """A batch that the loop was handed and that is to be in the weights.
+
+    Attributes:
+        place: Where it is, for a sentence.
+        phase: Name of its phase.
+        batch: What the loop has received: this, or its data.
+        share: What its mean loss is multiplied with, for the mean over the samples of all ranks in the step.
+        count: Counts it.
+        drop: Drops it, for a reason.
+    """
+
+    place: str
+    phase: str
+    batch: Batch
+    share: float
+    count: Callable[[], None]
+    drop: Callable[[str], None]
+    weighed: bool = False
+    counted: bool = False
+    dropped: bool = False
+
+
+@dataclass(eq=False)
+class _Named:
+    """An optimizer that the program has named."""
+
+    optimizer: Optimizer
+    held: dict[Handed, Mark] = field(default_factory=dict)  # batches whose gradients may be there, and what was before
+    before: Mark = ()  # the last backward pass
+    ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
+    reads: int = 0
+
+    def has_gradients(self) -> bool:
+        return any(each.grad is not None for each in parameters_of(self.optimizer))
+
+    def mark(self) -> Mark:
+        grads = [each.grad for each in parameters_of(self.optimizer)]
+        return tuple(None if each is None else (id(each), compat.version_of(each)) for each in grads)
+
+    def reached(self) -> list[Handed]:
+        """Those whose backward passes have reached the parameters."""
+        if not self.held or not self.has_gradients():
+            return []
+        now = self.mark()
+        return [batch for batch, before in self.held.items() if before != now]
+
+    def is_zeroed(self) -> bool:
+        """Whether gradients that batches hold are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
+        self.reads += 1
+        grads = [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
+        if any(grad.is_cuda for grad in grads) and self.reads > _READ:
+            return False
+        return not any(bool(grad.any()) for grad in grads)
+
+
+class Gradients:
+    """The batches of one account, from the loop to the weights."""
+
+    def __init__(self) -> None:
+        self._named: list[_Named] = []
+        self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
+        self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
+        self._cleared: list[Handed] = []  # dropped, unless they have another backward pass before others
+        self._hooks: list[Any] = []
+        self._pass = -1  # the number of the last backward pass
+        self.counts = 0  # steps that have counted a batch
+
+    @property
+    def watches(self) -> bool:
+        """Whether the program has named an optimizer."""
+        return bool(self._named)
+
+    def names(self, optimizer: Optimizer) -> bool:
+        """Whether the program has named this optimizer."""
+        return any(each.optimizer is optimizer for each in self._named)
+
+    def name(self, optimizer: Optimizer) -> None:
+        """Count the batches whose gradients the steps of an optimizer use."""
+        if self.names(optimizer):
+            return
+        named = _Named(optimizer)
+        self._named.append(named)
+        self._hooks += [
+            optimizer.register_step_pre_hook(lambda *_: self._will_step(named)),
+            optimizer.register_step_post_hook(lambda *_: self._has_stepped(named)),
+        ]
+        # On the instance, as schedulers wrap step(): a cleared gradient of zeros cannot be told from a computed one.
+        zero_grad = optimizer.zero_grad
+
+        @functools.wraps(zero_grad)
+        def noted(*arguments: Any, **options: Any) -> None:
+            zero_grad(*arguments, **options)
+            self._clear(named)
+
+        optimizer.zero_grad = noted  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Leave the optimizers alone."""
+        for hook in self._hooks:
+            hook.remove()
+        for each in self._named:
+            del each.optimizer.zero_grad
+
+    def hand_out(self, batch: Handed) -> None:
+        """Take note of a batch that the loop receives."""
+        self._out = [each for each in self._out if not (each.counted or each.dropped)]
+        self._out.append(batch)
+
+    def weigh(self, loss: Tensor, named: Collection[Any]) -> Tensor:
+        """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
+        batches = tuple(map(self._find, named)) if named else self._unnamed()
+        shares = {each.share for each in batches}
+        if len(shares) > 1:
+            raise Refused(
+                f"weigh() ties one loss to {len(batches)} batches that are different shares of their steps: weigh the "
+                "mean loss of each, weigh(loss, batch), and add them up"
+            )
+        self._last = batches
+        for each in batches:
+            each.weighed = True
+        (share,) = shares
+        if not loss.requires_grad:
+            return loss
+        weighed = loss if share == 1 else loss * share
+        weighed.register_hook(lambda _: self._passes(batches))
+        return weighed
+
+    def skip(self, phase: str, steps: Collection[int]) -> None:
+        """Take note that the program leaves batches out of the weights."""
+        for each in self._out:
+            each.dropped |= each.phase == phase and each.batch.step in steps
+        self._cleared = [each for each in self._cleared if not each.dropped]
+        for named in self._named:
+            named.held = {each: mark for each, mark in named.held.items() if not each.dropped}
+
+    def settle(self) -> None:
+        """Drop for good what was cleared: no other backward pass comes, or a state is saved without it."""
+        for each in self._cleared:
+            each.dropped = True
+            each.drop(CLEARED)
+        self._cleared = []
+
+    def _find(self, named: Any) -> Handed:
+        for each in reversed(self._out):
+            if each.batch is named or each.batch.data is named:
+                return each
+        raise Refused("weigh() must receive batches as the loop has received them, of an epoch in progress that trains")
+
+    def _unnamed(self) -> tuple[Handed, ...]:
+        """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
+        waiting = [each for each in self._out if not (each.weighed or each.dropped)]
+        waiting = [each for each in waiting if each.share] or waiting[-1:]
+        if not waiting and self._last:
+            return self._last
+        if not waiting:
+            raise Refused("weigh() must come after the loop has received a batch of a phase that trains")
+        for each in waiting:
+            if sum(other.phase == each.phase for other in waiting) > 1:
+                raise Refused(
+                    f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} have none "
+                    "yet: weigh(loss, batch) with what the loop has received, and skip(reason) for one that is left out"
+                )
+        return tuple(waiting)
+
+    def _passes(self, batches: Iterable[Handed]) -> None:
+        """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
+        before, self._pass = self._pass, compat.backward_number()
+        if self._pass != before:
+            for named in self._named:
+                if named.held and (not named.has_gradients() or named.is_zeroed()):
+                    self._clear(named)
+                named.before = named.mark()
+            if not any(each in self._cleared for each in batches):
+                self.settle()
+        self._cleared = [each for each in self._cleared if each not in batches]
+        for each in batches:
+            for named in self._named if not each.counted else ():
+                named.held.setdefault(each, named.before)
+
+    def _will_step(self, named: _Named) -> None:
+        named.ready = named.reached()
+
+    def _has_stepped(self, named: _Named) -> None:
+        ready = [*named.ready, *named.reached()]  # those of a closure come within the step
+        named.ready = []
+        if not ready or is_left_out(named.optimizer):
+            return
+        self.counts += 1
+        for each in dict.fromkeys(ready):
+            if not (each.counted or each.dropped):
+                each.counted = True
+                each.count()
+            named.held.pop(each, None)
+
+    def _clear(self, named: _Named) -> None:
+        held, named.held = named.held, {}
+        for each in held:
+            elsewhere = any(each in other.held for other in self._named)
+            if not (each.counted or each.dropped or elsewhere or each in self._cleared):
+                self._cleared.append(each)
