@@ -51,6 +51,22 @@ def test_it_is_the_line_that_the_trainer_makes(run: History) -> None:
         assert list(made) == list(run.last)
 
 
+def test_ranks_that_trained_nothing_are_not_in_it() -> None:
+    together = [each for each in LINES if each["rank"] == "all"]
+    assert run_summary.line(together, [(1, 0, 4), (3, 0, 2)], None, 0)["worlds"] == [[1, 0, 4]]
+    assert run_summary.line(together, [(1, 0, 4), (2, 19, 2)], None, 0)["worlds"] == [[1, 0, 4], [2, 19, 2]]
+
+
+def test_a_phase_states_its_worlds_where_they_are_not_those_of_the_run() -> None:
+    together = [each for each in bruteforce.run(plan={"train": 3, "test": 3}) if each["rank"] == "all"]
+    worlds = [(1, 0, 4), (2, 9, 3)]
+    made = run_summary.line(together, worlds, None, 0)
+    same = {"train": worlds, "test": [(1, 0, 4), (2, 0, 3)]}  # a test begins anew
+    assert run_summary.line(together, worlds, None, 0, same) == made
+    other = run_summary.line(together, worlds, None, 0, {"test": [(1, 0, 4), (2, 7, 3), (4, 0, 1)]})
+    assert [phase.get("worlds") for phase in other["phases"].values()] == [None, [[1, 0, 4], [2, 7, 3]]]
+
+
 @given(st.data(), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), contracts)
 def test_it_binds_what_each_epoch_has_dropped(
     data: st.DataObject, n: int, epochs: int, world: int, contract: str
