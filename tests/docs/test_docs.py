@@ -61,10 +61,6 @@ def same(documented: str, actual: str) -> bool:
         return documented.startswith(actual) or not re.fullmatch(r"[\w.]+", documented)
 
 
-def test_readme_is_one_page() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guides/own-script.md"], ids=lambda page: page.name)
 def test_the_diff_of_a_script_is_that_of_the_examples(page: Path) -> None:
     before, after = ((ROOT / "examples" / name).read_text() for name in ("ordinary_script.py", "own_script.py"))
