@@ -51,6 +51,12 @@ def test_it_is_the_line_that_the_trainer_makes(run: History) -> None:
         assert list(made) == list(run.last)
 
 
+def test_epochs_after_one_that_was_resumed_are_shared_out_from_their_start() -> None:
+    worlds = [(1, 0, 4), (2, 7, 1)]
+    lines = bruteforce.run(plan={"train": 4, "test": 4}, contract="padded", worlds=worlds)
+    assert sentences([*lines, bruteforce.last(lines, worlds)]) == []
+
+
 def test_ranks_that_trained_nothing_are_not_in_it() -> None:
     together = [each for each in LINES if each["rank"] == "all"]
     assert run_summary.line(together, [(1, 0, 4), (3, 0, 2)], None, 0)["worlds"] == [[1, 0, 4]]
