@@ -108,6 +108,15 @@ def test_a_pod_without_a_log(server: Server, capsys: pytest.CaptureFixture[str])
     assert status == 3 and f"✗ pod demo-worker-1 has no log yet: {message}\n" in said
 
 
+def test_a_job_that_failed_or_has_no_status(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.state("Created", "Failed", message="PyTorchJob demo is failed because 1 Worker replica(s) failed.")
+    status, said = verify(capsys)
+    assert status == 0  # every shard is proved all the same
+    assert "note: job demo has failed: PyTorchJob demo is failed because 1 Worker replica(s) failed.\n" in said
+    del server.job["status"]
+    assert "note: job demo has not ended (no status yet): " in verify(capsys)[1]
+
+
 LOG = pod("demo-worker-1") + "/log?container=pytorch"
 MISSING = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
 NO_TRAIN_JOB = refusal(404, 'trainjobs.trainer.kubeflow.org "demo" not found', "demo")
