@@ -5,11 +5,9 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import fork_server
 import pytest
 
 from bench.measure import resumes
@@ -59,10 +57,6 @@ def same(documented: str, actual: str) -> bool:
         return float(documented) == float(actual)
     except ValueError:
         return documented.startswith(actual) or not re.fullmatch(r"[\w.]+", documented)
-
-
-def test_readme_is_one_page() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guides/own-script.md"], ids=lambda page: page.name)
@@ -116,36 +110,6 @@ def test_options_of_a_script_are_documented(script: str) -> None:
 def test_options_of_spark_are_documented() -> None:
     documented = options_in((DOCS / "guides/spark.md").read_text())
     assert set(documented) == set(options_of(torchtally("spark", "--help")))
-
-
-def test_the_number_of_faults_is_that_of_the_tests() -> None:
-    faults = "tests/local/test_local_faults.py"
-    collected = output("-c", fork_server.PYTEST, "--collect-only", "--quiet", "-m", "not nightly", faults)
-    [(some, every)] = re.findall(r"^(\d+)/(\d+) tests collected", collected, re.MULTILINE)
-    local = section(DOCS / "operations/faults.md", "## On one machine")
-    assert f"`make test` runs {some} of the {every} rows" in " ".join(local.split())
-    assert local.count("| yes |") == int(every)
-
-
-def said() -> str:
-    """The package's text, with a string of several lines as one."""
-    text = "".join(path.read_text() for path in (ROOT / "trainer/torchtally").rglob("*.py"))
-    return re.sub(r'"\s*\n\s*f?"', "", text)
-
-
-def quoted() -> Iterator[tuple[str, str]]:
-    """Messages that pages quote from a log."""
-    for page in sorted(DOCS.rglob("*.md")):
-        for line in re.findall(r"^(?:\[\S+\] )?torchtally: (.*)$", page.read_text(), re.MULTILINE):
-            yield page.stem, line
-
-
-@pytest.mark.parametrize(("page", "message"), [*quoted()])
-def test_a_quoted_message_is_one_of_ours(page: str, message: str) -> None:
-    values = r"\S*[\d/…]\S*|\branks\b|\brpc\b"
-    parts = [part.strip(" ,()…") for part in re.split(values, message)]
-    assert any(parts)
-    assert [part for part in parts if part not in said()] == []
 
 
 @pytest.fixture(scope="module")

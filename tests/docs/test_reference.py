@@ -147,13 +147,26 @@ def test_the_faults_on_a_cluster_are_those_of_its_tests() -> None:
 
 
 def test_the_faults_on_one_machine_are_those_of_its_tests() -> None:
-    collect = ["-c", fork_server.PYTEST, "--collect-only", "--quiet", "-m", "", "tests/local/test_local_faults.py"]
-    listed = subprocess.run([sys.executable, *collect], cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
-    named = set(re.findall(r"\[(.+)\]$", listed, re.MULTILINE))
+    def collected(mark: str) -> str:
+        collect = [
+            "-c",
+            fork_server.PYTEST,
+            "--collect-only",
+            "--quiet",
+            "-m",
+            mark,
+            "tests/local/test_local_faults.py",
+        ]
+        return subprocess.run([sys.executable, *collect], cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
+
+    named = set(re.findall(r"\[(.+)\]$", collected(""), re.MULTILINE))
     documented = {re.sub(r"\W+", "-", fault) for fault, _ in faults("## On one machine")}
     assert len(named) > 1
     assert named <= documented
     assert len(documented - named) == 1  # a test by itself: the data, too, is of its own
+    [(some, every)] = re.findall(r"^(\d+)/(\d+) tests collected", collected("not nightly"), re.MULTILINE)
+    said = f"`make test` runs {some} of the {every} rows"
+    assert said in " ".join(page("operations/faults.md", "## On one machine").split())
 
 
 def said() -> str:
@@ -164,17 +177,27 @@ def said() -> str:
     return re.sub(r'"\s*\n\s*f?"', "", "".join(path.read_text() for path in paths))
 
 
-def messages() -> Iterator[str]:
+def quoted() -> Iterator[tuple[str, str]]:
+    """Messages that pages quote from a log, each with the values in it."""
+    for each in sorted(DOCS.rglob("*.md")):
+        for line in re.findall(r"^(?:\[\S+\] )?torchtally: (.*)$", each.read_text(), re.MULTILINE):
+            yield line, r"\S*[\d/…]\S*|\branks\b|\brpc\b"
+
+
+def messages() -> Iterator[tuple[str, str]]:
     of_others = {"Bus error", "terminate called without an active exception", "field is immutable"}
     of_others |= {f'cannot get resource "{kind}"' for kind in ("roles", "pytorchjobs")}
     for cell in first_cells(page("operations/troubleshooting.md")):
-        yield from (each for each in code(cell) if re.search(r"[a-z] [a-z]", each) and each not in of_others)
+        for each in code(cell):
+            if re.search(r"[a-z] [a-z]", each) and each not in of_others and not each.startswith(("helm ", "kubectl ")):
+                yield each, r"\d+|\([A-Z]+\)|demo-[\w-]+|PyTorchJob"
 
 
-@pytest.mark.parametrize("message", [each for each in messages() if not each.startswith(("helm ", "kubectl "))])
-def test_a_message_in_troubleshooting_is_one_of_ours(message: str) -> None:
+@pytest.mark.parametrize(("message", "values"), [*messages(), *quoted()])
+def test_a_message_of_the_pages_is_one_of_ours(message: str, values: str) -> None:
     own = said()
-    parts = [part.strip() for part in re.split(r"\d+|\([A-Z]+\)|demo-[\w-]+|PyTorchJob", message)]
+    parts = [part.strip(" ,()…") for part in re.split(values, message)]
+    assert any(parts)
     assert [part for part in parts if part not in own] == []
 
 

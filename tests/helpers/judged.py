@@ -35,6 +35,13 @@ def line(lines: list[Line], rank: int | str, phase: str = "train", epoch: int = 
     return next(each for each in lines if (each["rank"], each["phase"], each["epoch"]) == (rank, phase, epoch))
 
 
+def with_word(digest: str, word: int, more: int) -> str:
+    """The digest with more in one of its words."""
+    words = bruteforce.decoded(digest)
+    words[word] = (words[word] + more) % bruteforce.P
+    return bruteforce.encoded(words)
+
+
 def changed(rank: int | str, **values: Any) -> list[str]:
     """The sentences on a run that holds but for these values in one line of its first epoch."""
     lines = bruteforce.run()

@@ -5,7 +5,3 @@ import vega
 
 def test_vega_is_what_the_locked_package_makes() -> None:
     assert vega.FILE.read_text(encoding="utf-8") == vega.bundle()
-
-
-def test_vega_names_its_package_and_license() -> None:
-    assert vega.FILE.read_text(encoding="utf-8").startswith(vega.header())

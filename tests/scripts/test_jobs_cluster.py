@@ -101,10 +101,8 @@ def test_all_pods_of_an_observed_job_are_read_for_a_list(
     ("states", "suspend", "status", "state"),
     [
         ([], False, 4, "starting"),
-        (["Created"], False, 4, "starting"),
         (["Suspended"], True, 4, "suspended"),
         (["Created", "Running"], False, 6, "running"),
-        (["Created", "Restarting"], False, 6, "restarting"),
         (["Created", "Failed"], False, 5, "failed"),
     ],
 )

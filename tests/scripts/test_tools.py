@@ -107,15 +107,6 @@ def test_path_comes_before_any_installation_and_is_named(
     assert capsys.readouterr().err == f"tools: tool 2.5.1 from PATH: {tmp_path}/tool\n"
 
 
-def test_what_was_installed_before_is_not_named(
-    bin_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tools, "TOOLS", {"tool": TOOL})
-    program(bin_folder / "tool", "2.5.1")
-    tools.ensure("tool")
-    assert capfd.readouterr().err == ""
-
-
 def test_a_plugin_becomes_one_of_helms(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,22 +119,3 @@ def test_a_plugin_becomes_one_of_helms(
     capfd.readouterr()
     tools.ensure("tool")
     assert capfd.readouterr().err == "tools: tool 2.5.1 is a plugin of Helm already\n"
-
-
-RELEASED = {name: tool for name, tool in tools.TOOLS.items() if tool.url}
-
-
-@pytest.mark.parametrize("tool", RELEASED.values(), ids=RELEASED)
-def test_every_platform_has_a_checksum_of_its_own(tool: tools.Tool) -> None:
-    assert tool.sums.keys() == {"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"}
-    assert len(set(tool.sums.values())) == 4
-    assert all(len(digest) == 64 and int(digest, 16) for digest in tool.sums.values())
-
-
-@pytest.mark.parametrize("tool", [tool for name, tool in tools.TOOLS.items() if name not in RELEASED])
-def test_what_has_no_pinned_release_is_built_from_a_fixed_version(tool: tools.Tool) -> None:
-    """Go compares the source with its checksum database."""
-    assert tool.go or all("@v" in module for module in tool.go_main[:-1])
-    assert not tool.sums
-    with pytest.raises(tools.Unavailable, match="no release is pinned"):
-        tools.download("tool", tool)

@@ -108,49 +108,38 @@ def test_a_pod_without_a_log(server: Server, capsys: pytest.CaptureFixture[str])
     assert status == 3 and f"✗ pod demo-worker-1 has no log yet: {message}\n" in said
 
 
-def test_a_log_that_is_forbidden(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers.pop(pod("demo-worker-1") + "/log?container=pytorch")
-    status, said = verify(capsys)
-    said_so = "forbidden to read the log of pod demo-worker-1 in namespace trial: a role must allow get on pods/log"
-    assert status == 2 and said.startswith(f"verify_shards: {said_so} (")
-
-
-def test_a_job_that_is_forbidden(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers.pop(JOB)
-    status, said = verify(capsys)
-    said_so = "forbidden to read PyTorchJob demo in namespace trial: a role must allow get on pytorchjobs.kubeflow.org"
-    assert status == 2 and said.startswith(f"verify_shards: {said_so} (")
-
-
-def test_a_job_that_is_missing(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers[JOB] = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
-    said = "no PyTorchJob demo in namespace trial (ttlSecondsAfterFinished deletes old ones)"
-    assert verify(capsys) == (2, f"verify_shards: {said}\n")
-
-
-def test_a_cluster_without_the_operator(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers[JOB] = UNKNOWN
-    controllers = "the training operator or Kubeflow Trainer"
-    said = f"this cluster does not know PyTorchJobs or TrainJobs: is {controllers} installed?"
-    assert verify(capsys) == (2, f"verify_shards: {said}\n")
-
-
-def test_an_answer_that_is_no_use(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers[JOB] = refusal(401, "Unauthorized")
-    said = "cannot read PyTorchJob demo in namespace trial: 401 Unauthorized"
-    assert verify(capsys) == (2, f"verify_shards: {said}\n")
-
-
-def test_a_job_that_failed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_failed_or_has_no_status(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.state("Created", "Failed", message="PyTorchJob demo is failed because 1 Worker replica(s) failed.")
     status, said = verify(capsys)
     assert status == 0  # every shard is proved all the same
     assert "note: job demo has failed: PyTorchJob demo is failed because 1 Worker replica(s) failed.\n" in said
-
-
-def test_a_job_without_a_status(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     del server.job["status"]
     assert "note: job demo has not ended (no status yet): " in verify(capsys)[1]
+
+
+LOG = pod("demo-worker-1") + "/log?container=pytorch"
+MISSING = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
+NO_TRAIN_JOB = refusal(404, 'trainjobs.trainer.kubeflow.org "demo" not found', "demo")
+ROLE = "in namespace trial: a role must allow get on"
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({LOG: refusal(403, "no")}, f"forbidden to read the log of pod demo-worker-1 {ROLE} pods/log ("),
+        ({JOB: refusal(403, "no")}, f"forbidden to read PyTorchJob demo {ROLE} pytorchjobs.kubeflow.org ("),
+        ({JOB: MISSING}, "no PyTorchJob demo in namespace trial (ttlSecondsAfterFinished deletes old ones)\n"),
+        ({JOB: MISSING, TRAIN_JOB: NO_TRAIN_JOB}, "no PyTorchJob or TrainJob demo in namespace trial"),
+        ({JOB: UNKNOWN}, "this cluster does not know PyTorchJobs or TrainJobs: is the training operator or Kubeflow "),
+        ({JOB: refusal(401, "Unauthorized")}, "cannot read PyTorchJob demo in namespace trial: 401 Unauthorized\n"),
+    ],
+)
+def test_what_cannot_be_read(
+    server: Server, capsys: pytest.CaptureFixture[str], answers: dict[str, Any], said: str
+) -> None:
+    server.answers |= answers
+    status, found = verify(capsys)
+    assert status == 2 and found.startswith(f"verify_shards: {said}")
 
 
 def test_a_log_that_breaks_off(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -243,12 +232,6 @@ def test_pods_that_may_not_be_listed(server: Server, capsys: pytest.CaptureFixtu
     server.answers.pop(NODES)
     status, said = verify(capsys)
     assert status == 2 and "the pods of TrainJob demo in namespace trial: a role must allow list on pods (" in said
-
-
-def test_no_job_of_any_kind(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers[JOB] = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
-    server.answers[TRAIN_JOB] = refusal(404, 'trainjobs.trainer.kubeflow.org "demo" not found', "demo")
-    assert "no PyTorchJob or TrainJob demo in namespace trial" in verify(capsys)[1]
 
 
 def batch(server: Server, kind: str, status: dict[str, Any], labels: list[dict[str, str]]) -> None:

@@ -78,13 +78,6 @@ def test_a_run_that_is_complete_and_wrong_has_no_end_to_tell() -> None:
     )
 
 
-def test_a_restart_that_drew_a_new_id_leaves_a_run_that_is_not_proved() -> None:
-    killed = bruteforce.run(run="killed", plan={"train": 2})[:7]
-    found = verdicts([*killed, *FOLDS[0]])
-    assert [(each.run, each.holds) for each in found] == [("killed", False), ("3f9c2a7b10de", True)]
-    assert [each.holds for each in verdicts([*killed, *FOLDS[0]], run="3f9c2a7b10de")] == [True]
-
-
 def test_a_run_of_which_no_line_is_whole_is_not_proved() -> None:
     text = bruteforce.text(FOLDS[0]) + bruteforce.text(FOLDS[1])[:300] + "\n"
     found = judge(read(text))
@@ -125,11 +118,6 @@ def test_json_of_several_runs() -> None:
     told = json.loads(report.as_json(verdicts(FOLDS[0] + FOLDS[1][:3])))
     assert (told["holds"], [each["holds"] for each in told["runs"]]) == (False, [True, False])
     assert (told["outcome"], [each["outcome"] for each in told["runs"]]) == ("incomplete", ["proved", "incomplete"])
-
-
-def test_expect_per_pod_is_of_each_run() -> None:
-    assert [each.holds for each in verdicts(ALL, expect_per_pod=5)] == [True] * 3
-    assert [each.holds for each in verdicts(ALL, expect_per_pod=6)] == [False] * 3
 
 
 def test_the_lines_of_a_run_are_not_proved_by_the_last_line_of_another() -> None:

@@ -206,10 +206,3 @@ def test_a_signal_ends_the_wait(server: Server, number: signal.Signals) -> None:
     child.send_signal(number)
     assert child.communicate(timeout=300) == ("", "")
     assert child.returncode == 128 + number
-
-
-def test_only_a_job_can_be_waited_for(capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        verify_shards.main(["demo.log", "--wait"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith("-n, --context, and --wait go with --job\n")

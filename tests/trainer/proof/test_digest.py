@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchtally.proof import decoder, digest
-from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.modular import P
-from torchtally.proof.order import Order
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Progression, Shard
 
@@ -57,32 +55,6 @@ def test_a_shard_s_words_have_a_closed_form(part: Progression) -> None:
     if part.first + part.stride * part.count < 2**63:
         indices = array(list(range(part.count)))
         assert digest.of_samples(array(listed(part)), indices, G).words == brute(listed(part), indices.tolist())
-
-
-@given(
-    n=st.integers(1, 80),
-    world=st.integers(1, 9),
-    contract=st.sampled_from(CONTRACTS),
-    order=st.sampled_from(["feistel-1", "sequential"]),
-    start=st.integers(0, 79),
-    end=st.integers(1, 79) | st.none(),
-)
-def test_the_whole_contract_is_what_came_before_and_all_shards(
-    n: int, world: int, contract: Contract, order: Order, start: int, end: int | None
-) -> None:
-    start %= n
-    end = max(start, end % n) or None if end else None
-    every = [*range(start)]
-    for rank in range(world):
-        shard = Shard(
-            n=n, rank=rank, world=world, contract=contract, order=order, seed=5, epoch=2, start=start, end=end
-        )
-        own = shard.positions().tolist()
-        assert [position for part in shard.progressions for position in listed(part)] == own
-        every += own
-    assert sorted(position for part in shard.everything for position in listed(part)) == sorted(every)
-    indices = shard.samples_at(array(every))
-    assert digest.of_all_ranks(shard, G).words == brute(every, indices.tolist())
 
 
 @pytest.mark.parametrize("end", [1, 30_000, 1 << 15, 99_999, 50_000, 70_000])

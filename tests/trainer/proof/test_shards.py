@@ -1,110 +1,95 @@
-"""The arithmetic of shards, against an enumeration that shares nothing with it."""
+"""The orders and shards of an epoch, against an enumeration that shares nothing with them."""
 
-from collections import Counter
+from typing import Any, Literal
 
+import bruteforce
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtally.proof import permutation
+from torchtally.proof import digest, permutation
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.shards import Progression, Shard
+from torchtally.proof.local_order import LocalOrder
+from torchtally.proof.order import Order
+from torchtally.proof.shard_sizes import ShardSizes
+from torchtally.proof.shards import Shard
 
-small = st.integers(1, 400)
-worlds = st.integers(1, 17)
+G = digest.base("run")
 seeds = st.integers(0, 2**63 - 1)
+numbers = st.integers(1, 60)
 
 
-def everyone(n: int, world: int, contract: Contract) -> list[int]:
-    return [int(p) for shard in all_ranks(n, world, contract) for p in shard.positions()]
+@st.composite
+def listed(draw: st.DrawFn) -> tuple[int, Order]:
+    """Any order, of so few samples that it can be listed."""
+    plain: list[Literal["feistel-1", "sequential"]] = ["feistel-1", "sequential"]
+    if draw(st.booleans()):
+        return draw(st.integers(1, 400)), draw(st.sampled_from(plain))
+    sizes = ShardSizes.of(draw(st.lists(st.integers(0, 40), min_size=1, max_size=14).filter(any)))
+    return sizes.total, LocalOrder(draw(st.integers(1, 6)), draw(st.integers(1, 9) | st.just(500)), sizes)
 
 
-def all_ranks(n: int, world: int, contract: Contract) -> list[Shard]:
-    return [Shard(n=n, rank=rank, world=world, contract=contract) for rank in range(world)]
+@st.composite
+def huge(draw: st.DrawFn) -> tuple[int, Order]:
+    if draw(st.booleans()):
+        return draw(st.integers(1 << 32, (1 << 63) - 1)), "feistel-1"
+    sizes = ShardSizes.of(draw(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=50).filter(any)))
+    return sizes.total, LocalOrder(draw(numbers), draw(numbers), sizes)
 
 
-@given(n=small, world=worlds)
-def test_exact_hands_out_every_position_once(n: int, world: int) -> None:
-    assert sorted(everyone(n, world, "exact")) == list(range(n))
-
-
-@given(n=small, world=worlds)
-def test_padded_repeats_the_first_positions_only(n: int, world: int) -> None:
-    extra = -n % world
-    expected = Counter(range(n)) + Counter(position % n for position in range(extra))
-    assert Counter(everyone(n, world, "padded")) == expected
-
-
-@given(n=small, world=worlds)
-def test_drop_last_leaves_out_the_remainder_only(n: int, world: int) -> None:
-    assert sorted(everyone(n, world, "drop_last")) == list(range(n - n % world))
-
-
-@given(n=small, world=worlds, contract=st.sampled_from(CONTRACTS))
-def test_sizes_are_what_is_handed_out(n: int, world: int, contract: Contract) -> None:
-    shards = all_ranks(n, world, contract)
-    sizes = [len(shard.positions()) for shard in shards]
-    assert sizes == [shard.size for shard in shards]
-    assert {sum(sizes)} == {shard.total for shard in shards}
-    assert max(sizes) - min(sizes) <= 1
-
-
-@given(n=st.integers(2, 400), world=worlds, contract=st.sampled_from(CONTRACTS), batch=worlds, data=st.data())
-def test_before_an_end_each_position_is_handed_out_once(
-    n: int, world: int, contract: Contract, batch: int, data: st.DataObject
+@given(listed(), seeds, st.integers(0, 10**6), st.data())
+def test_an_order_is_a_permutation_and_has_an_inverse(
+    order: tuple[int, Order], seed: int, epoch: int, data: st.DataObject
 ) -> None:
-    start = data.draw(st.integers(0, n - 1))
-    end = data.draw(st.integers(max(1, start), n - 1))
-    shards = [
-        Shard(n=n, rank=rank, world=world, contract=contract, start=start, end=end, order="feistel-1", epoch=3)
-        for rank in range(world)
-    ]
-    positions = [shard.positions().tolist() for shard in shards]
-    assert sorted(position for own in positions for position in own) == [*range(start, end)]
-    assert [shard.size for shard in shards] == [len(own) for own in positions]
-    listed = [[p.first + p.stride * j for p in shard.progressions for j in range(p.count)] for shard in shards]
-    assert listed == positions
-    order = permutation.permute(np.arange(n), n, 0, 3)
-    assert all(np.array_equal(shard.indices(), order[own]) for shard, own in zip(shards, positions, strict=True))
-    for shard in shards:
-        assert shard.total == end - start
-        assert shard.steps(batch) == len(range(start, end, batch))
-        assert shard.everything == [Progression(0, 1, end)]
+    n = order[0]
+    whole = Shard(n=n, rank=0, world=1, order=order[1], seed=seed, epoch=epoch)
+    samples = whole.samples_at(np.arange(n))
+    assert sorted(samples.tolist()) == [*range(n)]
+    assert whole.positions_of(samples).tolist() == [*range(n)]
+    some = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=30)), dtype=np.int64)
+    assert np.array_equal(whole.samples_at(some), samples[some])
 
 
-@given(n=small, world=worlds, contract=st.sampled_from(CONTRACTS), size=st.integers(1, 50), seed=seeds)
-def test_a_shard_is_the_sum_of_its_batches(n: int, world: int, contract: Contract, size: int, seed: int) -> None:
-    for rank in {0, world // 2, world - 1}:
-        shard = Shard(n=n, rank=rank, world=world, contract=contract, order="feistel-1", seed=seed)
-        whole = shard.indices()
-        batches = [shard.indices(start, start + size) for start in range(0, len(whole) + size, size)]
-        assert np.array_equal(np.concatenate(batches), whole)
-
-
-@given(n=st.integers(1, 3000), seed=seeds, epoch=st.integers(0, 10**6))
-def test_the_order_is_a_permutation_and_has_an_inverse(n: int, seed: int, epoch: int) -> None:
-    order = permutation.permute(np.arange(n), n, seed, epoch)
-    assert sorted(order.tolist()) == list(range(n))
-    assert np.array_equal(permutation.locate(order, n, seed, epoch), np.arange(n))
-
-
-@given(n=st.integers(1 << 32, (1 << 63) - 1), seed=seeds, data=st.data())
-def test_the_order_has_an_inverse_where_it_cannot_be_listed(n: int, seed: int, data: st.DataObject) -> None:
+@given(huge(), seeds, st.data())
+def test_an_order_has_an_inverse_where_it_cannot_be_listed(
+    order: tuple[int, Order], seed: int, data: st.DataObject
+) -> None:
+    n = order[0]
+    whole = Shard(n=n, rank=0, world=1, order=order[1], seed=seed)
     positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
-    order = permutation.permute(positions, n, seed, 1)
-    assert ((order >= 0) & (order < n)).all()
-    assert np.array_equal(permutation.locate(order, n, seed, 1), positions)
+    samples = whole.samples_at(positions)
+    assert ((samples >= 0) & (samples < n)).all()
+    assert np.array_equal(whole.positions_of(samples), positions)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_epochs_and_seeds_change_the_order(seed: int) -> None:
-    n = 60000
-    first, second = (permutation.permute(np.arange(n), n, seed, epoch) for epoch in (1, 2))
-    other = permutation.permute(np.arange(n), n, seed + 7, 1)
-    # Two independent orders agree at about one position.
-    assert (first == second).sum() < 10
-    assert (first == other).sum() < 10
+@settings(max_examples=200)
+@given(listed(), st.integers(1, 17), st.sampled_from(CONTRACTS), st.data())
+def test_the_ranks_share_the_samples_as_each_contract_says(
+    order: tuple[int, Order], world: int, contract: Contract, data: st.DataObject
+) -> None:
+    n = order[0]
+    start = data.draw(st.integers(0, n - 1))
+    end = data.draw(st.none() if n < 2 else st.integers(max(1, start), n - 1) | st.none())
+    common: dict[str, Any] = {"n": n, "world": world, "order": order[1], "seed": 4, "epoch": 2}
+    shards = [Shard(rank=rank, contract=contract, start=start, end=end, **common) for rank in range(world)]
+    epoch = shards[0].samples_at(np.arange(n)).tolist()
+    dealt = bruteforce.deal(epoch[:end], world, contract if end is None else "exact", start)
+    places = {sample: position for position, sample in enumerate(epoch)}
+    batch = data.draw(st.integers(1, 50))
+    for shard, own in zip(shards, dealt, strict=True):
+        assert [*map(places.get, own)] == shard.positions().tolist()
+        assert shard.indices().tolist() == own
+        batches = [shard.indices(at, at + batch) for at in range(0, len(own) + batch, batch)]
+        assert [sample for some in batches for sample in some.tolist()] == own
+        parts = [range(part.first, part.first + part.stride * part.count, part.stride) for part in shard.progressions]
+        assert [position for part in parts for position in part] == shard.positions().tolist()
+        assert (shard.size, shard.total) == (len(own), sum(map(len, dealt)))
+        assert shard.steps(batch) == len(range(0, shard.total, batch))
+    every = [*epoch[:start], *(sample for own in dealt for sample in own)]
+    whole = [range(part.first, part.first + part.count) for part in shards[0].everything]
+    assert sorted(position for part in whole for position in part) == sorted(map(places.__getitem__, every))
+    assert [*digest.of_all_ranks(shards[0], G).words] == bruteforce.words(every, places, "run")
 
 
 # The order is part of what a tally line promises: a change to any of these needs another name than feistel-1.

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import clean_log
-import jsonschema
 import launched
 import pytest
 from accounts import run
@@ -84,17 +83,6 @@ def whole(logs: Logs) -> Snapshot:
 def test_a_start_that_goes_on_to_the_end_has_a_clean_log(starts: list[Logs]) -> None:
     for lines in starts[1].values():
         clean_log.assert_clean("\n".join(lines))
-
-
-def test_each_kind_of_event_keeps_to_the_schema(logs: Logs) -> None:
-    schema = json.loads((ROOT / "docs/reference/events.schema.json").read_text())
-    lines = [
-        json.loads(line.removeprefix(events.PREFIX)) for each in logs.values() for line in each if events.read(line)
-    ]
-    one_of_each = {each["event"]: each for each in lines}
-    assert {"started", "progress", "saved", "resumed", "ended", "complete"} <= one_of_each.keys()
-    for each in one_of_each.values():
-        jsonschema.validate(each, schema)
 
 
 def test_a_run_that_is_killed_and_resumed(logs: Logs) -> None:

@@ -161,13 +161,6 @@ def test_the_epochs_of_a_phase_may_differ_in_batch() -> None:
     assert sentences(lines) == [said]
 
 
-@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 90), st.sampled_from(["exact", "padded", "drop_last"]))
-def test_commits_of_any_number_of_steps(n: int, world: int, batch: int, contract: str) -> None:
-    lines = bruteforce.run(n, world, contract, batch=batch, commits=True)
-    assert sentences(lines) == []
-    assert sentences(bruteforce.run(n, world, contract, batch=batch, commits=True, start=n // 2)) == []
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [

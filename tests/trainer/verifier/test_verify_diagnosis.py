@@ -12,7 +12,10 @@ from judged import line, sentences
 
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest
+from torchtally.proof.local_order import LocalOrder
+from torchtally.proof.order import Order
 from torchtally.proof.permutation import permute
+from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Progression, Shard
 
 
@@ -236,37 +239,38 @@ def test_few_wrong_samples_would_be_named_by_a_digest_that_fits() -> None:
 # No closed form grows with n
 
 
-def huge(n: int, contract: str = "exact", start: int = 0, **of_two: Any) -> list[Line]:
+def huge(n: int, contract: str = "exact", start: int = 0, order: Order = "feistel-1", **of_two: Any) -> list[Line]:
     """Lines that could never be counted out, by the trainer's own closed forms; rank 2 of 4 may have its own."""
     lines = []
     g = digest.base(bruteforce.RUN)
     template = bruteforce.run(plan={"train": 1})
     for each in template:
         rank = 0 if each["rank"] == "all" else each["rank"]
-        shard = Shard(n=n, rank=rank, world=4, contract=contract, order="feistel-1", start=start)
+        shard = Shard(n=n, rank=rank, world=4, contract=contract, order=order, start=start)
         if each["rank"] == "all":
             size, found = start + shard.total, digest.of_all_ranks(shard, g)
         else:
             size = shard.size
             found = sum((digest.of_progression(part, g) for part in shard.progressions), Digest())
-        each |= {"n": n, "start": start, "contract": contract, "batch": 128, "digest": str(found)}
+        each |= {"n": n, "start": start, "contract": contract, "order": str(order), "batch": 128, "digest": str(found)}
+        if isinstance(order, LocalOrder) and each["rank"] == "all":
+            each["sizes"] = [[*run] for run in order.sizes.runs]
         lines.append(each | {"expected": size, "consumed": size} | (of_two if each["rank"] == 2 else {}))
     return lines
 
 
 @pytest.mark.parametrize("contract", ["exact", "padded", "drop_last"])
 @pytest.mark.parametrize("n", [2**60 + 3, 2**61 - 2, 10**12 + 39])
-def test_a_huge_order_takes_no_time(n: int, contract: str) -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_a_huge_order_takes_no_time(n: int, contract: str, local: bool) -> None:
+    order: Order = LocalOrder(2, 2, ShardSizes.of([n - 5, 3, 2])) if local else "feistel-1"
     for start in 0, 1, n // 2, n - 1:
         # The ranks' index sums, which have no closed form, are left at 0 in these lines.
-        found = [each for each in sentences(huge(n, contract, start)) if "it differs in I_" not in each]
-        assert found == []
-        lines = huge(n, contract, start)
+        lines = huge(n, contract, start, order)
+        assert [each for each in sentences(lines) if "it differs in I_" not in each] == []
         line(lines, 2)["consumed"] += 1
-        found = sentences(lines)
-        assert any(
-            "rank 2 reports nothing lost or doubled, but its digest shows 0 lost and 1 d" in each for each in found
-        )
+        said = "rank 2 reports nothing lost or doubled, but its digest shows 0 lost and 1 d"
+        assert any(said in each for each in sentences(lines))
 
 
 def test_a_garbled_n_takes_no_time() -> None:

@@ -188,19 +188,3 @@ def test_sizes_that_are_told_are_not_those_of_a_garbled_n() -> None:
     for each in lines:
         each["n"] = 10**9
     assert f"train epoch 1: all ranks together: {UNKNOWN}" in told(lines, LOCAL.sizes)
-
-
-def test_the_order_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 100 ranks' lines, only samples that are repeated are looked up."""
-    looked_up: list[int] = []
-    original = local_order.LocalOrder.samples_at
-
-    def samples_at(self: Any, positions: Any, *epoch: int) -> Any:
-        looked_up.append(len(positions))
-        return original(self, positions, *epoch)
-
-    local = Local((200, 3, 300, 100), window=2)
-    lines = {contract: bruteforce.run(world=100, contract=contract, local=local) for contract in ("exact", "padded")}
-    monkeypatch.setattr(local_order.LocalOrder, "samples_at", samples_at)
-    assert verdict(lines["exact"]).holds and sum(looked_up) == 0
-    assert verdict(lines["padded"]).holds and sum(looked_up) == 2 * 97

@@ -6,22 +6,14 @@ from typing import Any
 import bruteforce
 from bruteforce import Line
 from histories import History, contracts, histories
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from judged import changed, line, sentences, verdict, verdicts
+from judged import changed, line, sentences, verdict, verdicts, with_word
 
 from torchtally.verifier.phrasing import numbers
 from verify import report
 
 # Whole runs
-
-
-@given(st.data(), st.integers(1, 200), st.integers(1, 9), contracts, st.integers(0, 2**64 - 1))
-@example(None, 5, 9, "drop_last", 7).via("more ranks than samples")
-@example(None, 2, 9, "padded", 7).via("repeated more than once")
-def test_a_faithful_run_holds(data: st.DataObject | None, n: int, world: int, contract: str, seed: int) -> None:
-    start = data.draw(st.integers(0, n - 1), "start") if data else 0
-    assert sentences(bruteforce.run(n, world, contract, seed, start=start)) == []
 
 
 @given(st.data(), st.integers(2, 20), st.integers(1, 4), contracts)
@@ -55,12 +47,6 @@ def test_the_order_of_lines_does_not_matter(lines: list[Line]) -> None:
     assert verdict(lines).holds
 
 
-def with_word(digest: str, word: int, more: int) -> str:
-    words = bruteforce.decoded(digest)
-    words[word] = (words[word] + more) % bruteforce.P
-    return bruteforce.encoded(words)
-
-
 @given(st.data(), contracts, st.integers(0, 19), st.integers(1, bruteforce.P - 1), st.booleans())
 def test_any_single_changed_word_is_found(
     data: st.DataObject, contract: str, word: int, more: int, resumed: bool
@@ -82,16 +68,6 @@ RUNS = {
 
 
 # Faults of the sampler or the loop, honestly counted by the trainer
-
-
-def test_a_rank_local_shuffle_has_the_right_counts_and_fails() -> None:
-    def local(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        return random.Random(rank).sample(range(60), len(shard)) if phase == "train" else shard
-
-    found = sentences(bruteforce.run(consume=local))
-    assert {each.split(":")[0] for each in found} == {"train epoch 1", "train epoch 2"}
-    together = verdict(bruteforce.run(consume=local)).of(("train", 1))[0].text
-    assert together.startswith("all ranks together: ") and "more, too many to name) lost" in together
 
 
 def named(indices: list[int]) -> str:
@@ -118,60 +94,11 @@ def test_a_rank_local_shuffle_that_only_counts_is_found_by_its_digest() -> None:
         assert found[1 + rank] == f"train epoch 1: rank {rank} reports nothing lost or doubled, but its {said}"
 
 
-def test_two_samples_swapped_for_their_neighbours() -> None:
-    def neighbours(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        if (phase, epoch, rank) != ("train", 2, 1):
-            return shard
-        up = next(sample for sample in shard if sample + 1 < 60 and sample + 1 not in shard)
-        down = next(sample for sample in shard if sample > 0 and sample - 1 not in shard and sample != up)
-        swapped = {up: up + 1, down: down - 1}
-        return [swapped.get(sample, sample) for sample in shard]
-
-    honest = bruteforce.run(consume=neighbours)
-    bad = line(honest, 1, epoch=2)
-    assert (bad["consumed"], bad["lost"], bad["doubled"]) == (15, 2, 2)
-    lost, doubled = (", ".join(map(str, bad[name])) for name in ("lost_indices", "doubled_indices"))
-    assert f"train epoch 2: rank 1: 2 ({lost}) lost, 2 ({doubled}) doubled" in sentences(honest)
-    found = sentences(forged(bruteforce.run(consume=neighbours)))
-    assert len(found) == 2 and found[1].startswith(
-        "train epoch 2: rank 1 reports nothing lost or doubled, but its digest shows 2 lost and 2 doubled: "
-    )
-    wrong = found[1].partition("2 doubled: ")[2].split("; ")
-    assert sorted(wrong) == sorted(
-        [
-            f"samples {named(bad['lost_indices'])} were never consumed",
-            f"samples {named(bad['doubled_indices'])} were consumed, though not in its shard",
-        ]
-    )
-
-
-def test_a_padding_sampler_under_the_exact_contract() -> None:
-    lines, padded = (bruteforce.run(61, contract=contract, plan={"train": 1}) for contract in ("exact", "padded"))
-    for exact, real in zip(lines, padded, strict=True):
-        exact |= {name: real[name] for name in ("expected", "consumed", "digest", "lost", "doubled")}
-    found = sentences(lines)
-    assert "train epoch 1: all ranks together expected 64, but N 61 over world size 4 under exact makes 61" in found
-    assert "train epoch 1: rank 3 expected 16, but N 61 over world size 4 under exact makes 15" in found
-    again = bruteforce.order(61, 0, 1)[2]
-    said = f"0 lost and 1 doubled: sample {again} was consumed, though not in its shard"
-    assert f"train epoch 1: rank 3 reports nothing lost or doubled, but its digest shows {said}" in found
-    assert not any("rank 0" in each for each in found)
-
-
 def test_a_sample_taken_three_times_too_many_is_named_once() -> None:
     lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard + shard[:1] * 3 if rank == 0 else shard)
     bad = line(lines, 0)
     said = f"rank 0: 0 lost, 3 ({bad['doubled_indices'][0]}, some more than once) doubled"
     assert f"train epoch 1: {said}" in sentences(lines)
-
-
-def test_two_ranks_that_swap_their_shards() -> None:
-    lines = bruteforce.run()
-    one, two = line(lines, 1), line(lines, 2)
-    one["digest"], two["digest"] = two["digest"], one["digest"]
-    found = sentences(lines)
-    said = "reports nothing lost or doubled, but its digest does not match: "
-    assert len(found) == 2 and f"rank 1 {said}" in found[0] and f"rank 2 {said}" in found[1]
 
 
 # Lines that contradict themselves
@@ -278,15 +205,3 @@ def test_indices_that_do_not_fit_their_positions() -> None:
     line(lines, "all").update(lost=None, doubled=None)  # as the trainer says it
     many = "train epoch 1: all ranks together: too many samples are lost or doubled to count"
     assert sentences(lines) == [many, said]
-
-
-def test_what_one_rank_lost_another_may_have_taken() -> None:
-    def moved(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        dealt = bruteforce.deal(bruteforce.order(60, 0, epoch), 4, "exact")
-        return shard[1:] if rank == 0 else [*shard, dealt[0][0]] if rank == 1 else shard
-
-    found = sentences(bruteforce.run(plan={"train": 1}, consume=moved))
-    assert len(found) == 2
-    assert found[0].startswith("train epoch 1: rank 0: 1 (") and found[1].startswith(
-        "train epoch 1: rank 1: 0 lost, 1 ("
-    )

@@ -106,9 +106,6 @@ def moved(found: dict[str, Any]) -> None:
 OTHER = bruteforce.text([{**LAST, "run": "0123456789ab"}]).strip()
 FORGED = {
     "a changed line": (change(0, '"consumed":', '"consumed":1'), "the lines are not those that were written"),
-    "a changed pod": (change(0, "demo-master-0", "demo-master-1"), "the lines are not those that were written"),
-    "a line less": (without(-3), "the lines are not those that were written"),
-    "no last line": (without(-1), "the lines are not those that were written"),
     "a changed line and hash": (
         both(change(-2, '"consumed":', '"consumed":1')),
         "all ranks together consumed 110, but",
