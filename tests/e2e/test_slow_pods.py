@@ -10,7 +10,8 @@ from faults import PODS
 from torchtally import events
 
 SLOW = "demo-worker-1"
-SCRIPT = ["--set-file", rf"files.slowed\.py={ROOT / 'tests/slowed.py'}", *own_program("python", "/files/slowed.py")]
+SLOWED = ROOT / "tests/helpers/slowed.py"
+SCRIPT = ["--set-file", rf"files.slowed\.py={SLOWED}", *own_program("python", "/files/slowed.py")]
 # All pods have the same CPUs, whatever the node has.
 OPTIONS = ["--set", "resources.cpu=300m", "--set-json", 'env=[{"name": "TORCHTALLY_PROGRESS_SECONDS", "value": "1"}]']
 

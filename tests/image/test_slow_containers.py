@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 LIMIT = 240  # seconds until a pod is named
 CPUS = {"cpu_period": 100_000, "cpu_quota": 60_000}  # of each pod: all have the same, whatever the machine has
 SLOW = "demo-worker-1"
-SCRIPT = Path(__file__).parents[1] / "slowed.py"
+SCRIPT = Path(__file__).parents[1] / "helpers/slowed.py"
 
 
 @pytest.fixture
