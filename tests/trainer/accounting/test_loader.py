@@ -74,7 +74,7 @@ def test_what_workers_need_can_be_handed_to_new_processes() -> None:
             squares = [[index**2 for index in step] for step in sampler.steps()]
             assert [data.tolist() for _, data in twin] == squares
         else:
-            number, data = twin[7, 0, [3, 1]]
+            number, data = twin[7, 0, [3, 1], False]
             assert (number, data["square"].tolist()) == (7, [9, 1])
 
 

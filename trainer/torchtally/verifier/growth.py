@@ -27,7 +27,7 @@ def went_on(first: RunSummary, second: RunSummary) -> bool:
         phase in second.phases
         and _OF_PHASE(own) == _OF_PHASE(second.phases[phase])
         and first.epochs(phase) <= second.epochs(phase) - (second.end(phase, second.epochs(phase)) is not None)
-        and (first.epochs(phase) == second.epochs(phase) or own.accounted <= second.phases[phase].accounted)
+        and (first.epochs(phase) == second.epochs(phase) or own.accounted < second.phases[phase].accounted)
         for phase, own in first.phases.items()
     )
 
