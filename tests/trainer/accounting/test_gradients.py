@@ -318,6 +318,42 @@ def test_a_loop_that_fetches_ahead_must_name_its_batch() -> None:
     assert "weigh() must name the batches of this loss" in found["err"]
 
 
+def commits_as_well(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+        account.commit()
+
+
+def names_it_late() -> None:
+    model = Times()
+    with Account(task="t", plan={"train": 2}) as account:
+        for batch in account.batches("train", account.loader("train", Numbers(), batch_size=SIZE)):
+            account.optimizer(torch.optim.SGD(model.parameters(), lr=1))
+            account.weigh(model(batch)).backward()
+
+
+def names_a_model() -> None:
+    with Account(task="t", plan={"train": 2}) as account:
+        account.optimizer(Times())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "said"),
+    [
+        (in_the_weights, [commits_as_well], "commit() is for loops that name no optimizer"),
+        (names_it_late, [], "account.optimizer() must come before the first batch"),
+        (names_a_model, [], "account.optimizer() takes a torch.optim.Optimizer, not a Times"),
+    ],
+)
+def test_names_and_commits_that_contradict_each_other(
+    body: Callable[..., Any], arguments: list[Any], said: str
+) -> None:
+    found = alone(body, *arguments)
+    assert found["code"] == 2
+    assert said in found["err"]
+
+
 def parameters_after(world: int, rows: int, wrap: Callable[[nn.Module], nn.Module]) -> list[float]:
     """The parameters after 2 epochs of a mean loss, with so many samples of a rank in a step."""
     torch.manual_seed(0)

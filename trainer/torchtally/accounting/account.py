@@ -191,11 +191,14 @@ class Account(Lifetime):
 
         Its `zero_grad` is wrapped, so that batches whose gradients it clears before a step count as dropped by the
         program, such as those of a step that a GradScaler leaves out.
+
+        Raises:
+            Refused: It is no optimizer of PyTorch, or an epoch has begun without one.
         """
         with self._counting.final():
             if not isinstance(optimizer, Optimizer):
                 raise Refused(f"account.optimizer() takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
-            self._counting.gradients.name(optimizer)
+            self._counting.name(optimizer)
 
     def weigh(self, loss: torch.Tensor, *batches: Any) -> torch.Tensor:
         """Return the loss to call `backward()` on: its batches count once a named optimizer steps with its gradients.

@@ -200,6 +200,16 @@ class Counting:
             )
         )
 
+    def name(self, optimizer: Optimizer) -> None:
+        """Have the steps of an optimizer count batches: `Account.optimizer`. Raises Refused."""
+        for current in self._phases.open.values():
+            if current.trains and not current.weighed:
+                raise Refused(
+                    f"{current.where(current.handed)}: account.optimizer() must come before the first batch of the "
+                    "epoch, as the steps of the optimizer count its batches"
+                )
+        self.gradients.name(optimizer)
+
     def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...]) -> torch.Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
@@ -238,6 +248,11 @@ class Counting:
             raise Refused(
                 "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
                 "call it only if accelerator.sync_gradients"
+            )
+        if any(each.weighed for each in self._phases.open.values()):
+            raise Refused(
+                "commit() is for loops that name no optimizer: account.optimizer() was called, so the steps of the "
+                "optimizer count the batches whose losses account.weigh() has received"
             )
         if self._trained_before:
             raise Refused(self._trained_before)
