@@ -301,6 +301,22 @@ def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:
     assert found["lines"][-1]["lost"] == lost, found["err"]
 
 
+def leaves_the_epoch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for number, batch in enumerate(loader, 1):
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 4:
+            break
+
+
+def test_an_epoch_that_the_loop_has_left_is_not_proved() -> None:
+    found = alone(in_the_weights, leaves_the_epoch)
+    assert found["code"] == 3
+    assert "6 were lost" in found["err"]
+    assert "the loop left the epoch in step 4 of 6" in found["err"]
+
+
 def test_a_backward_pass_of_a_loss_that_is_not_weighed_counts_nothing() -> None:
     assert alone(in_the_weights, weighs_nothing)["code"] in (2, 3)
 
