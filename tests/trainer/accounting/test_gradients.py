@@ -284,6 +284,26 @@ def steps_another_model(account: Account, loader: Iterable[Tensor], model: Times
         optimizer.step()
 
 
+def clears_what_it_never_reached(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    """The optimizer is that of another model."""
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1)
+    account.optimizer(optimizer)
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def forgets_one_of_two_steps(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
+    """Each batch but the last trains this model, whose optimizer never steps; the last one trains another."""
+    other = Times()
+    optimizer = torch.optim.SGD(other.parameters(), lr=1)
+    account.optimizer(optimizer)
+    for number, batch in enumerate(loader, 1):
+        account.weigh((other if number == 6 else model)(batch)).backward()
+    optimizer.step()
+
+
 def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for batch in loader:
         optimizer.zero_grad()
@@ -293,7 +313,14 @@ def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, opt
 
 @pytest.mark.parametrize(
     ("loop", "lost"),
-    [(leaves_a_batch_out, 4), (leaves_the_remainder, 6), (never_steps, N), (steps_another_model, N)],
+    [
+        (leaves_a_batch_out, 4),
+        (leaves_the_remainder, 6),
+        (never_steps, N),
+        (steps_another_model, N),
+        (clears_what_it_never_reached, N),
+        (forgets_one_of_two_steps, N - 2),
+    ],
 )
 def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:
     found = alone(in_the_weights, loop)

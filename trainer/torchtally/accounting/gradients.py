@@ -72,6 +72,12 @@ class _Named:
         now = self.mark()
         return [batch for batch, before in self.held.items() if before != now]
 
+    def forget_unreached(self) -> None:
+        """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs."""
+        if self.held:
+            now = self.mark()
+            self.held = {batch: before for batch, before in self.held.items() if before != now}
+
     def is_zeroed(self) -> bool:
         """Whether gradients that batches hold are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
         self.reads += 1
@@ -117,6 +123,7 @@ class Gradients:
 
         @functools.wraps(zero_grad)
         def noted(*arguments: Any, **options: Any) -> None:
+            named.forget_unreached()
             zero_grad(*arguments, **options)
             self._clear(named)
 
@@ -197,6 +204,7 @@ class Gradients:
             for named in self._named:
                 if named.held and (not named.has_gradients() or named.is_zeroed()):
                     self._clear(named)
+                named.forget_unreached()
                 named.before = named.mark()
             if not any(each in self._cleared for each in batches):
                 self.settle()
