@@ -1,6 +1,5 @@
 """A batch counts once a named optimizer steps with the gradients of its loss. What is cleared before is dropped."""
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -285,16 +284,6 @@ def steps_another_model(account: Account, loader: Iterable[Tensor], model: Times
         optimizer.step()
 
 
-def clears_what_it_never_reached(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
-    """The optimizer is that of another model."""
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1)
-    account.optimizer(optimizer)
-    for batch in loader:
-        account.weigh(copy.deepcopy(model)(batch)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def forgets_one_of_two_steps(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
     """The first and the last batch train another model; the optimizer of this one never steps."""
     other = Times()
@@ -319,7 +308,6 @@ def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, opt
         (leaves_the_remainder, 6),
         (never_steps, N),
         (steps_another_model, N),
-        (clears_what_it_never_reached, N),
         (forgets_one_of_two_steps, N - 6),
     ],
 )
