@@ -190,9 +190,8 @@ class _Loop:
                 self._step(batch)
                 continue
             if self._program.weighed:
-                if batch.data is not None and len(batch.data[0]):
-                    loss = self._training.mean_loss(*batch.data) * batch.rows / self._account.world
-                    self._account.weigh(loss, *[batch] * self._program.explicit).backward()
+                loss = self._training.mean_loss(*batch.data) * batch.rows / self._account.world
+                self._account.weigh(loss, *[batch] * self._program.explicit).backward()
             elif batch.data is None:
                 self._training.backward(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4))
             else:

@@ -1,5 +1,6 @@
 """A batch counts once a named optimizer steps with the gradients of its loss. What is cleared before is dropped."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -135,6 +136,26 @@ def tries_again(account: Account, loader: Iterable[Tensor], model: Times, optimi
         optimizer.step()
 
 
+def writes_gradients_itself(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for batch in loader:
+        [model.rows.grad] = torch.autograd.grad(account.weigh(model(batch)), [model.rows])
+        optimizer.step()
+        model.zero_grad()
+
+
+def has_losses_of_zero(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """The gradient of every second batch is zero, as that of a hinge loss can be."""
+    previous = torch.zeros(0, dtype=torch.int64)
+    for number, batch in enumerate(loader):
+        account.weigh(model(batch) * (number % 2)).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model.rows[previous] += 1  # so that the test finds each sample once
+        previous = batch
+
+
 def keeps_gradients_of_zeros(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for batch in loader:
         model.zero_grad(set_to_none=False)
@@ -151,6 +172,8 @@ RIGHT = [
     steps_in_the_backward_pass,
     ascends_before,
     tries_again,
+    writes_gradients_itself,
+    has_losses_of_zero,
     keeps_gradients_of_zeros,
 ]
 
@@ -317,6 +340,49 @@ def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:
     assert found["lines"][-1]["lost"] == lost, found["err"]
 
 
+def trains_no_named_model(clears: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
+    model, other = Times(), Times()
+    optimizer = torch.optim.SGD(other.parameters(), lr=1)
+    with Account(task="t", plan={"train": 2}) as account:
+        account.optimizer(optimizer)
+        loader = account.batches("train", account.loader("train", Numbers(), batch_size=SIZE))
+        for _ in account.epochs():
+            for batch in loader:
+                account.weigh(model(batch)).backward()
+                optimizer.step()
+                clears(model, optimizer)
+
+
+def by_the_model(model: nn.Module, _: torch.optim.Optimizer) -> None:
+    model.zero_grad()
+
+
+def by_the_optimizer(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("clears", [by_the_model, by_the_optimizer])
+def test_batches_of_a_model_that_no_named_optimizer_has_are_lost(clears: Callable[..., None]) -> None:
+    found = alone(trains_no_named_model, clears)
+    assert found["code"] == 3
+    assert found["lines"][-1]["lost"] == N, found["err"]
+
+
+def clears_all(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """The optimizer that steps is not the one that is named."""
+    other = torch.optim.SGD(model.parameters(), lr=1)
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        other.step()
+        optimizer.zero_grad()
+
+
+def test_a_run_whose_gradients_are_all_cleared_is_not_proved() -> None:
+    found = alone(in_the_weights, clears_all)
+    assert found["code"] == 3
+    assert "all of its gradients were cleared before a step" in found["err"]
+
+
 def leaves_the_epoch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for number, batch in enumerate(loader, 1):
         account.weigh(model(batch)).backward()
@@ -406,6 +472,31 @@ def parameters_after(world: int, rows: int, wrap: Callable[[nn.Module], nn.Modul
     return torch.cat([each.detach().flatten() for each in whole]).tolist()
 
 
+def accumulates_without_communication(wrap: Callable[[nn.Module], nn.Module]) -> int:
+    """The batches of two epochs that are dropped, where every second backward pass communicates."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    wrapped: Any = wrap(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
+    data = TensorDataset(torch.randn(24, 3), torch.randint(3, (24,)))
+    with Account(task="t", plan={"train": 2}) as account:
+        account.optimizer(optimizer)
+        loader = account.batches("train", account.loader("train", data, batch_size=2))
+        for _ in account.epochs():
+            for number, (inputs, labels) in enumerate(loader):
+                waits = number % 2 == 0
+                with wrapped.no_sync() if waits and hasattr(wrapped, "no_sync") else contextlib.nullcontext():
+                    if hasattr(wrapped, "set_requires_gradient_sync"):
+                        wrapped.set_requires_gradient_sync(not waits)
+                    account.weigh(cross_entropy(wrapped(inputs), labels)).backward()
+                if not waits:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert account.last_line
+    dropped: int = account.last_line["phases"]["train"].get("dropped", 0)
+    return dropped
+
+
 def in_ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model)
 
@@ -417,6 +508,12 @@ def in_fsdp(model: nn.Module) -> nn.Module:
 
 def as_it_is(model: nn.Module) -> nn.Module:
     return model
+
+
+@pytest.mark.parametrize("wrap", [in_ddp, in_fsdp])
+def test_gradients_that_are_accumulated_without_communication_count(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    for each in run(2, accumulates_without_communication, wrap):
+        assert (each["code"], each["result"]) == (0, 0), each["err"]
 
 
 @pytest.mark.parametrize("wrap", [in_ddp, in_fsdp])

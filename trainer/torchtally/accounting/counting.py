@@ -187,15 +187,13 @@ class Counting:
         """Have the steps of named optimizers count a batch."""
         current.weighed = current.explicit = True
         step, world = batch.step, self._attempt.members.world
-        if not len(batch.indices):  # a filler, or all of its samples are dropped
-            current.decide(step)
         self.gradients.hand_out(
             Handed(
                 place=current.where(step),
                 phase=current.phase,
                 batch=batch,
                 share=len(batch.indices) * world / batch.rows,
-                count=lambda: current.decide(step) if len(batch.indices) else None,
+                count=lambda: current.decide(step),
                 drop=lambda reason: current.skip(step, reason),
             )
         )
@@ -404,6 +402,12 @@ class Counting:
             )
         self._phases.measure()
         last = self._progress.last_line(self._attempt.run, discarded)
+        for phase, made in last["phases"].items() if last and self.gradients.cleared else ():
+            if not made["consumed"]:
+                raise Unproven(
+                    f"{phase} is not proved: all of its gradients were cleared before a step, so no sample is in the "
+                    "weights: account.optimizer() must receive the optimizers that step"
+                )
         if self._attempt.prints and last:
             emit(last)
         if self._reports and last:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
@@ -50,36 +51,54 @@ class Handed:
 
 @dataclass(eq=False)
 class _Named:
-    """An optimizer that the program has named."""
+    """An optimizer that the program has named.
+
+    Attributes:
+        held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
+        sought: Batches of which that is not known, with the gradients before their backward pass.
+    """
 
     optimizer: Optimizer
-    held: dict[Handed, Mark] = field(default_factory=dict)  # batches whose gradients may be there, and what was before
-    before: Mark = ()  # the last backward pass
+    held: dict[Handed, None] = field(default_factory=dict)
+    sought: dict[Handed, Mark] = field(default_factory=dict)
+    before: Mark = ()  # the backward pass in progress
+    after: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
     reads: int = 0
-
-    def has_gradients(self) -> bool:
-        return any(each.grad is not None for each in parameters_of(self.optimizer))
 
     def mark(self) -> Mark:
         grads = [each.grad for each in parameters_of(self.optimizer)]
         return tuple(None if each is None else (id(each), compat.version_of(each)) for each in grads)
 
-    def reached(self) -> list[Handed]:
-        """Those whose backward passes have reached the parameters."""
-        if not self.held or not self.has_gradients():
-            return []
+    def find(self) -> None:
+        """Hold those whose backward passes have reached the parameters."""
+        if not self.sought:
+            return
         now = self.mark()
-        return [batch for batch, before in self.held.items() if before != now]
+        for each in [each for each, before in self.sought.items() if before != now and any(now)]:
+            del self.sought[each]
+            self.held[each] = None
+
+    def find_by_hand(self) -> None:
+        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`."""
+        if self.sought and not self.is_zeroed():
+            self.find()
 
     def forget_unreached(self) -> None:
-        """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs."""
-        if self.held:
-            now = self.mark()
-            self.held = {batch: before for batch, before in self.held.items() if before != now}
+        """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs.
+
+        FSDP writes to the gradients in a later pass where the program accumulates them without communication.
+        """
+        if not any(isinstance(each, DTensor) for each in parameters_of(self.optimizer)):
+            self.sought = {}
+
+    def is_cleared(self) -> bool:
+        """Whether the gradients that batches hold are gone since the end of the last backward pass."""
+        now = self.mark()
+        return not any(now) or (now != self.after and self.is_zeroed())
 
     def is_zeroed(self) -> bool:
-        """Whether gradients that batches hold are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
+        """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
         self.reads += 1
         grads = [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
         if any(grad.is_cuda for grad in grads) and self.reads > _READ:
@@ -97,7 +116,9 @@ class Gradients:
         self._cleared: list[Handed] = []  # dropped, unless they have another backward pass before others
         self._hooks: list[Any] = []
         self._pass = -1  # the number of the last backward pass
+        self._passing: list[Handed] = []  # of the backward pass in progress
         self.counts = 0  # steps that have counted a batch
+        self.cleared = False  # whether a batch was dropped because its gradients were
 
     @property
     def watches(self) -> bool:
@@ -123,8 +144,9 @@ class Gradients:
 
         @functools.wraps(zero_grad)
         def noted(*arguments: Any, **options: Any) -> None:
-            named.forget_unreached()
+            named.find_by_hand()
             zero_grad(*arguments, **options)
+            named.sought = {}
             self._clear(named)
 
         optimizer.zero_grad = noted  # type: ignore[method-assign]
@@ -166,13 +188,16 @@ class Gradients:
             each.dropped |= each.phase == phase and each.batch.step in steps
         self._cleared = [each for each in self._cleared if not each.dropped]
         for named in self._named:
-            named.held = {each: mark for each, mark in named.held.items() if not each.dropped}
+            for kept in (named.held, named.sought):
+                for each in [each for each in kept if each.dropped]:
+                    del kept[each]
 
     def settle(self) -> None:
         """Drop for good what was cleared: no other backward pass comes, or a state is saved without it."""
         for each in self._cleared:
             each.dropped = True
             each.drop(CLEARED)
+            self.cleared = True
         self._cleared = []
 
     def _find(self, named: Any) -> Handed:
@@ -202,27 +227,45 @@ class Gradients:
         before, self._pass = self._pass, compat.backward_number()
         if self._pass != before:
             for named in self._named:
-                if named.held and (not named.has_gradients() or named.is_zeroed()):
+                named.find_by_hand()
+                if named.held and named.is_cleared():
                     self._clear(named)
                 named.forget_unreached()
                 named.before = named.mark()
             if not any(each in self._cleared for each in batches):
                 self.settle()
+            self._passing = []
+            # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
+            compat.after_backward(lambda: compat.after_backward(self._has_passed))
         self._cleared = [each for each in self._cleared if each not in batches]
+        self._passing += batches
         for each in batches:
             for named in self._named if not each.counted else ():
-                named.held.setdefault(each, named.before)
+                if each not in named.held:
+                    named.sought.setdefault(each, named.before)
+
+    def _has_passed(self) -> None:
+        """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
+        for named in self._named:
+            named.find()
+            named.after = named.mark()
+        for each in self._passing:
+            if any(each in named.held for named in self._named):
+                for named in self._named:
+                    named.sought.pop(each, None)
+        self._passing = []
 
     def _will_step(self, named: _Named) -> None:
-        named.ready = named.reached()
+        named.find() if self._passing else named.find_by_hand()
+        named.ready = [*named.held]
 
     def _has_stepped(self, named: _Named) -> None:
-        ready = [*named.ready, *named.reached()]  # those of a closure come within the step
+        ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
         named.ready = []
         if not ready or is_left_out(named.optimizer):
             return
         self.counts += 1
-        for each in dict.fromkeys(ready):
+        for each in ready:
             if not (each.counted or each.dropped):
                 each.counted = True
                 each.count()

@@ -3,7 +3,7 @@
 import inspect
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -38,8 +38,8 @@ _INSTEAD = {
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
-# Its number, the seed of what the dataset draws, the indices of its step, and whether these are those of a filler.
-Request = tuple[int, int, list[int], bool]
+# Its number, the seed of what the dataset draws, the indices of its step, and where to begin with a filler if need be.
+Request = tuple[int, int, list[int], int | None]
 
 
 class ByStep(data.Dataset[Any]):
@@ -49,29 +49,43 @@ class ByStep(data.Dataset[Any]):
         self.dataset, self.n, self.collate = dataset, n, collate
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
-        number, seed, indices, fills = request
+        number, seed, indices, filler = request
         if (now := len(self.dataset)) != self.n:
             return number, Refused(changed_length(self.n, now))
         randomness.reseed(seed)
         try:
-            if indices:
-                made = collated(self.collate, self._fetched(indices), indices, indices)
-                if fills and isinstance(made, Batch):
-                    return number, made.data if made.data is not None else self._none()
-                if not isinstance(made, Batch) or len(made.indices) or made.data is not None:
-                    return number, made
-                none = self._none()
-                return number, none if isinstance(none, Ending) else made._replace(data=none)
-            return number, self._none()
+            if not indices:
+                return number, self._none() if filler is None else self._filler(filler)
+            made = collated(self.collate, self._fetched(indices), indices, indices)
+            if not isinstance(made, Batch) or len(made.indices):
+                return number, made
+            if filler is None and made.data is not None:
+                return number, made
+            instead = self._none() if filler is None else self._filler(filler)
+            return number, instead if isinstance(instead, Ending) else made._replace(data=instead)
         except Ending as ending:  # of a dataset: a worker would make a traceback of it
             return number, ending
+
+    def _filler(self, first: int) -> Any:
+        """The data of one sample that is not dropped, from the `first` on, or the error."""
+        for index in islice(chain([first], range(len(self.dataset))), _TRIED):
+            made = collated(self.collate, self._fetched([index]), [index], [index])
+            if not isinstance(made, Batch):
+                return made
+            if len(made.indices):
+                return made.data
+        return self._dropped
+
+    @property
+    def _dropped(self) -> Refused:
+        tried = min(_TRIED, len(self.dataset))
+        return Refused(f"the collate_fn drops all of the first {tried} samples, so that no empty batch can be made")
 
     def _none(self) -> Any:
         """The data of 0 samples, or the error. It is cut from a sample that is not dropped."""
         tried = min(_TRIED, len(self.dataset))
         made = (emptied(self.collate, self._fetched, index) for index in range(tried))
-        dropped = Refused(f"the collate_fn drops all of the first {tried} samples, so that no empty batch can be made")
-        return next((each for each in made if each is not None), dropped)
+        return next((each for each in made if each is not None), self._dropped)
 
     def _fetched(self, indices: list[int]) -> Any:
         dataset = self.dataset
@@ -89,6 +103,7 @@ class StreamByStep(data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
         last: tuple[int, Any] = 0, None
+        kept: tuple[int, Any] | None = None  # a sample that is not dropped
         seed = _seed(self.sampler)
         for step in self._own():
             randomness.reseed(randomness.mixed(seed + step[0]))
@@ -97,16 +112,32 @@ class StreamByStep(data.IterableDataset[Any]):
                 return  # the stream ended early, which `Account.epoch` detects
             last = pairs[-1]
             indices, values = ([*each] for each in zip(*pairs, strict=True))
-            yield _mark(step), collated(self.collate, values, indices, step)
+            made = collated(self.collate, values, indices, step)
+            if self.fills and isinstance(made, Batch):
+                if len(made.indices):
+                    kept = pairs[indices.index(int(made.indices[0]))]
+                else:
+                    made = self._filled(made, kept)
+            yield _mark(step), made
         # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
         info = data.get_worker_info()
         if self.sampler.idle and (info is None or info.id == 0):
             index, sample = last if last[1] is not None else self._last_of_the_shard()
             if self.fills:
-                made = self.collate(Samples([sample], [index]))
-                yield _mark([]), made.data if isinstance(made, Batch) else made
+                index, sample = kept or (index, sample)
+                yield _mark([]), self._one(index, sample)
             else:
                 yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
+
+    def _one(self, index: int, sample: Any) -> Any:
+        made = self.collate(Samples([sample], [index]))
+        return made.data if isinstance(made, Batch) else made
+
+    def _filled(self, made: Batch, kept: tuple[int, Any] | None) -> Any:
+        """A batch whose samples are all dropped, with a filler, or the error."""
+        if kept is None:
+            return Refused("the collate_fn drops all samples of a worker's first batch, so it has no filler")
+        return made._replace(data=self._one(*kept))
 
     def _last_of_the_shard(self) -> tuple[int, Any]:
         """A sample to cut an empty batch from, where all others are consumed before a resume."""
@@ -134,12 +165,11 @@ class Requests(data.Sampler[Request]):
 
     def _made(self, asked: deque[Asked]) -> Iterator[Request]:
         seed = _seed(self.sampler)
+        filler = self.sampler.filler if self.fills else None
         for number, step in enumerate(self.sampler.arrays()):
             asked.append((number, step))
             indices = step.tolist()
-            if fills := self.fills and not indices:
-                indices = self.sampler.filler
-            yield number, randomness.mixed(seed + indices[0]) if indices else seed, indices, fills
+            yield number, randomness.mixed(seed + indices[0]) if indices else seed, indices, filler
 
     def __len__(self) -> int:
         return self.sampler.total_steps
@@ -154,8 +184,8 @@ class Loader(data.DataLoader[Any]):
     those of the step, by the word of the collate_fn or of the stream, come with their indices.
 
     Attributes:
-        fills: Whether a rank that has no sample in the last step receives a filler, a sample that is none of its own,
-            in place of an empty batch: `Account.weigh` multiplies its loss with 0.
+        fills: Whether a rank that has no sample in a step, as none is left or all are dropped, receives a filler, a
+            sample that is none of the step's, in place of an empty batch: `Account.weigh` multiplies its loss with 0.
     """
 
     fills = False

@@ -98,10 +98,10 @@ class Sampler(data.Sampler[int]):
         return self.total_steps * self.batch_size - len(self) >= self.batch_size
 
     @property
-    def filler(self) -> list[int]:
-        """The index of a sample for a rank that has none in the last step."""
+    def filler(self) -> int:
+        """The index of a sample for a rank that has none in a step."""
         shard = self.shard
-        return shard.samples_at(np.array([shard.start])).tolist()  # type: ignore[no-any-return]
+        return int(shard.samples_at(np.array([shard.start]))[0])
 
     @property
     def schedule(self) -> Schedule:
