@@ -48,7 +48,7 @@ def main() -> None:
     model, optimizer = accelerator.prepare(model, optimizer)
     last = max(output.glob("step-*"), default=None)
     with Account(task="accelerate-loop", plan={"train": EPOCHS}, anew=last is None) as account:
-        loader = account.loader("train", waves(2000), batch_size=25, num_workers=1, contract="padded")
+        loader = account.loader(waves(2000), "train", batch_size=25, num_workers=1, contract="padded")
         accelerator.register_for_checkpointing(account)
         if last:
             accelerator.load_state(str(last))

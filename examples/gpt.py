@@ -78,7 +78,7 @@ def train(options: argparse.Namespace, account: Account, data: Characters, model
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: (1 + math.cos(math.pi * min(1, step * options.accumulate / options.steps))) / 2
     )
-    loader = account.loader("train", data, batch_size=options.batch, contract="drop_last")
+    loader = account.loader(data, "train", batch_size=options.batch, contract="drop_last")
     checkpoints = account.checkpoints(
         options.output, {"model": model, "optimizer": optimizer, "schedule": schedule}, every=options.save_every
     )

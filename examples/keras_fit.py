@@ -76,13 +76,13 @@ def main(most: int) -> None:
     with Account(task="keras-fit", plan={"train": EPOCHS, "test": EPOCHS}, seed=0) as account:
         torch.manual_seed(account.rank)  # each rank draws its own dropout
         # drop_last: DDP's mean over ranks needs batches of equal size, and BatchNormalization needs non-empty ones.
-        train_loader = account.loader("train", train, batch_size=64, contract="drop_last")
-        test_loader = account.loader("test", test, batch_size=1000, shuffle=False, trains=False)
+        train_loader = account.loader(train, "train", batch_size=64, contract="drop_last")
+        test_loader = account.loader(test, "test", batch_size=1000, shuffle=False, trains=False)
         falling = keras.optimizers.schedules.PolynomialDecay(6e-3, EPOCHS * len(train_loader), end_learning_rate=0)
         model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.test_on_batch(train[0][0][None], train[0][1][None])  # builds it; fit() would consume a batch
         model.fit(
-            Batches(account.batches("train", train_loader)),
+            Batches(train_loader),
             epochs=EPOCHS,
             shuffle=False,  # the order is the account's
             verbose=0,

@@ -59,7 +59,7 @@ def main() -> None:
     lightning.seed_everything(0)
     dist.init_process_group("gloo")
     with Account(task="lightning-fit", plan={"train": EPOCHS}, anew=not (output / "last.ckpt").exists()) as account:
-        loader = account.loader("train", spirals(2000), batch_size=25, num_workers=1, contract="padded")
+        loader = account.loader(spirals(2000), "train", batch_size=25, num_workers=1, contract="padded")
         ranks = int(os.environ["LOCAL_WORLD_SIZE"])  # of this pod
         trainer = lightning.Trainer(
             accelerator="cpu",
@@ -76,7 +76,7 @@ def main() -> None:
                 AccountCallback(account),
             ],
         )
-        trainer.fit(Classifier(), account.batches("train", loader), ckpt_path="last")
+        trainer.fit(Classifier(), loader, ckpt_path="last")
     dist.destroy_process_group()
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     dist.barrier()
     with Account(task="mds", plan={"train": 3}) as account:
         dataset = MDS(remote=options.remote, local=options.local, cache_limit="100gb")
-        loader = account.loader("train", dataset, batch_size=16, num_workers=1)
+        loader = account.loader(dataset, "train", batch_size=16, num_workers=1)
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Linear(8, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

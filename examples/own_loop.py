@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from torchtally import Account
 
@@ -46,11 +46,10 @@ def train(account: Account, loader: Iterable[Any], model: nn.Module, optimizer: 
 
 
 @torch.inference_mode()
-def test(account: Account, epoch: int, loader: DataLoader, model: nn.Module) -> int:
+def test(loader: Iterable[Any], model: nn.Module) -> int:
     model.eval()
     correct = torch.zeros((), dtype=torch.int64)
-    for batch in account.epoch("test", epoch, loader):
-        points, labels = batch.data
+    for points, labels in loader:
         correct += (model(points).argmax(dim=1) == labels).sum()
     dist.all_reduce(correct)  # sums of counts are exact if ranks have different numbers of samples
     return int(correct)
@@ -65,13 +64,11 @@ def main() -> None:
     rings, unseen = Rings(1921, seed=1), Rings(499, seed=2)
     with Account(task="rings", plan={"train": EPOCHS, "test": EPOCHS}, seed=0) as account:
         account.optimizer(optimizer)
-        train_loader = account.batches(
-            "train", account.loader("train", rings, batch_size=32, num_workers=2, persistent_workers=True)
-        )
-        test_loader = account.loader("test", unseen, batch_size=100, shuffle=False, trains=False)
+        train_loader = account.loader(rings, "train", batch_size=32, num_workers=2, persistent_workers=True)
+        test_loader = account.loader(unseen, "test", batch_size=100, shuffle=False, trains=False)
         for epoch in account.epochs():
             train(account, train_loader, parallel, optimizer)
-            correct = test(account, epoch, test_loader, model)  # without DDP: numbers of batches differ
+            correct = test(test_loader, model)  # without DDP: numbers of batches differ
             if account.rank == 0:
                 print(f"epoch {epoch}: {correct} of {len(unseen)} correct", flush=True)
     dist.destroy_process_group()

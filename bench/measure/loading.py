@@ -135,7 +135,7 @@ def _took(
         return plain
 
     with Account(task="bench", plan={"train": 1 + pairs}) as account:
-        loader = account.loader("train", dataset, collate_fn=collate and each_row(collate), trains=False, **options)
+        loader = account.loader(dataset, "train", collate_fn=collate and each_row(collate), trains=False, **options)
 
         def tallied(epoch: int) -> Iterable[Any]:
             return account.epoch("train", epoch, loader)

@@ -22,7 +22,7 @@ def main() -> None:
     model.train()
     with Account(task=task, plan={"train": Steps(clock.steps)}, seed=0) as account:
         loader = account.loader(
-            "train", dataset, batch_size=gpt.BATCH, contract="drop_last", pin_memory=common.on_gpu()
+            dataset, "train", batch_size=gpt.BATCH, contract="drop_last", pin_memory=common.on_gpu()
         )
         saved = {"model": model, "optimizer": optimizer, "schedule": schedule}
         account.checkpoints(told[0], saved, every=60).resume()

@@ -32,7 +32,7 @@ with Account(task="guide", plan={{f"block {{number}}": 1 for number in range(len
     for number, block in enumerate(blocks):
         phase = f"block {{number}}"
         exec(block)
-        for batch in account.epoch(phase, 1, account.loader(phase, dataset, batch_size=32, trains=False)):
+        for batch in account.epoch(phase, 1, account.loader(dataset, phase, batch_size=32, trains=False)):
             pass
 """
 

@@ -64,7 +64,7 @@ def logs_its_loss(environment: Mapping[str, str]) -> None:
     """Two epochs of 9 samples, with a loss in each step."""
     os.environ.update(environment)
     with Account(task="own", plan={"train": 2}, seed=7) as account:
-        source = account.loader("train", Squares(9), batch_size=2)
+        source = account.loader(Squares(9), "train", batch_size=2)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, source):
                 account.commit()

@@ -116,13 +116,13 @@ def _trains(program: Program, number: int, attempt: Attempt, folder: Path, rank:
         plan["test"] = program.plan if program.evaluated == "each epoch" and isinstance(program.plan, int) else 1
     with Account(task="random", plan=plan, seed=program.seed, anew=fresh) as account:
         loader = account.loader(
-            "train",
             Noisy(program.n),
+            "train",
             batch_size=attempt.batch,
             contract=program.contract,
             collate_fn=_dropping(program.dropped) if program.dropped else None,
         )
-        tests = account.loader("test", Noisy(3), batch_size=2, shuffle=False, trains=False) if "test" in plan else None
+        tests = account.loader(Noisy(3), "test", batch_size=2, shuffle=False, trains=False) if "test" in plan else None
         save = _saver(program, account, training, folder, rank)
         if by_hand and not fresh:
             state, weights = torch.load(file)

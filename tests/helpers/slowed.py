@@ -28,7 +28,7 @@ model, work = torch.nn.Linear(4, 1), torch.ones(300, 300)
 together = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 with Account(task="slowed", plan={"train": 1}) as account:
-    for batch in account.epoch("train", 1, account.loader("train", Data(), batch_size=1)):
+    for batch in account.epoch("train", 1, account.loader(Data(), "train", batch_size=1)):
         for _ in range(5):
             work @ work
         optimizer.zero_grad()

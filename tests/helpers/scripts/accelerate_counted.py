@@ -20,9 +20,8 @@ dist.is_initialized() or dist.init_process_group("gloo")
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
 with Account(task="counted", plan={"train": EPOCHS}) as account:
     model, death = Model(), Death()
-    loader = account.loader("train", DATA, batch_size=SIZE, num_workers=1, collate_fn=drops if how == "drops" else None)
-    if how == "prepared":
-        loader = accelerator.prepare(loader)
+    loader = account.loader(DATA, "train", batch_size=SIZE, num_workers=1, collate_fn=drops if how == "drops" else None)
+    loader = accelerator.prepare(loader)  # which leaves it as it is
     if how != "not registered":
         accelerator.register_for_checkpointing(account)
     model, optimizer = accelerator.prepare(model, model.optimizer())

@@ -71,7 +71,7 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     (indices, inputs), label = data[0]
     if how != "unbuilt":
         model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))
-    batches = Batches(account.batches("train", account.loader("train", data, batch_size=SIZE, num_workers=1)))
+    batches = Batches(account.loader(data, "train", batch_size=SIZE, num_workers=1))
     options = {"save_freq": every, "double_checkpoint": True, "delete_checkpoint": how != "best"}
     backup = BackupAndRestore(account, folder / "backup", **options)
     if how == "rank 0 repairs" and dist.get_rank():

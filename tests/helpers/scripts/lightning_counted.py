@@ -86,11 +86,10 @@ validates = how.startswith("validat")
 planned = {"train": trained} | ({"test": EPOCHS} if validates else {})
 with Account(task="counted", plan=planned) as ACCOUNT:
     collate = drops if how == "drops" else None
-    loader = ACCOUNT.loader("train", DATA, batch_size=SIZE, num_workers=1, collate_fn=collate)
-    batches = ACCOUNT.batches("train", loader)
+    loader = ACCOUNT.loader(DATA, "train", batch_size=SIZE, num_workers=1, collate_fn=collate)
     tests = None
     if validates:
-        tests = ACCOUNT.batches("test", ACCOUNT.loader("test", DATA, batch_size=20, shuffle=False, trains=False))
+        tests = ACCOUNT.loader(DATA, "test", batch_size=20, shuffle=False, trains=False)
     every = {"every_n_epochs": 1} if how == "epochs" else {"every_n_train_steps": 3}
     callbacks = [ModelCheckpoint(FOLDER, save_last=True, save_weights_only=how == "weights only", **every)]
     callbacks += [AccountCallback(ACCOUNT)] * (how != "no callback")
@@ -111,9 +110,9 @@ with Account(task="counted", plan=planned) as ACCOUNT:
         reload_dataloaders_every_n_epochs=how == "saves",
         **{"max_epochs": EPOCHS, "num_sanity_val_steps": 0} | options,
     )
-    given = ACCOUNT.loader("train", DATA, batch_size=SIZE) if how == "no batches" else batches
+    given = loader
     if how == "saves":  # where each epoch has batches of its own, too
-        given, Module.train_dataloader = None, lambda _: ACCOUNT.batches("train", loader)
+        given, Module.train_dataloader = None, lambda _: loader
     with suppress(RuntimeError) if validates else nullcontext():
         trainer.fit(module, given, tests, ckpt_path=None if how == "not loaded" else "last")
     report(module.model, FOLDER)

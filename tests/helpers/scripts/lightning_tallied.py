@@ -4,7 +4,7 @@ import torch.distributed as dist
 from lightning_script import Classifier, points, train
 
 from torchtally import Account
-from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.loader import Loader
 from torchtally.integrations.lightning import AccountCallback
 
 
@@ -13,8 +13,8 @@ class Tallied(Classifier):
         super().__init__()
         self.account = account
 
-    def train_dataloader(self) -> Epochs:
-        return self.account.batches("train", self.account.loader("train", points(), batch_size=10))
+    def train_dataloader(self) -> Loader:
+        return self.account.loader(points(), "train", batch_size=10)
 
 
 if __name__ == "__main__":

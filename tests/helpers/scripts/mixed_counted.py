@@ -22,7 +22,7 @@ folder = Path(sys.argv[1])
 dist.init_process_group("gloo")
 with Account(task="mixed", plan={name: phase.epochs for name, phase in PHASES.items()}) as account:
     loaders = {
-        name: account.loader(name, phase.dataset(), batch_size=4, num_workers=1, **phase.options)
+        name: account.loader(phase.dataset(), name, batch_size=4, num_workers=1, **phase.options)
         for name, phase in PHASES.items()
     }
     counts = nn.ModuleDict({name: nn.Embedding(phase.counted, 1) for name, phase in PHASES.items()})

@@ -29,8 +29,8 @@ def main(epochs: int) -> None:
     model = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with Account(task="line", plan={"train": epochs, "test": epochs}) as account:
-        train = account.loader("train", Line(), batch_size=5)
-        test = account.loader("test", Line(), batch_size=25, trains=False)
+        train = account.loader(Line(), "train", batch_size=5)
+        test = account.loader(Line(), "test", batch_size=25, trains=False)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, train):
                 loss = mse_loss(model(batch.data), 3 * batch.data)

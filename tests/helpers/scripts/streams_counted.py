@@ -25,7 +25,7 @@ window = options.pop("window", None)
 order = {"order": Locality(window=window)} if window else {}
 with Account(task="streams", plan={"train": 2}, **order) as account:
     dataset = of_kind(kind, where, **options)
-    loader = account.loader("train", dataset, batch_size=4, num_workers=1)
+    loader = account.loader(dataset, "train", batch_size=4, num_workers=1)
     counts, death, saved = nn.Embedding(len(dataset), 1), Death(), folder / "saved.pt"
     nn.init.zeros_(counts.weight)
     optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)

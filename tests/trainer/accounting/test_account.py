@@ -27,7 +27,7 @@ def gradients(world_batch: int) -> Any:
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-5, momentum=0.9)
     with Account(task="t", plan={"train": 2}, seed=3) as account:
-        source = account.loader("train", Squares(), batch_size=world_batch // account.world)
+        source = account.loader(Squares(), "train", batch_size=world_batch // account.world)
         for epoch in (1, 2):
             for batch in account.epoch("train", epoch, source):
                 output = parallel(batch.data["x"].double()).squeeze(1)
@@ -53,8 +53,8 @@ def test_the_gradients_are_those_of_one_process() -> None:
 
 def leaves(how: str) -> None:
     with Account(task="t", plan={"train": 2, "test": 1}) as account:
-        source = account.loader("train", Squares(), batch_size=4, **KEPT)
-        test = account.loader("test", Squares(5), batch_size=4, shuffle=False, trains=False)
+        source = account.loader(Squares(), "train", batch_size=4, **KEPT)
+        test = account.loader(Squares(5), "test", batch_size=4, shuffle=False, trains=False)
         for _ in account.epoch("test", 1, test):
             pass
         if how == "generator kept":
@@ -91,8 +91,8 @@ def test_a_loop_that_breaks_has_lost_the_rest_and_the_proof_says_so(how: str) ->
 
 def evaluates_in_between() -> None:
     with Account(task="t", plan={"train": 1, "test": 2}) as account:
-        source = account.loader("train", Squares(), batch_size=4)
-        test = account.loader("test", Squares(5), batch_size=4, trains=False)
+        source = account.loader(Squares(), "train", batch_size=4)
+        test = account.loader(Squares(5), "test", batch_size=4, trains=False)
         for step, _ in enumerate(account.epoch("train", 1, source)):
             account.commit()
             if step in (2, 4):
@@ -107,7 +107,7 @@ def test_another_phase_may_begin_before_one_has_ended() -> None:
 
 def raises() -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        for _ in account.epoch("train", 1, account.loader("train", Squares(), batch_size=4, num_workers=1)):
+        for _ in account.epoch("train", 1, account.loader(Squares(), "train", batch_size=4, num_workers=1)):
             raise ZeroDivisionError("the user's own")
 
 
@@ -122,7 +122,7 @@ def reloads(size: int, state: dict[str, str], phase: str = "train") -> tuple[lis
     with Account(task="t", plan={"train": 1}) as account:
         if state:
             account.load_state_dict(state)
-        source = account.loader("train", Squares(), batch_size=size)
+        source = account.loader(Squares(), "train", batch_size=size)
         for batch in account.epoch("train", 1, source):
             lengths.append(len(account.batches(phase, source)))
             account.commit()
@@ -157,7 +157,7 @@ def test_a_run_that_this_process_has_completed_is_not_loaded() -> None:
 
 def misuses(how: str) -> None:
     if how == "no with":
-        Account(task="t", plan={"train": 1}).loader("train", Squares(), batch_size=4)
+        Account(task="t", plan={"train": 1}).loader(Squares(), "train", batch_size=4)
     plans: dict[str, Any] = {"plan": "train", "no phase": {}}
     with Account(task="t", plan=plans.get(how, {"train": 1})) as account:
         if how == "state":
@@ -168,12 +168,15 @@ def misuses(how: str) -> None:
             account.checkpoints(__file__, {"model": nn.Linear(1, 1)})
 
 
+NEEDS = 'an Account needs epochs=10, or the epochs of each phase, plan={"train": 10, "test": 10}, and not plan='
+
+
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
         ("no with", "an Account must be used in a `with` statement: with Account(…) as …"),
-        ("plan", "plan='train' must be the epochs of each phase, such as {\"train\": 10}"),
-        ("no phase", 'plan={} must be the epochs of each phase, such as {"train": 10}'),
+        ("plan", f"{NEEDS}'train'"),
+        ("no phase", f"{NEEDS}{{}}"),
         ("state", "the state of an account must be what state_dict() returned, not a NoneType"),
         ("objects", "checkpoints: objects must be a dictionary, such as {'model': model}, not a Linear"),
         ("file", f"checkpoints: {__file__} is a file, and must be a folder"),
@@ -186,7 +189,7 @@ def test_a_mistake_in_a_call_is_a_sentence(how: str, sentence: str) -> None:
 
 def makes(epochs: list[int], planned: int) -> None:
     with Account(task="t", plan={"train": planned}) as account:
-        source = account.loader("train", Squares(), batch_size=4)
+        source = account.loader(Squares(), "train", batch_size=4)
         for epoch in epochs:
             for _ in account.epoch("train", epoch, source):
                 account.commit()
@@ -222,7 +225,7 @@ def repeats_and_says_so(pairs: list[tuple[int, int]]) -> Batch:
 
 def collates(dataset: Any, collate: Any, workers: int) -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        source = account.loader("train", dataset, batch_size=7, collate_fn=collate, num_workers=workers)
+        source = account.loader(dataset, "train", batch_size=7, collate_fn=collate, num_workers=workers)
         for _ in account.epoch("train", 1, source):
             account.commit()
 
@@ -318,7 +321,7 @@ def differs(facts: list[dict[str, Any]]) -> None:
     dataset.shard_sizes = mine.get("sizes")
     order = Locality(window=2) if "sizes" in mine else None
     with Account(task="t", plan={"train": 1}, seed=mine.get("seed", 0), order=order) as account:
-        source = account.loader("train", dataset, batch_size=mine.get("batch", 4), shuffle=mine.get("shuffle", True))
+        source = account.loader(dataset, "train", batch_size=mine.get("batch", 4), shuffle=mine.get("shuffle", True))
         for _ in account.epoch("train", mine.get("epoch", 1), source):
             raise AssertionError("no step before all agree")
 
@@ -348,7 +351,7 @@ def test_ranks_that_hold_different_things_end_before_the_first_step(ours: Any, t
 def wrong(arguments: dict[str, Any]) -> None:
     given = {"seed": 0, "phase": "train", "dataset": Squares(), "batch_size": 4, **arguments}
     with Account(task="t", plan={"train": 1}, seed=given.pop("seed")) as account:
-        account.loader(given.pop("phase"), given.pop("dataset"), **given)
+        account.loader(given.pop("dataset"), given.pop("phase"), **given)
 
 
 @pytest.mark.parametrize(
@@ -416,3 +419,20 @@ def wrong(arguments: dict[str, Any]) -> None:
 def test_what_cannot_be_is_said_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
     found = alone(wrong, arguments)
     assert (found["code"], found["err"]) == (2, f"torchtally: {sentence}\n")
+
+
+def reads_as_any_loader() -> list[Any]:
+    data = Squares(N)
+    with Account("alone", epochs=2) as account:
+        loader = account.loader(data, batch_size=4, shuffle=False, trains=False)
+        facts = [len(loader), loader.batch_size, loader.num_workers, loader.dataset is data, [*loader.sampler]]
+        taken = [batch for _ in account.epochs() for batch in loader]
+    return [*facts, taken]
+
+
+def test_a_loop_with_one_dataset_names_no_phase() -> None:
+    steps = -(-N // 4)
+    length, size, workers, same, order, taken = alone(reads_as_any_loader)["result"]
+    assert (length, size, workers, same, order) == (steps, 4, 0, True, list(range(N)))
+    assert len(taken) == 2 * steps
+    assert not any(isinstance(batch, Batch) for batch in taken)

@@ -42,7 +42,7 @@ def trains(how: str, when: str, ranks: tuple[int, ...], order: Locality | None, 
     counting, data = Witness(N + 3), Growing()
     with Account(task="t", plan={"train": 2}, order=order) as account:
         options = {"num_workers": workers, "persistent_workers": bool(workers)}
-        loader = account.loader("train", data, batch_size=SIZE, **options)
+        loader = account.loader(data, "train", batch_size=SIZE, **options)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 counting.backward(*batch.data)

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from transformers import BatchEncoding
 
 from torchtally import Account, Batch, TalliedSampler, each_row
-from torchtally.accounting.loader import ByStep, Loader
 from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.step_loader import ByStep, StepLoader
 from torchtally.errors import Refused, Unproven
 from torchtally.proof.contract import Contract
 
@@ -76,7 +76,7 @@ def trained(
 ) -> list[int]:
     counter = Counter(len(dataset))
     with Account(task="t", plan={"train": EPOCHS}) as account:
-        source = account.loader("train", dataset, batch_size=size, collate_fn=collate, contract=contract, **options)
+        source = account.loader(dataset, "train", batch_size=size, collate_fn=collate, contract=contract, **options)
         for epoch in range(1, EPOCHS + 1):
             for batch in account.epoch("train", epoch, source):
                 counter.step(read(batch.data))
@@ -344,7 +344,7 @@ def test_names_of_samples_are_integers(indices: Any) -> None:
         return Batch(indices, as_dict(samples))
 
     with pytest.raises(Refused, match="the collate_fn collate named in a Batch must be a list of integers"):
-        list(Loader(Numbers(2), Sampler(2, batch_size=2, rank=0, world=1), collate))
+        list(StepLoader(Numbers(2), Sampler(2, batch_size=2, rank=0, world=1), collate))
 
 
 # A dataset that fetches a batch at once.
@@ -388,7 +388,7 @@ def test_what_is_fetched_at_once_stays_together() -> None:
         taken.append(type(samples))
         return samples
 
-    list(Loader(Fetched(4), Sampler(4, batch_size=2, rank=0, world=1), each_row(collate)))
+    list(StepLoader(Fetched(4), Sampler(4, batch_size=2, rank=0, world=1), each_row(collate)))
     assert taken == [Tensor, Tensor]
 
 
@@ -423,7 +423,7 @@ def test_data_that_keeps_a_sample_is_never_used_for_an_empty_batch(collate: Any)
     sampler = Sampler(3, batch_size=1, rank=1, world=2)
     assert sampler.idle
     with pytest.raises(Refused, match=r"of the collate_fn \w+ cannot be cut to 0 rows"):
-        list(Loader(Numbers(3), sampler, collate))
+        list(StepLoader(Numbers(3), sampler, collate))
 
 
 # DataLoaders that are not ours: their samples come with their indices.
@@ -510,7 +510,7 @@ def test_a_loader_of_ones_own_tells_as_well(kind: str, code: int, sentence: str)
 def test_an_answer_to_another_request_is_not_taken() -> None:
     sampler = Sampler(6, batch_size=2, rank=0, world=1)
     sampler.set_epoch(1)
-    source = Loader(Numbers(6), sampler)
+    source = StepLoader(Numbers(6), sampler)
     source.dataset.__class__ = Swapped
     with pytest.raises(Unproven, match="came in another order than that of its steps"):
         list(source)

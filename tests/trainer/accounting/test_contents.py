@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_wor
 
 from torchtally import Account, Batch, Mixture, TalliedSampler
 from torchtally.accounting import contents
-from torchtally.accounting.loader import Loader
 from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.step_loader import StepLoader
 
 N, SIZE = 40, 8
 IMAGES = torch.rand(N, 3, 4, generator=torch.Generator().manual_seed(1))
@@ -115,7 +115,7 @@ def trains(read: Callable[[Data, int], Any], **options: Any) -> Data:
     with Account(task="t", plan={"train": 2}) as account:
         data = Data(read, account.rank)
         torch.manual_seed(account.rank)
-        loader = account.loader("train", data, batch_size=SIZE, collate_fn=first, **options)
+        loader = account.loader(data, "train", batch_size=SIZE, collate_fn=first, **options)
         for epoch in account.epochs():
             for _ in account.epoch("train", epoch, loader):
                 account.commit()
@@ -147,7 +147,7 @@ def mixed() -> None:
     with Account(task="t", plan={"train": 1}) as account:
         parts = {"own": Data(DIFFERENT["shuffled by each rank"], account.rank), "all": TensorDataset(IMAGES)}
         mixture = Mixture(parts, {"own": 1, "all": 1}, length=N)
-        loader = account.loader("train", mixture, batch_size=SIZE, shuffle=False, collate_fn=first)
+        loader = account.loader(mixture, "train", batch_size=SIZE, shuffle=False, collate_fn=first)
         for _ in account.epoch("train", 1, loader):
             account.commit()
 
@@ -165,7 +165,7 @@ class Stream(IterableDataset[int]):
 
 def streamed() -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        for _ in account.epoch("train", 1, account.loader("train", Stream(), batch_size=SIZE)):
+        for _ in account.epoch("train", 1, account.loader(Stream(), "train", batch_size=SIZE)):
             account.commit()
 
 
@@ -209,8 +209,8 @@ def test_few_samples_are_read_before_the_first_epoch_alone() -> None:
     assert len(alone(reads)["result"]) == 2 * N
 
 
-def made(data: Any, **options: Any) -> Loader:
-    return Loader(data, Sampler(len(data), rank=0, world=2), **options)
+def made(data: Any, **options: Any) -> StepLoader:
+    return StepLoader(data, Sampler(len(data), rank=0, world=2), **options)
 
 
 def draws(data: Data, index: int) -> Any:

@@ -74,7 +74,7 @@ class Killed(Exception):
 def trains(plan: Any, dies: int, options: dict[str, Any], state: Any, counts: Counts) -> Any:
     """The state after the commit of step `dies` of the first epoch, in which the loop ends."""
     with contextlib.suppress(Killed), Account(task="t", plan={"train": plan, "test": 1}) as account:
-        loader = account.loader("train", Numbers(N), batch_size=SIZE, collate_fn=drops, **options)
+        loader = account.loader(Numbers(N), "train", batch_size=SIZE, collate_fn=drops, **options)
         if state:
             account.load_state_dict(json.loads(state))
         for epoch in account.epochs():
@@ -84,7 +84,7 @@ def trains(plan: Any, dies: int, options: dict[str, Any], state: Any, counts: Co
                 if batch.step == dies:
                     state = json.dumps(account.state_dict())
                     raise Killed
-        test = account.loader("test", Numbers(N), batch_size=SIZE, collate_fn=drops, trains=False)
+        test = account.loader(Numbers(N), "test", batch_size=SIZE, collate_fn=drops, trains=False)
         seen = [index for batch in account.epoch("test", 1, test) for index in batch.data.tolist()]
         assert not {*seen} & BAD
     return state
@@ -129,7 +129,7 @@ def fills_the_store() -> list[int]:
     """Keys of the job's store in the first epoch, and after each."""
     counts, keys = Counts(), []
     with Account(task="drops", plan={"train": EPOCHS}) as account:
-        loader = account.loader("train", Numbers(N), batch_size=SIZE, collate_fn=drops)
+        loader = account.loader(Numbers(N), "train", batch_size=SIZE, collate_fn=drops)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 counts.step(batch.data)
@@ -166,7 +166,7 @@ def ends() -> None:
     for plan, contract in ((Steps(13), "exact"), (1, "padded"), (1, "drop_last")):
         with Account(task=f"{contract}", plan={"train": plan}) as account:
             options = {"collate_fn": drops, "contract": contract, "shuffle": False}
-            loader = account.loader("train", Numbers(N), batch_size=1, **options)
+            loader = account.loader(Numbers(N), "train", batch_size=1, **options)
             for epoch in account.epochs():
                 for batch in account.epoch("train", epoch, loader):
                     counts.step(batch.data)
@@ -186,7 +186,7 @@ def learns(dies: int, state: Any, saved: bytes) -> Any:
     if saved:
         training.load(saved)
     with contextlib.suppress(Killed), Account(task="t", plan={"train": EPOCHS}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE, collate_fn=drops_noise)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE, collate_fn=drops_noise)
         if state:
             account.load_state_dict(state)
         for epoch in account.epochs():
@@ -228,7 +228,7 @@ def test_other_contracts_and_ends_name_what_is_dropped_as_well() -> None:
 def fetches_ahead() -> int:
     with contextlib.suppress(Killed), Account(task="t", plan={"train": 1}) as account:
         options = {"batch_size": SIZE, "shuffle": False, "collate_fn": drops}
-        batches = account.epoch("train", 1, account.loader("train", Numbers(N), **options))
+        batches = account.epoch("train", 1, account.loader(Numbers(N), "train", **options))
         first, _second = next(batches), next(batches)
         account.commit(first)
         state = State.from_text(account.state_dict()["torchtally"])
@@ -293,7 +293,7 @@ def wrongly() -> list[tuple[Any, str]]:
                 with Account(task="t", plan={"train": 1}) as account:
                     options = {"batch_size": SIZE, "shuffle": False}
                     for _ in account.epoch(
-                        "train", 1, account.loader("train", Numbers(N), collate_fn=collate, **options)
+                        "train", 1, account.loader(Numbers(N), "train", collate_fn=collate, **options)
                     ):
                         account.commit()
                 ended.append((0, err.getvalue()))
@@ -344,7 +344,7 @@ def with_peers(state: Any) -> Any:
     """Two ranks that consume the same samples, as tensor-parallel ones do: the state after step 2, or the rest."""
     group = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))["dp"].get_group()
     with contextlib.suppress(Killed), Account(task="t", plan={"train": 1}, group=group) as account:
-        loader = account.loader("train", Numbers(N), batch_size=SIZE, collate_fn=drops)
+        loader = account.loader(Numbers(N), "train", batch_size=SIZE, collate_fn=drops)
         if state:
             account.load_state_dict(state)
         for batch in account.epoch("train", 1, loader):
@@ -428,7 +428,7 @@ def drops_less_later() -> None:
     with Account(task="t", plan={"train": 4}) as account:
         dataset = [torch.tensor(index) for index in range(N)]
         batches = [lambda samples, bad=bad: kept_but(samples, bad) for bad in ((3, 4), (5, 6), (), (7,))]
-        loader = account.loader("train", dataset, batch_size=SIZE, collate_fn=lambda samples: batches[at[0]](samples))
+        loader = account.loader(dataset, "train", batch_size=SIZE, collate_fn=lambda samples: batches[at[0]](samples))
         at = [0]
         for epoch in account.epochs():
             at[0] = epoch - 1

@@ -184,7 +184,7 @@ def in_the_weights(loop: Loop) -> tuple[list[int], int]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     with Account(task="t", plan={"train": 2}) as account:
         account.optimizer(optimizer)
-        loader = account.batches("train", account.loader("train", Numbers(), batch_size=SIZE))
+        loader = account.loader(Numbers(), "train", batch_size=SIZE)
         for _ in account.epochs():
             loop(account, loader, model, optimizer)
     assert account.last_line
@@ -345,7 +345,7 @@ def trains_no_named_model(clears: Callable[[nn.Module, torch.optim.Optimizer], N
     optimizer = torch.optim.SGD(other.parameters(), lr=1)
     with Account(task="t", plan={"train": 2}) as account:
         account.optimizer(optimizer)
-        loader = account.batches("train", account.loader("train", Numbers(), batch_size=SIZE))
+        loader = account.loader(Numbers(), "train", batch_size=SIZE)
         for _ in account.epochs():
             for batch in loader:
                 account.weigh(model(batch)).backward()
@@ -426,7 +426,7 @@ def commits_as_well(account: Account, loader: Iterable[Tensor], model: Times, op
 def names_it_late() -> None:
     model = Times()
     with Account(task="t", plan={"train": 2}) as account:
-        for batch in account.batches("train", account.loader("train", Numbers(), batch_size=SIZE)):
+        for batch in account.loader(Numbers(), "train", batch_size=SIZE):
             account.optimizer(torch.optim.SGD(model.parameters(), lr=1))
             account.weigh(model(batch)).backward()
 
@@ -461,7 +461,7 @@ def parameters_after(world: int, rows: int, wrap: Callable[[nn.Module], nn.Modul
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5, momentum=0.9)
     with Account(task="t", plan={"train": 2}) as account:
         account.optimizer(optimizer)
-        loader = account.batches("train", account.loader("train", data, batch_size=rows))
+        loader = account.loader(data, "train", batch_size=rows)
         for _ in account.epochs():
             for inputs, labels in loader:
                 assert len(inputs)  # a mean over no samples is not a number
@@ -481,7 +481,7 @@ def accumulates_without_communication(wrap: Callable[[nn.Module], nn.Module]) ->
     data = TensorDataset(torch.randn(24, 3), torch.randint(3, (24,)))
     with Account(task="t", plan={"train": 2}) as account:
         account.optimizer(optimizer)
-        loader = account.batches("train", account.loader("train", data, batch_size=2))
+        loader = account.loader(data, "train", batch_size=2)
         for _ in account.epochs():
             for number, (inputs, labels) in enumerate(loader):
                 waits = number % 2 == 0

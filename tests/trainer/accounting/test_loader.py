@@ -17,8 +17,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch, each_row
-from torchtally.accounting.loader import Loader
 from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.step_loader import StepLoader
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.shards import Shard
 
@@ -27,7 +27,7 @@ def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> 
     taken = {}
     with Account(task="t", plan=dict.fromkeys(contracts, 2), seed=7) as account:
         for contract in contracts:
-            source = account.loader(contract, dataset, batch_size=SIZE, contract=contract, trains=False, **options)
+            source = account.loader(dataset, contract, batch_size=SIZE, contract=contract, trains=False, **options)
             for epoch in (1, 2):
                 steps = list(account.epoch(contract, epoch, source))
                 assert isinstance(dataset, IterableDataset) or len(steps) == len(source)
@@ -67,7 +67,7 @@ def test_what_workers_need_can_be_handed_to_new_processes() -> None:
     """As the start methods spawn and forkserver do it; an epoch that is set later reaches them."""
     for dataset in (Squares(), SquareStream()):
         sampler = Sampler(N, batch_size=SIZE, rank=0, world=1)
-        source = Loader(dataset, sampler)
+        source = StepLoader(dataset, sampler)
         twin = ForkingPickler.loads(ForkingPickler.dumps(source.dataset))
         if isinstance(dataset, IterableDataset):
             sampler.set_epoch(5)
@@ -80,7 +80,7 @@ def test_what_workers_need_can_be_handed_to_new_processes() -> None:
 
 def in_order(options: dict[str, Any]) -> list[list[int]]:
     with Account(task="t", plan={"test": 2}) as account:
-        source = account.loader("test", Lines(), batch_size=SIZE, shuffle=False, trains=False, **options)
+        source = account.loader(Lines(), "test", batch_size=SIZE, shuffle=False, trains=False, **options)
         return [batch.indices.tolist() for epoch in (1, 2) for batch in account.epoch("test", epoch, source)]
 
 
@@ -128,7 +128,7 @@ def listed(samples: Any) -> Batch:
 def test_the_batch_of_a_rank_that_has_nothing_left(sample: Any, collate: Any, empty: Any) -> None:
     sampler = Sampler(3, batch_size=1, rank=1, world=2)
     assert sampler.idle
-    first, last = Loader([sample] * 3, sampler, collate)
+    first, last = StepLoader([sample] * 3, sampler, collate)
     for batch in (first, last):
         assert batch.indices.dtype == torch.int64
     assert (len(first.indices), len(last.indices)) == (1, 0)
@@ -152,7 +152,7 @@ def same(found: Any, wanted: Any) -> None:
 
 def test_the_last_step_of_a_stream_is_made_by_a_worker_that_has_seen_a_sample() -> None:
     sampler = Sampler(3, batch_size=1, shuffle=False, rank=1, world=2)
-    taken = list(Loader(SquareStream(), sampler, num_workers=2))
+    taken = list(StepLoader(SquareStream(), sampler, num_workers=2))
     assert [(batch.indices.tolist(), batch.data.tolist()) for batch in taken] == [([1], [1]), ([], [])]
 
 
@@ -167,7 +167,7 @@ def named_opaque(samples: Any) -> Batch:
 
 def opaque() -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        source = account.loader("train", Squares(5), batch_size=2, collate_fn=named_opaque)
+        source = account.loader(Squares(5), "train", batch_size=2, collate_fn=named_opaque)
         for _ in account.epoch("train", 1, source):
             account.commit()
 
@@ -191,7 +191,7 @@ def noise(workers: int) -> list[Any]:
     """What the dataset draws, and what the loop draws, in two epochs."""
     drawn = []
     with Account(task="t", plan={"train": 2}, seed=5) as account:
-        source = account.loader("train", Noise(), batch_size=4, num_workers=workers, trains=False)
+        source = account.loader(Noise(), "train", batch_size=4, num_workers=workers, trains=False)
         for epoch in (1, 2):
             for batch in account.epoch("train", epoch, source):
                 drawn += [batch.data.tolist(), [torch.rand(1).item(), random.random(), np.random.random()]]

@@ -184,7 +184,7 @@ def test_a_source_that_changes_or_returns_other_samples_is_refused() -> None:
 
 def shuffled() -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        account.loader("train", Mixture(A, {"a": 1}, length=5), batch_size=2)
+        account.loader(Mixture(A, {"a": 1}, length=5), "train", batch_size=2)
 
 
 def test_an_order_over_the_plans_is_refused() -> None:
@@ -199,7 +199,7 @@ class Augmented(Numbers):
 
 def mixes_otherwise() -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        list(account.epoch("train", 1, account.loader("train", Augmented(5), batch_size=2, trains=False)))
+        list(account.epoch("train", 1, account.loader(Augmented(5), "train", batch_size=2, trains=False)))
 
 
 def test_another_dataset_may_have_an_attribute_of_the_name() -> None:

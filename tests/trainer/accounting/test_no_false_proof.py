@@ -45,7 +45,7 @@ def holds(found: list[dict[str, Any]], name: str | None = None) -> bool:
 def trains(drive: Callable[[Account, Iterator[Batch], Witness], None], epochs: int = 1) -> list[int]:
     training = Witness(N)
     with Account(task="t", plan={"train": epochs}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         for epoch in account.epochs():
             drive(account, account.epoch("train", epoch, loader), training)
     return training.times
@@ -64,7 +64,7 @@ def trains_apart(folder: str) -> None:
     """Each rank has the samples of its own shard alone, and the last commit is followed by the run's end."""
     training = Witness(N)
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         checkpoints = account.checkpoints(folder, {"counts": training.counts}, every=32400)
         checkpoints.resume()
         for batch in account.epoch("train", 1, loader):
@@ -523,7 +523,7 @@ def alternates() -> tuple[list[int], list[int]]:
     """Two data sets at a time, as a GAN has them: the second in pairs of batches."""
     real, noise = Witness(N), Witness(N)
     with Account(task="t", plan={"real": 1, "noise": 1}) as account:
-        loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in ("real", "noise")]
+        loaders = [account.loader(Noisy(N), phase, batch_size=SIZE) for phase in ("real", "noise")]
         for one, other in zip(account.epoch("real", 1, loaders[0]), account.epoch("noise", 1, loaders[1]), strict=True):
             step(real, one)
             account.commit(one)
@@ -545,7 +545,7 @@ def steps_in_one_of_two_phases() -> tuple[list[int], list[int]]:
     """The second phase has neither backward passes nor an optimizer, as a running statistic."""
     trained, seen = Witness(N), [0] * N
     with Account(task="t", plan={"train": 2, "statistic": 2}) as account:
-        loaders = {phase: account.loader(phase, Noisy(N), batch_size=SIZE) for phase in account.plan}
+        loaders = {phase: account.loader(Noisy(N), phase, batch_size=SIZE) for phase in account.plan}
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loaders["train"]):
                 step(trained, batch)
@@ -568,7 +568,7 @@ def leaves_a_batch_of_another_phase(how: str) -> None:
     """One backward pass for a batch of each of two phases, which the loop may have used both."""
     training = Witness(N)
     with Account(task="t", plan={"one": 1, "other": 1}) as account:
-        loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in account.plan]
+        loaders = [account.loader(Noisy(N), phase, batch_size=SIZE) for phase in account.plan]
         if how == "after it":
             for batch, _ in zip(account.epoch("one", 1, loaders[0]), range(-(-N // SIZE) - 1), strict=False):
                 step(training, batch)
@@ -595,7 +595,7 @@ def test_a_backward_pass_speaks_for_a_batch_of_one_phase(how: str, code: int) ->
 
 def evaluates(how: str) -> None:
     with Account(task="t", plan={"test": 1}) as account:
-        loader = account.loader("test", Noisy(N), batch_size=SIZE, trains=False)
+        loader = account.loader(Noisy(N), "test", batch_size=SIZE, trains=False)
         batches, last = account.epoch("test", 1, loader), -(-N // SIZE) - 1
         if how == "zip":
             for _ in zip(batches, range(last), strict=False):
@@ -619,7 +619,7 @@ def resumes_with_other_accumulation(each: int, accumulated: int) -> list[int]:
     training, saved = Witness(N), {}
     for begins in (True, False):
         with contextlib.suppress(InterruptedError), Account(task="t", plan={"train": 1}) as account:
-            loader = account.loader("train", Noisy(N), batch_size=SIZE)
+            loader = account.loader(Noisy(N), "train", batch_size=SIZE)
             if not begins:
                 account.load_state_dict(saved)
             for batch in account.epoch("train", 1, loader):
@@ -644,7 +644,7 @@ def test_a_resume_may_accumulate_another_number_of_batches(each: int, accumulate
 def trains_where_nothing_is_committed() -> list[int]:
     training = Witness(N)
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE, trains=False)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE, trains=False)
         for batch in account.epoch("train", 1, loader):
             if batch.step != 4:
                 step(training, batch)
@@ -666,7 +666,7 @@ def mixes_up(own: bool) -> None:
             samplers = [account.sampler(phase, N, batch_size=SIZE) for phase in ("real", "noise")]
             loaders = [DataLoader(pairs, batch_size=SIZE, sampler=sampler) for sampler in samplers]  # type: ignore[arg-type]
         else:
-            loaders = [account.loader(phase, Noisy(N), batch_size=SIZE) for phase in ("real", "noise")]
+            loaders = [account.loader(Noisy(N), phase, batch_size=SIZE) for phase in ("real", "noise")]
         for phase in ("real", "noise"):
             for _ in account.epoch(phase, 1, loaders[0]):
                 account.commit()
@@ -685,7 +685,7 @@ def test_the_loader_of_another_phase_is_refused(own: bool) -> None:
 def commits_differently() -> None:
     with Account(task="t", plan={"train": 1}) as account:
         every = 1 if account.rank == 0 else 2
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(32), batch_size=4)):
+        for batch in account.epoch("train", 1, account.loader(Noisy(32), "train", batch_size=4)):
             if batch.step % every == 0:
                 account.commit()
 
@@ -700,7 +700,7 @@ def shares_with_peers() -> list[int]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     training = Witness(N)
     with Account(task="t", plan={"train": 1}, group=mesh["dp"].get_group()) as account:
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+        for batch in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
             training.backward(*batch.data)
             training.step(mesh["dp"].get_group())
             account.commit()
@@ -746,7 +746,7 @@ def splits_at_random() -> None:
     """Each rank draws its own 30 of 40 samples, as `random_split` does without a seed."""
     chosen, _ = random_split(Noisy(40), [N, 40 - N], torch.Generator().manual_seed(dist.get_rank()))
     with Account(task="t", plan={"train": 1}) as account:
-        for _ in account.epoch("train", 1, account.loader("train", chosen, batch_size=SIZE)):
+        for _ in account.epoch("train", 1, account.loader(chosen, "train", batch_size=SIZE)):
             account.commit()
 
 
@@ -766,7 +766,7 @@ def beside_a_busy_group() -> None:
     if dist.get_rank() == 0:
         exchange.start()
     with Account(task="t", plan={"train": 1}) as account:
-        for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+        for _ in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
             account.commit()
     if dist.get_rank() == 1:
         exchange.start()
@@ -794,19 +794,19 @@ def odd(how: str) -> None:
         data = Noisy(N)
         if how == "fingerprint":
             data.fingerprint = "a\nb"
-        loader = account.loader("train", data, batch_size=SIZE)
+        loader = account.loader(data, "train", batch_size=SIZE)
         for _ in account.epoch("train", 1, loader):
             account.commit()
         match how:
             case "n":
-                loader = account.loader("train", Noisy(N + 1), batch_size=SIZE)
+                loader = account.loader(Noisy(N + 1), "train", batch_size=SIZE)
             case "new fingerprint":
                 data.fingerprint = "other"
-                loader = account.loader("train", data, batch_size=SIZE)
+                loader = account.loader(data, "train", batch_size=SIZE)
             case "contract":
-                loader = account.loader("train", data, batch_size=SIZE, contract="padded")
+                loader = account.loader(data, "train", batch_size=SIZE, contract="padded")
             case "batch":
-                loader = account.loader("train", data, batch_size=SIZE + 1)
+                loader = account.loader(data, "train", batch_size=SIZE + 1)
         for _ in account.epoch("train", 2, loader):
             account.commit()
 
@@ -839,7 +839,7 @@ def folds() -> None:
     """Two accounts in a process, as cross-validation has them."""
     for _ in range(2):
         with Account(task="t", plan={"train": 1}) as account:
-            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            for _ in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
                 account.commit()
 
 
@@ -858,7 +858,7 @@ def test_two_accounts_of_a_process_are_two_runs() -> None:
 def restarts(environment: dict[str, str], anew: bool, finishes: bool = True) -> None:
     os.environ.update(environment)
     with Account(task="t", plan={"train": 1}, anew=anew) as account:
-        for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+        for _ in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
             if not finishes:
                 raise SystemExit(9)
             account.commit()
@@ -894,7 +894,7 @@ def left_out(folder: str, first: int, dies: bool) -> None:
     os.environ["TORCHTALLY_OUTPUT"] = folder
     for fold in range(first, 4):
         with Account(task=f"fold-{fold}", plan={"train": 1}) as account:
-            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            for _ in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
                 if dies and fold == 3:
                     raise SystemExit(9)
                 account.commit()
@@ -913,7 +913,7 @@ def of_one_name(folder: str, first: int, dies: bool) -> None:
     os.environ["TORCHTALLY_OUTPUT"] = folder
     for fold in range(first, 3):
         with Account(task="fold", plan={"train": 1}) as account, Account(task="fold", plan={"other": 0}):
-            for _ in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+            for _ in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
                 if dies and fold == 2:
                     raise SystemExit(9)
                 account.commit()
@@ -941,7 +941,7 @@ def goes_on(folder: str, state: Any, dies: bool) -> Any:
     """Trains from `state` on; returns the state of the third step, in which it dies."""
     os.environ["TORCHTALLY_OUTPUT"] = folder
     with contextlib.suppress(ZeroDivisionError), Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         if state:
             account.load_state_dict(state)
         for batch in account.epoch("train", 1, loader):
@@ -989,7 +989,7 @@ def steps_after_the_commit_as_well(folder: Path) -> None:
     counts = torch.nn.Embedding(N, 1)
     optimizer = ByData(counts.parameters())
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}).resume()
         for batch in account.epoch("train", 1, loader):
             optimizer.zero_grad()
@@ -1023,7 +1023,7 @@ def trains_beside_a_thread(folder: Path) -> None:
     counts = torch.nn.Embedding(N, 1)
     optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}).resume()
         for batch in in_background(account.epoch("train", 1, loader)):
             optimizer.zero_grad()
@@ -1047,7 +1047,7 @@ def folds_of_one_folder(folder: Path, plans: tuple[int, int]) -> list[float]:
         optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
         data = range(fold * N, fold * N + N)
         with Account(task="fold", plan={"train": epochs}) as account:
-            loader = account.loader("train", data, batch_size=SIZE)
+            loader = account.loader(data, "train", batch_size=SIZE)
             checkpoints = account.checkpoints(folder, {"counts": counts, "optimizer": optimizer}, every=32400)
             checkpoints.resume()
             for epoch in account.epochs():
@@ -1094,7 +1094,7 @@ def saves(moment: str, ahead: bool) -> None:
                 get_optimizer_state_dict(counts, optimizer)  # which makes a step of its own if there was none
                 account.state_dict()
 
-        batches = account.epoch("train", 1, account.loader("train", range(12), batch_size=2))
+        batches = account.epoch("train", 1, account.loader(range(12), "train", batch_size=2))
         for batch in fetched(batches, ahead):
             counts(batch.data).sum().backward()
             save("before the step")

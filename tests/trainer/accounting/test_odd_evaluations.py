@@ -21,8 +21,8 @@ def trains(file: Path, evaluated: tuple[int, ...], saves: str = "", dies: int = 
     """
     training = Scheduled()
     account = Account(task="t", plan={"train": EPOCHS, "test": len(evaluated)}, anew=not file.exists()).__enter__()
-    loader = account.loader("train", Noisy(N), batch_size=SIZE)
-    tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+    loader = account.loader(Noisy(N), "train", batch_size=SIZE)
+    tests = account.loader(Noisy(TESTS), "test", batch_size=SIZE, shuffle=False, trains=False)
     if file.exists():
         saved = torch.load(file)
         account.load_state_dict(saved["account"])
@@ -127,8 +127,8 @@ def evaluates_within(saved: Any, dies: tuple[int, int]) -> Any:
     """Evaluates after each fourth step, and so twice in an epoch of 8, and saves then."""
     training = Scheduled()
     account = Account(task="t", plan={"train": 3, "test": 6}).__enter__()
-    loader = account.loader("train", Noisy(N), batch_size=SIZE)
-    tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+    loader = account.loader(Noisy(N), "train", batch_size=SIZE)
+    tests = account.loader(Noisy(TESTS), "test", batch_size=SIZE, shuffle=False, trains=False)
     if saved:
         account.load_state_dict(saved["account"])
         training.take_up(saved)

@@ -62,8 +62,8 @@ def test_a_plan_in_tokens_reaches_them(tokens: int, each: int, n: int, world: in
 def trains(plan: Any, saved: Any = None, until: int | None = None, stop: int | None = None) -> Any:
     training, commits = Witness(N), 0
     account = Account(task="t", plan={"train": plan, "test": 2}, seed=1).__enter__()
-    loader = account.loader("train", Noisy(N), batch_size=SIZE)
-    tests = account.loader("test", Noisy(5), batch_size=SIZE, trains=False)
+    loader = account.loader(Noisy(N), "train", batch_size=SIZE)
+    tests = account.loader(Noisy(5), "test", batch_size=SIZE, trains=False)
     if saved:
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
@@ -137,7 +137,7 @@ def misused(how: str) -> None:
     with Account(task="t", plan={"train": plan}) as account:
         if how == "no loader":
             list(account.epochs())
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         for _ in account.epoch("train", 1, loader):
             account.commit()
             if how == "no reason":

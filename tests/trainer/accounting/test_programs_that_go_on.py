@@ -26,7 +26,7 @@ def tries_again(folder: Path, how: str) -> list[int]:
             if number and how == "anew":  # in place
                 training.load(Witness(N).save())
             with Account(task="t", plan={"train": 1}, anew=bool(number) and how == "anew") as account:
-                loader = account.loader("train", Noisy(N), batch_size=SIZE)
+                loader = account.loader(Noisy(N), "train", batch_size=SIZE)
                 if how == "checkpoints":
                     account.checkpoints(folder, training.objects, every=32400).resume()
                 for batch in account.epoch("train", 1, loader):
@@ -60,7 +60,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for number in range({tries}):
     try:
         with Account(task="t", plan={{"train": 1}}, anew=True) as account:
-            for batch in account.epoch("train", 1, account.loader("train", range(9), batch_size=2)):
+            for batch in account.epoch("train", 1, account.loader(range(9), "train", batch_size=2)):
                 if number == 0 and batch.step == 3:
                     raise RuntimeError("out of memory")
                 account.commit()
@@ -86,7 +86,7 @@ from torchtally import Account
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 try:
     with Account(task="t", plan={{"train": 1}}) as account:
-        for batch in account.epoch("train", 1, account.loader("train", range(9), batch_size=2)):
+        for batch in account.epoch("train", 1, account.loader(range(9), "train", batch_size=2)):
             if batch.step == 3:
                 {how}
             account.commit()
@@ -116,7 +116,7 @@ def stops(how: str) -> list[int]:
     """Stops at the fifth batch of 4 samples, before it is trained or after."""
     training = Witness(N)
     with Account(task="t", plan={"train": 2}) as account:
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+        for batch in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
             if batch.step == 5 and how != "after commit()":
                 account.stop("deadline")
             if batch.step == 5 and how == "leaves the batch":
@@ -145,7 +145,7 @@ def test_a_batch_that_is_trained_after_a_stop_is_not_left_out_of_the_proof(how: 
 def saves_where_nothing_trains(trains: bool) -> Any:
     training = Witness(N)
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE, trains=trains)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE, trains=trains)
         for batch in account.epoch("train", 1, loader):
             training.backward(*batch.data)
             training.step()
@@ -170,7 +170,7 @@ def trains_a_kept_batch(kept: bool) -> list[int]:
     """Each epoch has one step. All may train the batch of the first one."""
     training, held = Witness(N), None
     with Account(task="t", plan={"train": 3}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=N)
+        loader = account.loader(Noisy(N), "train", batch_size=N)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 held = held or batch

@@ -120,7 +120,7 @@ def reports_often(numbers: dict[str, Any], plan: int) -> None:
     reports._LOG_SECONDS = reports._READ_SECONDS = 0.0
     with Account(task="t", plan={"train": plan, "fine-tune": 1}) as account:
         for phase in ("train", "fine-tune"):
-            source = account.loader(phase, Squares(9), batch_size=2)
+            source = account.loader(Squares(9), phase, batch_size=2)
             for epoch in account.epochs() if phase == "train" else [1]:
                 for batch in account.epoch(phase, epoch, source):
                     account.log(**numbers, step=batch.step)
@@ -157,7 +157,7 @@ def logs_a_norm(whole: bool) -> None:
     model(torch.ones(1, 4)).sum().backward()
     norm: Any = model.weight.grad.norm()  # type: ignore[union-attr]
     with Account(task="t", plan={"train": 1}) as account:
-        for _ in account.epoch("train", 1, account.loader("train", Squares(8), batch_size=2)):
+        for _ in account.epoch("train", 1, account.loader(Squares(8), "train", batch_size=2)):
             account.log(norm=norm.full_tensor() if whole else norm)
             account.commit()
 

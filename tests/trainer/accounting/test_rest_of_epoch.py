@@ -63,8 +63,8 @@ def trains(
     checkpoints._SYNCHRONIZE_SECONDS = 0
     training = Scheduled()
     with Account(task="t", plan={"train": epochs, "test": len(evaluated)}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=size)
-        tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+        loader = account.loader(Noisy(N), "train", batch_size=size)
+        tests = account.loader(Noisy(TESTS), "test", batch_size=SIZE, shuffle=False, trains=False)
         kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
         for epoch in account.epochs():
@@ -148,8 +148,8 @@ def saves(
     """Saves after the commit of an epoch and of a step from its end, and ends as if killed, in an evaluation if any."""
     training = Scheduled()
     account = Account(task="t", plan={"train": plan, "test": len(evaluated)}).__enter__()
-    loader = account.loader("train", Noisy(N), batch_size=SIZE)
-    tests = account.loader("test", Noisy(TESTS), batch_size=SIZE, shuffle=False, trains=False)
+    loader = account.loader(Noisy(N), "train", batch_size=SIZE)
+    tests = account.loader(Noisy(TESTS), "test", batch_size=SIZE, shuffle=False, trains=False)
     saved = torch.load(file) if file.exists() else None
     if saved:
         account.load_state_dict(saved["account"])
@@ -233,7 +233,7 @@ def two(saved: Saved | None, moment: tuple[str, int, int], together: bool) -> An
     """`main` has 4 epochs, and `other` trains as well: beside `main` in each, or after it in the epochs 1, 2, and 4."""
     plan, made = {"main": 4, "other": 4 if together else 3}, {"main": Scheduled(), "other": Scheduled()}
     account = Account(task="t", plan=plan).__enter__()
-    loaders = {phase: account.loader(phase, Noisy(N), batch_size=SIZE + 3 * (phase == "other")) for phase in plan}
+    loaders = {phase: account.loader(Noisy(N), phase, batch_size=SIZE + 3 * (phase == "other")) for phase in plan}
     if saved:
         account.load_state_dict(saved["account"])
         for phase, each in made.items():

@@ -35,8 +35,8 @@ def trains(
     """Train from `saved` on, and "die" after `until` commits: the rest of the accumulation is handed out by then."""
     training = Witness(N)
     account = Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5, order=order).__enter__()
-    loader = account.loader("train", Sharded(N), batch_size=size, contract=contract, num_workers=workers)
-    tests = account.loader("test", Noisy(7), batch_size=4, shuffle=False, trains=False)
+    loader = account.loader(Sharded(N), "train", batch_size=size, contract=contract, num_workers=workers)
+    tests = account.loader(Noisy(7), "test", batch_size=4, shuffle=False, trains=False)
     if saved:
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
@@ -116,7 +116,7 @@ def grows(saved: Saved | None, epochs: int, until: int | None) -> dict[str, Any]
     """Train on a plan of so many epochs, to its end unless it "dies" after `until` commits."""
     training = Witness(N)
     account = Account(task="t", plan={"train": epochs}, seed=5).__enter__()
-    loader = account.loader("train", Sharded(N), batch_size=4)
+    loader = account.loader(Sharded(N), "train", batch_size=4)
     if saved:
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
@@ -211,7 +211,7 @@ def accumulates(saved: Saved | None, size: int) -> Any:
     """Step after every third batch, counted from the epoch's beginning as libraries do. "Die" after the first step."""
     training = Witness(N)
     account = Account(task="t", plan={"train": 1}).__enter__()
-    loader = account.loader("train", Noisy(N), batch_size=size)
+    loader = account.loader(Noisy(N), "train", batch_size=size)
     if saved:
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
@@ -280,14 +280,14 @@ def test_a_tallied_sampler_goes_on_in_the_middle_of_an_epoch(until: int) -> None
 def resharded(first: Locality, other: Locality, sizes: Sequence[int], before: bool) -> None:
     """Load the state of a run with an order, in an account with another order or other sizes of shard files."""
     account = Account(task="t", plan={"train": 2}, order=first).__enter__()
-    next(account.epoch("train", 1, account.loader("train", Sharded(N), batch_size=4)))
+    next(account.epoch("train", 1, account.loader(Sharded(N), "train", batch_size=4)))
     account.commit()
     data = Sharded(N)
     data.shard_sizes = sizes
     with Account(task="t", plan={"train": 2}, order=other) as again:
         if before:
             again.load_state_dict(account.state_dict())
-        again.loader("train", data, batch_size=4)
+        again.loader(data, "train", batch_size=4)
         again.load_state_dict(account.state_dict())
 
 
@@ -313,7 +313,7 @@ def test_an_order_that_has_changed_since_is_refused(other: Locality, sizes: Sequ
 def loads(change: dict[str, Any], how: str = "") -> None:
     """Load a state with changes, in an account of seed 5 over 101 samples."""
     account = Account(task="t", plan={"train": 2}, seed=5).__enter__()
-    next(account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=4)))
+    next(account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=4)))
     account.commit()
     state = json.loads(account.state_dict()["torchtally"])
     text = json.dumps(state | change)
@@ -326,14 +326,14 @@ def loads(change: dict[str, Any], how: str = "") -> None:
             case "not a text":
                 other.load_state_dict({"torchtally": state})
             case "too late":
-                loader = other.loader("train", Noisy(N), batch_size=4)
+                loader = other.loader(Noisy(N), "train", batch_size=4)
                 next(other.epoch("train", 1, loader))
                 other.load_state_dict({"torchtally": text})
             case "the dataset grew":
                 other.load_state_dict({"torchtally": text})
-                other.loader("train", Noisy(N + 1), batch_size=4)
+                other.loader(Noisy(N + 1), "train", batch_size=4)
             case "the dataset grew before":
-                other.loader("train", Noisy(N + 1), batch_size=4)
+                other.loader(Noisy(N + 1), "train", batch_size=4)
                 other.load_state_dict({"torchtally": text})
             case _:
                 other.load_state_dict({"torchtally": text})
@@ -369,8 +369,8 @@ def goes_on(saved: Saved, how: str) -> list[int]:
     training = Witness(N)
     with Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5) as account:
         beginning = account.state_dict()
-        loader = account.loader("train", Noisy(N), batch_size=4)
-        account.loader("test", Noisy(7), batch_size=4, shuffle=False, trains=False)
+        loader = account.loader(Noisy(N), "train", batch_size=4)
+        account.loader(Noisy(7), "test", batch_size=4, shuffle=False, trains=False)
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
         if how == "loads twice":
@@ -408,7 +408,7 @@ def together(saved: Saved | None, until: int | None) -> Any:
     """Two phases side by side, of which the one with more epochs has fewer steps in each."""
     plan, training = {"real": 2, "noise": 3}, {"real": Witness(N), "noise": Witness(30)}
     account = Account(task="t", plan=plan).__enter__()
-    loaders = {phase: account.loader(phase, Noisy(len(own.times)), batch_size=8) for phase, own in training.items()}
+    loaders = {phase: account.loader(Noisy(len(own.times)), phase, batch_size=8) for phase, own in training.items()}
     if saved:
         account.load_state_dict(saved["account"])
         for phase, own in training.items():
@@ -444,8 +444,8 @@ def now_and_then(file: Path, dies: int) -> list[int]:
     """Trains 6 epochs, of which every third is evaluated. The process is killed in the evaluation number `dies`."""
     training = Witness(N)
     with Account(task="t", plan={"train": 6, "test": 2}, anew=not file.exists()) as account:
-        loader = account.loader("train", Noisy(N), batch_size=16)
-        tests = account.loader("test", Noisy(7), batch_size=4, trains=False)
+        loader = account.loader(Noisy(N), "train", batch_size=16)
+        tests = account.loader(Noisy(7), "test", batch_size=4, trains=False)
         if file.exists():
             saved = torch.load(file)
             account.load_state_dict(saved["account"])
@@ -476,7 +476,7 @@ def test_an_evaluation_of_every_third_epoch_is_made_after_a_kill_in_it(tmp_path:
 def few(saved: Saved | None, n: int, size: int, contract: Contract, stream: bool, until: int | None) -> Any:
     training = Witness(n)
     account = Account(task="t", plan={"train": 1}).__enter__()
-    loader = account.loader("train", Numbered(n) if stream else Noisy(n), batch_size=size, contract=contract)
+    loader = account.loader(Numbered(n) if stream else Noisy(n), "train", batch_size=size, contract=contract)
     if saved:
         account.load_state_dict(saved["account"])
         training.load(saved["training"])

@@ -26,7 +26,7 @@ def trains(drive: Callable[..., None]) -> list[int]:
     """How often each sample is in the weights."""
     training = Witness(N)
     with Account(task="t", plan={"train": 1}) as account:
-        drive(account, account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)), training)
+        drive(account, account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)), training)
     return training.times
 
 
@@ -216,7 +216,7 @@ def state_after_a_skip() -> str:
         Drops.post = late  # type: ignore[method-assign]
     training = Witness(N)
     with Account(task="t", plan={"train": 1}) as account:
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+        for batch in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
             if batch.step > 1:
                 step(account, training, batch)
                 continue

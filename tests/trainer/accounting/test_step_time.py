@@ -79,7 +79,7 @@ def trains(synchronized: Callable[[nn.Module], Callable[[torch.Tensor], None]], 
     step = synchronized(model)
     with Account(task="t", plan={"train": 1}) as account:
         data = Points(STEPS * world, *([late] if slow_in == "data_wait" else []))
-        for batch in account.epoch("train", 1, account.loader("train", data, batch_size=1)):
+        for batch in account.epoch("train", 1, account.loader(data, "train", batch_size=1)):
             if slow_in == "compute":
                 late(batch.step)
             if rank == 0:
@@ -132,7 +132,7 @@ def meets(slow_steps: int, steps: int) -> list[dict[str, Any]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = by_ddp(model)
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Points(steps * dist.get_world_size()), batch_size=1)
+        loader = account.loader(Points(steps * dist.get_world_size()), "train", batch_size=1)
         for batch in account.epoch("train", 1, loader):
             time.sleep(SLEEP if rank == 2 and batch.step <= slow_steps else SLEEP / 10)
             optimizer.zero_grad()

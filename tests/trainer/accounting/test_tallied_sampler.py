@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import each_row
-from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.loader import Loader
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.tallied_sampler import TalliedSampler
 
@@ -28,12 +28,12 @@ def tripled(samples: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
     return torch.tensor([3 * index for _, index in samples])
 
 
-def plain(epochs: Epochs) -> Iterator[Any]:
+def plain(epochs: Loader) -> Iterator[Any]:
     """A loop, which asks for one more batch than there is."""
     yield from epochs
 
 
-def counting(epochs: Epochs) -> Iterator[Any]:
+def counting(epochs: Loader) -> Iterator[Any]:
     """A library that knows how many there are, and asks twice for an iterator."""
     iter(epochs)
     batches = iter(epochs)
@@ -41,14 +41,14 @@ def counting(epochs: Epochs) -> Iterator[Any]:
         yield next(batches)
 
 
-def hasty(epochs: Epochs) -> Iterator[Any]:
+def hasty(epochs: Loader) -> Iterator[Any]:
     """One that stops a batch too early."""
     batches = iter(epochs)
     for _ in range(len(epochs) - 1):
         yield next(batches)
 
 
-def trains(drive: Callable[[Epochs], Iterator[Any]], drop_last: bool, options: dict[str, Any]) -> list[list[int]]:
+def trains(drive: Callable[[Loader], Iterator[Any]], drop_last: bool, options: dict[str, Any]) -> list[list[int]]:
     """The samples that this rank has seen in each epoch."""
     sampler = TalliedSampler(DATA, epochs=EPOCHS, drop_last=drop_last)
     loader = DataLoader(DATA, batch_size=SIZE, sampler=sampler, collate_fn=each_row(tripled), **options)
@@ -70,7 +70,7 @@ def trains(drive: Callable[[Epochs], Iterator[Any]], drop_last: bool, options: d
     ("drive", "options"), [(plain, {}), (counting, {"num_workers": 2, "persistent_workers": True})]
 )
 def test_every_rank_sees_as_many_as_with_distributed_sampler(
-    drive: Callable[[Epochs], Iterator[Any]], options: dict[str, Any], drop_last: bool
+    drive: Callable[[Loader], Iterator[Any]], options: dict[str, Any], drop_last: bool
 ) -> None:
     found = run(3, trains, drive, drop_last, options)
     for rank, each in enumerate(found):

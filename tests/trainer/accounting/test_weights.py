@@ -52,7 +52,7 @@ def trains(
     after_commit: Callable[[], None] = lambda: None,
 ) -> None:
     with Account(task="t", plan={"train": epochs}, group=group) as account:
-        loader = account.loader("train", dataset or data(), batch_size=4)
+        loader = account.loader(dataset or data(), "train", batch_size=4)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 for each in optimizers:
@@ -270,7 +270,7 @@ def with_an_inner_loop() -> None:
     model, inner = a_model(), a_model()
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.05)
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", data(), batch_size=4)
+        loader = account.loader(data(), "train", batch_size=4)
         for batch in account.epoch("train", 1, loader):
             inner.load_state_dict(model.state_dict())
             for _ in range(3):
@@ -345,7 +345,7 @@ def begins() -> Saved:
     optimizer = adam(model)
     saved: Saved = {}
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", data(), batch_size=4)
+        loader = account.loader(data(), "train", batch_size=4)
         for batch in account.epoch("train", 1, loader):
             optimizer.zero_grad()
             model(batch.data[0]).square().mean().backward()
@@ -361,7 +361,7 @@ Load = Callable[[Saved], tuple[nn.Module, list[nn.Parameter]]]
 
 def goes_on(saved: Saved, load: Load) -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", data(), batch_size=4)
+        loader = account.loader(data(), "train", batch_size=4)
         account.load_state_dict(saved["account"])
         model, parameters = load(saved["model"])
         optimizer = torch.optim.AdamW(parameters, lr=0.01)
@@ -460,7 +460,7 @@ def stages() -> set[str]:
     optimizer = adam(model)
     states = set()
     with Account(task="t", plan={"train": 1}, group=group) as account:
-        loader = account.loader("train", data(), batch_size=4)
+        loader = account.loader(data(), "train", batch_size=4)
         for batch in account.epoch("train", 1, loader):
             optimizer.zero_grad()
             model(batch.data[0]).square().mean().backward()

@@ -25,7 +25,7 @@ def verified(path: Path, *options: object, log: str = "") -> subprocess.Complete
 
 def loop(folder: Path, *files: str) -> None:
     with Account(task="own", plan={"train": 2}, seed=7) as account:
-        source = account.loader("train", Squares(9), batch_size=2)
+        source = account.loader(Squares(9), "train", batch_size=2)
         for epoch in account.epochs():
             for _ in account.epoch("train", epoch, source):
                 account.commit()

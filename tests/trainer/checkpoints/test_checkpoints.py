@@ -95,7 +95,7 @@ def saves_any_layout(folder: Path) -> bool:
     for name, value in layouts.items():
         model.register_parameter(name, nn.Parameter(value, requires_grad=False))
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", range(N), batch_size=BATCH)
+        loader = account.loader(range(N), "train", batch_size=BATCH)
         kept = account.checkpoints(folder, {"model": model})
         resumed = kept.resume()
         kept.save(wait=True)

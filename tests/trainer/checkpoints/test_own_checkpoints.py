@@ -50,7 +50,7 @@ def trains(folder: Path, how: str = "") -> list[int]:
             training.model[0].reset_parameters()
         if how == "saves before it has a loader":
             kept.save(wait=True)
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+        for batch in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
             training.backward(*batch.data)
             training.step()
             account.commit()
@@ -74,7 +74,7 @@ def trains_two(folder: Path, how: str) -> None:
         objects["wrapper"] = Wrapper(beside, optimizer)
     with Account(task="t", plan={"train": 1}) as account:
         account.checkpoints(folder, objects, every=32400).resume()
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=2)):
+        for batch in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=2)):
             if how == "begins with the model":
                 beside.load_state_dict(other.state_dict())
             elif how == "begins anew":
@@ -144,7 +144,7 @@ def trains_two_accounts(folder: Path) -> None:
     with Account(task="a", plan={"train": 1}) as a, Account(task="b", plan={"train": 1}) as b:
         for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
             account.checkpoints(folder / account.task, {"model": model, "optimizer": optimizer}, every=32400).resume()
-        loaders = [each.loader("train", Noisy(N), batch_size=2) for each in (a, b)]
+        loaders = [each.loader(Noisy(N), "train", batch_size=2) for each in (a, b)]
         for _ in zip(a.epoch("train", 1, loaders[0]), b.epoch("train", 1, loaders[1]), strict=True):
             for account, model, optimizer in zip((a, b), models, optimizers, strict=True):
                 optimizer.zero_grad()
@@ -165,7 +165,7 @@ def steps_without_state(folder: Path) -> list[int]:
     with Account(task="t", plan={"train": 1}) as account:
         kept = account.checkpoints(folder, {"counts": training.counts, "direct": optimizer}, every=32400)
         kept.resume()
-        for batch in account.epoch("train", 1, account.loader("train", Noisy(N), batch_size=SIZE)):
+        for batch in account.epoch("train", 1, account.loader(Noisy(N), "train", batch_size=SIZE)):
             optimizer.rows = batch.data[0]
             optimizer.step()
             account.commit()
@@ -208,7 +208,7 @@ def goes_on(folder: Path, how: str, kind: str) -> str:
         own = Sharp if kind == "needs a closure" else Plain
         training.optimizers[1] = own(training.model.parameters(), lr=0.01, momentum=0.9)
     with Account(task="t", plan={"train": 2}, anew=how != "goes on") as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         part.requires_grad_(kind != "frozen")
         kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
@@ -244,7 +244,7 @@ def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]
     checkpoints._SYNCHRONIZE_SECONDS = 0
     training = Witness(N)
     with Account(task="t", plan={"train": 3}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         kept = account.checkpoints(folder, training.objects, every=32400)
         kept.resume()
 
@@ -304,7 +304,7 @@ def saves_many(folder: Path, parameters: int, unequal: bool) -> int:
         return tell(group, function)
 
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", Noisy(N), batch_size=SIZE)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
         kept = account.checkpoints(folder, {"model": model}, every=32400)
         kept.resume()
         if unequal and account.rank == 1:

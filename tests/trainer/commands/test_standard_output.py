@@ -21,7 +21,7 @@ from torchtally import Account
 
 dist.init_process_group("gloo")
 with Account(task="mine", plan={"train": 2}) as account:
-    loader = account.loader("train", list(range(9)), batch_size=2)
+    loader = account.loader(list(range(9)), "train", batch_size=2)
     for epoch in account.epochs():
         for batch in account.epoch("train", epoch, loader):
             account.commit()

@@ -47,7 +47,7 @@ def checked(mode: str, slow: int | None, act: str = "mm") -> None:
             slowed(dist, "isend", lambda data: 0.01 * (data.numel() == 1))
     for _ in range(2):  # it is made once in a process
         with Account(task="t", plan={"train": 1}) as account:
-            for _ in account.epoch("train", 1, account.loader("train", range(6), batch_size=2)):
+            for _ in account.epoch("train", 1, account.loader(range(6), "train", batch_size=2)):
                 account.commit()
 
 

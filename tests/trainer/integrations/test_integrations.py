@@ -218,7 +218,6 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
     ("name", "arguments", "code", "sentence"),
     [
         (LIGHTNING, ["{}", "no callback"], 2, "the weights hold an optimizer's step that is not committed"),
-        (LIGHTNING, ["{}", "no batches"], 2, "a library that makes loaders again must receive account.batches(...)"),
         (LIGHTNING, ["{}", "drained"], 143, ""),  # a retry goes on
         (LIGHTNING, ["{}", "no loss"], 3, "training_step() returned no loss"),
         (LIGHTNING, ["{}", "every second step"], 3, "Lightning counted a step that the optimizer has not made"),
@@ -273,7 +272,6 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
         (ACCELERATE, ["4", "each batch"], 2, "commit() was called while Accelerate accumulates gradients"),
         (ACCELERATE, ["4", "skips late"], 2, "skip() must come before the backward pass while Accelerate accumulates"),
         (ACCELERATE, ["4", "unmarked"], 3, "24 of the 26 batches that were handed out are committed"),
-        (ACCELERATE, ["1", "prepared"], 2, "the DataLoader must be what account.loader returned"),
         (ACCELERATE, ["4", "saves early"], 2, "the weights hold an optimizer's step that is not committed"),
         (KERAS, ["3", "no callback"], 3, COMMIT),
         (KERAS, ["3", "unbuilt"], 2, "call model.test_on_batch(inputs, labels) with any samples"),

@@ -34,7 +34,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with Account(task=ails, plan={"train": 1}, anew=True) as account:
     account.checkpoints(output, {"model": model, "optimizer": optimizer}, every=1).resume()
     try:
-        for batch in account.epoch("train", 1, account.loader("train", torch.ones(40_000, 1), batch_size=1)):
+        for batch in account.epoch("train", 1, account.loader(torch.ones(40_000, 1), "train", batch_size=1)):
             if ails == "straggler" and dist.get_rank() == 1:
                 time.sleep(0.05)
             if ails == "stands still" and batch.step == 100:

@@ -73,7 +73,7 @@ def test_a_run_is_watched_while_it_trains(environment: dict[str, str]) -> None:
 def served_at(port: str) -> None:
     os.environ["TORCHTALLY_METRICS_PORT"] = port
     with Account(task="served", plan={"train": 1}, seed=1) as account:
-        loader = account.loader("train", Noisy(4), batch_size=2)
+        loader = account.loader(Noisy(4), "train", batch_size=2)
         for _ in account.epoch("train", 1, loader):
             account.commit()
 
@@ -153,7 +153,7 @@ def watched(ports: list[int], folder: Path) -> dict[str, Any]:
     with Account(task="watched", plan={"train": 2}, seed=1) as account:
         saving = account.checkpoints(folder, training.objects, every=60)
         saving.resume()
-        loader = account.loader("train", Noisy(10), batch_size=2)
+        loader = account.loader(Noisy(10), "train", batch_size=2)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 training.backward(*batch.data)

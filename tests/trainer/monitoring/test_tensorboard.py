@@ -94,7 +94,7 @@ def interrupted(folder: Path, dies: bool) -> None:
     with Account(task="own", plan={"train": 2}) as account:
         saving = account.checkpoints(folder / "checkpoints", training.objects, every=0.001)
         saving.resume()
-        loader = account.loader("train", Noisy(16), batch_size=2)
+        loader = account.loader(Noisy(16), "train", batch_size=2)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 training.backward(*batch.data)

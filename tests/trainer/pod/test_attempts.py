@@ -36,7 +36,7 @@ def main():
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Account(task="again", plan={{"train": 1}}, anew=True) as account:
-        for batch in account.epoch("train", 1, account.loader("train", torch.ones(8, 1), batch_size=1)):
+        for batch in account.epoch("train", 1, account.loader(torch.ones(8, 1), "train", batch_size=1)):
             model(batch.data).sum().backward()
             optimizer.step()
             account.commit()

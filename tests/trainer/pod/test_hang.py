@@ -31,7 +31,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds={timeout}))
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with Account(task="hangs", plan={{"train": 1}}) as account:
-    for batch in account.epoch("train", 1, account.loader("train", torch.ones(30, 1), batch_size=1)):
+    for batch in account.epoch("train", 1, account.loader(torch.ones(30, 1), "train", batch_size=1)):
         model(batch.data).sum().backward()
         optimizer.step()
         account.commit()

@@ -51,8 +51,12 @@ def starts(fashion_mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
         while not any(_saved_within(line) for line in begun):
             begun.append(pods[0].line())
             assert begun[-1], pods[0].errors
+        reported: list[str] = []
+        while not any(_is_progress(line) for line in reported):
+            reported.append(pods[1].line())
+            assert reported[-1], pods[1].errors
         pods[1].kill()
-        for pod, name, before in zip(pods, PODS, (begun, []), strict=True):
+        for pod, name, before in zip(pods, PODS, (begun, reported), strict=True):
             out = [*before, *pod.rest().splitlines()]
             first[name] = [*pod.errors.splitlines(), *out]
         assert [pod.process.returncode for pod in pods] == [203, -signal.SIGKILL]
@@ -73,6 +77,11 @@ def _saved_within(line: str) -> bool:
     """Whether a checkpoint holds a part of the first epoch."""
     record = events.read(line)
     return record is not None and isinstance(record.event, events.Saved) and record.event.position > 0
+
+
+def _is_progress(line: str) -> bool:
+    record = events.read(line)
+    return record is not None and isinstance(record.event, events.Progress)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +257,7 @@ def test_a_container_in_which_a_pod_starts_twice_ends_with_the_last_start(logs: 
 def goes_back() -> None:
     """An attempt that resumes before what another has proved."""
     with Account(task="t", plan={"train": 2}) as account:
-        loader = account.loader("train", Squares(9), batch_size=2)
+        loader = account.loader(Squares(9), "train", batch_size=2)
         for epoch in account.epochs():
             for _ in account.epoch("train", epoch, loader):
                 account.commit()
@@ -301,8 +310,8 @@ def test_a_part_of_a_long_series_is_evenly_spread(count: int) -> None:
 def paced() -> None:
     os.environ["TORCHTALLY_PROGRESS_SECONDS"] = "0"
     with Account(task="t", plan={"train": 2, "test": 2}) as account:
-        loader = account.loader("train", Squares(9), batch_size=2)
-        tests = account.loader("test", Squares(9), batch_size=2, trains=False)
+        loader = account.loader(Squares(9), "train", batch_size=2)
+        tests = account.loader(Squares(9), "test", batch_size=2, trains=False)
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
                 account.log(loss=batch.step)

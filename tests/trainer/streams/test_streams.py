@@ -317,7 +317,7 @@ def test_files_without_samples_may_be_one_file(tmp_path: Path) -> None:
 def changes(kind: str, where: str) -> None:
     """A shard changes after the dataset was made, and a worker of the loader finds it."""
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", of_kind(kind, where), batch_size=4, num_workers=1)
+        loader = account.loader(of_kind(kind, where), "train", batch_size=4, num_workers=1)
         for file in Path(where).glob("*002*") if kind != "tokens" else [Path(where) / "2.bin"]:
             if file.suffix != ".idx":
                 if kind == "parquet":
@@ -348,7 +348,7 @@ def test_a_shard_that_changes_in_a_run_ends_it_with_a_sentence(kind: str, senten
 
 def state_of(kind: str, where: str) -> Any:
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader("train", of_kind(kind, where), batch_size=4)
+        loader = account.loader(of_kind(kind, where), "train", batch_size=4)
         for batch in account.epoch("train", 1, loader):
             account.commit()
             if batch.step == 3:
@@ -358,7 +358,7 @@ def state_of(kind: str, where: str) -> Any:
 
 def goes_on(kind: str, where: str, state: Any) -> None:
     with Account(task="t", plan={"train": 1}) as account:
-        account.loader("train", of_kind(kind, where), batch_size=4)
+        account.loader(of_kind(kind, where), "train", batch_size=4)
         account.load_state_dict(state)
 
 
@@ -429,7 +429,7 @@ def streamed(kind: str, where: str) -> None:
             import webdataset
 
             stream = webdataset.WebDataset(f"{where}/shard-000.tar", shardshuffle=False)
-        account.loader("train", stream, batch_size=4)
+        account.loader(stream, "train", batch_size=4)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.optim.optimizer import Optimizer
-from torch.utils import data
 
 from torchtally.accounting import stateful
 from torchtally.accounting.collate import Batch
-from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.lifetime import Lifetime
+from torchtally.accounting.loader import Loader
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.reports import problem
 from torchtally.accounting.sampler import Sampler
@@ -38,8 +37,9 @@ class Account(Lifetime):
 
     Args:
         task: Name of the run in its logs and proofs.
-        plan: Number of epochs of each phase, such as `{"train": 10, "test": 10}`. `Steps(100_000)` or
-            `Tokens(10**9, each=1024)` in place of a number ends the last epoch where these are reached.
+        epochs: Number of epochs of the only phase, `train`. `Steps(100_000)` or `Tokens(10**9, each=1024)` in place of
+            a number ends the last epoch where these are reached.
+        plan: The same for each of several phases, such as `{"train": 10, "test": 10}`.
         seed: Seed of the order of samples, from 0.
         group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
             the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.
@@ -105,8 +105,8 @@ class Account(Lifetime):
 
     def loader(
         self,
-        phase: str,
         dataset: Any,
+        phase: str | None = None,
         *,
         batch_size: int,
         shuffle: bool = True,
@@ -114,20 +114,22 @@ class Account(Lifetime):
         trains: bool = True,
         order: Locality | None = None,
         **options: Any,
-    ) -> data.DataLoader[Any]:
-        """Return a DataLoader of a phase, whose batches carry the indices of their samples.
+    ) -> Loader:
+        """Return a loader that yields what any DataLoader yields, and accounts for it: each `iter()` is the next epoch.
 
-        All ranks have the same number of batches, so the last batch of a rank can be empty.
+        All ranks have the same number of batches. A rank that has no sample left in the last one gets an empty batch,
+        or a filler where `weigh` multiplies its loss with 0.
 
         Args:
-            phase: A phase of the plan.
             dataset: A map-style dataset, or an IterableDataset with `__len__` and `at_indices(indices)`. If it has an
                 attribute `fingerprint`, a text, that must be the same on all ranks. Otherwise, the lengths and the
                 contents of a few samples are compared.
+            phase: A phase of the plan (default: its only one).
             batch_size: Samples of this rank in a step.
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
-            trains: Whether `commit` counts the samples. Otherwise, a batch counts when the loop asks for the next one.
+            trains: Whether the samples go into the weights. Otherwise, as in an evaluation, a batch counts when the
+                loop asks for the next one.
             order: Order of a phase that shuffles (default: that of the account). The dataset's attribute `shard_sizes`
                 has the sizes of its shard files, unless the order has them.
             options: Other arguments of the DataLoader, such as `num_workers` and `collate_fn`.
@@ -135,16 +137,19 @@ class Account(Lifetime):
         Raises:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
-        return self._phases.make_loader(
-            phase,
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            contract=contract,
-            trains=trains,
-            order=order,
-            **options,
-        )
+        with self._counting.final():
+            phase = self._phases.named(phase)
+            made = self._phases.make_loader(
+                phase,
+                dataset,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                contract=contract,
+                trains=trains,
+                order=order,
+                **options,
+            )
+        return self._loader(phase, made)
 
     def epochs(self) -> Iterator[int]:
         """Yield the epochs that are left: all of the plan's, or from the one in progress on if a state is loaded.
@@ -184,7 +189,7 @@ class Account(Lifetime):
             Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
         with self._counting.final():
-            yield from self._counting.loop(phase, epoch, batches)
+            yield from self._counting.loop(phase, epoch, batches.given if isinstance(batches, Loader) else batches)
 
     def optimizer(self, optimizer: Optimizer) -> None:
         """Count the batches whose gradients the steps of this optimizer use: call it before the first batch.
@@ -308,12 +313,15 @@ class Account(Lifetime):
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
 
-    def batches(self, phase: str, batches: Iterable[Any]) -> Epochs:
-        """Return the data of `batches` for a library that drives the loop: each `iter()` is the phase's next epoch.
+    def batches(self, phase: str, batches: Iterable[Any]) -> Loader:
+        """Return a loader of batches of your own, such as a DataLoader with the phase's sampler.
 
         Raises:
-            Refused: The phase has no loader and no sampler.
+            Refused: The phase has no sampler.
         """
+        return self._loader(phase, batches.given if isinstance(batches, Loader) else batches)
+
+    def _loader(self, phase: str, batches: Iterable[Any]) -> Loader:
         with self._counting.final():
             steps = self._phases.whole_steps(phase)
 
@@ -321,10 +329,16 @@ class Account(Lifetime):
             with self._counting.final():
                 self._counting.catch_up()
                 self._counting.settle(phase)
-                yield from self._counting.batches(phase, self.completed(phase) + 1, batches)
+                drives = self._counting.loop if self._progress.body.within else self._counting.batches
+                yield from drives(phase, self.completed(phase) + 1, batches)
 
-        self._driven.append(Epochs(self, phase, epoch, steps))
+        self._driven.append(Loader(self, phase, batches, epoch, steps))
         return self._driven[-1]
+
+    @property
+    def samplers(self) -> Mapping[str, Sampler]:
+        """This rank's part of an epoch's order, by phase."""
+        return self._phases.samplers
 
     def state_dict(self) -> dict[str, str]:
         """Return how far the run is, the same on every rank: save it with the weights of the same moment.

@@ -21,6 +21,11 @@ class Body:
         self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases
 
     @property
+    def within(self) -> bool:
+        """Whether the program is in an epoch that `Account.epochs` has yielded."""
+        return self._epoch is not None
+
+    @property
     def unfinished(self) -> int | None:
         """The epoch whose body a resume from here must finish, because the program is in one of its batch loops."""
         if not self._loops:

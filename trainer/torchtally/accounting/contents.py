@@ -14,7 +14,7 @@ from torch.utils import data
 
 from torchtally.accounting import randomness
 from torchtally.accounting.collate import parts
-from torchtally.accounting.loader import ByStep
+from torchtally.accounting.step_loader import ByStep
 
 _FEW = 8  # samples
 _HASHES = 16  # of a sample: beyond, several of its leaves share one

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils import data
 
-from torchtally.accounting import loader, randomness
+from torchtally.accounting import randomness, step_loader
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.collate import Batch
 from torchtally.accounting.epoch_in_progress import EpochInProgress
@@ -143,14 +143,14 @@ class Counting:
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        ours = isinstance(batches, loader.Loader)
-        if isinstance(batches, loader.Loader):
+        ours = isinstance(batches, step_loader.StepLoader)
+        if isinstance(batches, step_loader.StepLoader):
             batches.fills = current.trains and self.gradients.watches
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             self._before_batch(current)
-            known = taken if ours else loader.checked(taken, batches, current.where(current.handed + 1))
+            known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
             if current.handed == current.counted:
                 self._used[phase].begin()
             self._used[phase].hand_out()

@@ -12,8 +12,8 @@ from torchtally import events
 from torchtally.accounting import kept_lines, proof_file
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.counting import Counting
-from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.forgotten import Watch
+from torchtally.accounting.loader import Loader
 from torchtally.accounting.locality import Locality, check_order
 from torchtally.accounting.pace import Pace
 from torchtally.accounting.phases import Phases
@@ -37,18 +37,20 @@ class Lifetime:
 
     def __init__(
         self,
-        *,
         task: str,
-        plan: Mapping[str, Planned],
+        epochs: Planned | None = None,
+        *,
+        plan: Mapping[str, Planned] | None = None,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         anew: bool = False,
         order: Locality | None = None,
     ):
         process.current().leave()
-        self._task, self._plan, self._seed, self._group, self._anew = task, plan, seed, group, anew
+        self._task, self._epochs, self._plan = task, epochs, plan
+        self._seed, self._group, self._anew = seed, group, anew
         self._order = order
-        self._driven: list[Epochs] = []
+        self._driven: list[Loader] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
         self._reports: Reports | None = None  # on the process that prints for all
         self._exporter: Exporter | None = None  # on the first rank of a pod, if metrics are requested
@@ -88,10 +90,16 @@ class Lifetime:
 
     def __enter__(self) -> Self:
         try:
-            if not isinstance(self._plan, Mapping) or not self._plan:
-                raise Refused(f'plan={self._plan!r} must be the epochs of each phase, such as {{"train": 10}}')
+            plan = self._plan if self._epochs is None else {"train": self._epochs}
+            if self._epochs is not None and self._plan is not None:
+                raise Refused(f"an Account takes epochs={self._epochs} or plan={self._plan}, and not both")
+            if not isinstance(plan, Mapping) or not plan:
+                raise Refused(
+                    'an Account needs epochs=10, or the epochs of each phase, plan={"train": 10, "test": 10}, '
+                    f"and not plan={plan!r}"
+                )
             check_order(self._order)
-            self._progress = Progress(self._plan)
+            self._progress = Progress(plan)
             requested, pace, refused = None, None, None
             try:
                 process = Process.from_env(os.environ)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import data
 
-from torchtally.accounting import contents, loader, resume
+from torchtally.accounting import contents, resume, step_loader
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.drops import Drops
 from torchtally.accounting.epoch_in_progress import EpochInProgress
@@ -90,7 +90,7 @@ class Phases:
         return next((name for name, trains in self.training.items() if trains), next(iter(self.training)))
 
     def _check_planned(self, phase: str) -> None:
-        if phase not in self._progress.given:
+        if not isinstance(phase, str) or phase not in self._progress.given:
             raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._progress.given)}")
 
     def _check_declared(self, phase: str) -> None:
@@ -102,6 +102,12 @@ class Phases:
         """The position in the order of a phase's epoch in progress."""
         known = self.open[phase].position if phase in self.open else self._progress.phases[phase].position
         return known.consumed if known else 0
+
+    def named(self, phase: str | None) -> str:
+        """The phase, or the only one of the plan. Raises Refused."""
+        if phase is None and len(self._progress.given) > 1:
+            raise Refused(f"the plan has several phases: name one of {', '.join(self._progress.given)}")
+        return next(iter(self._progress.given)) if phase is None else phase
 
     def declare(
         self,
@@ -155,7 +161,7 @@ class Phases:
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
-        if problem := loader.dataset_problem(dataset) or loader.options_problem(options):
+        if problem := step_loader.dataset_problem(dataset) or step_loader.options_problem(options):
             raise Refused(f"{phase}: {problem}")
         if isinstance(dataset, dict) and (names := [name for name in dataset if isinstance(name, str)]):
             raise Refused(
@@ -177,7 +183,7 @@ class Phases:
             order=order and order.offered(dataset),
         )
         try:
-            self._loaders[phase] = loader.Loader(dataset, sampler, **options)
+            self._loaders[phase] = step_loader.StepLoader(dataset, sampler, **options)
         except (TypeError, ValueError) as error:  # DataLoader's own checks
             raise Refused(f"{phase}: the DataLoader refuses its arguments: {error}") from None
         self._data[phase] = dataset, Facts.of(dataset)
@@ -307,7 +313,7 @@ class Phases:
             )
         # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
         source = getattr(batches, "dataset", None)
-        able = isinstance(source, loader.ByStep) or (isinstance(source, loader.StreamByStep) and len(sampler))
+        able = isinstance(source, step_loader.ByStep) or (isinstance(source, step_loader.StreamByStep) and len(sampler))
         if sampler.idle and not able:
             return (
                 f"{phase} leaves this rank without a sample in the last step ({sampler.n} samples, {sampler.world} "

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
-from torchtally.accounting.epochs import Epochs
 from torchtally.accounting.forgotten import Watch
+from torchtally.accounting.loader import Loader
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused
@@ -86,7 +86,7 @@ class TalliedSampler(Sampler):
                 world=self._account.world,
             )
         self._given: DataLoader[Any] | None = None
-        self._epochs: Epochs | None = None
+        self._epochs: Loader | None = None
         self._told: int | None = None  # the argument of set_epoch, until that epoch begins
 
     @property
@@ -103,7 +103,7 @@ class TalliedSampler(Sampler):
         """State which epoch comes next, counted from 0: after a resume, `completed`."""
         self._told = epoch
 
-    def tally(self, loader: DataLoader[Any]) -> Epochs:
+    def tally(self, loader: DataLoader[Any]) -> Loader:
         """Return the batches of `loader`, whose sampler this is: each `iter()` is the next epoch."""
         with self._ending():
             if self._epochs is None or loader is not self._given:
@@ -146,7 +146,7 @@ class TalliedSampler(Sampler):
         """Write the run's proof as a statement about these files, after `done()`: `Account.write_proof`."""
         self._account.write_proof(path, *files)
 
-    def _take_over(self, loader: DataLoader[Any]) -> Epochs:
+    def _take_over(self, loader: DataLoader[Any]) -> Loader:
         """Make a loader whose batches carry their indices, from one whose batches do not."""
         if self._given is not None:
             raise Refused("tally() must receive the same DataLoader in every epoch; an Account takes several")
@@ -158,7 +158,6 @@ class TalliedSampler(Sampler):
             raise Refused(f"the DataLoader's dataset has {n} samples, and that of its TalliedSampler {self.n}")
         self._given = loader
         tallied = self._account.loader(
-            "train",
             loader.dataset,
             batch_size=loader.batch_size,
             shuffle=self.order != "sequential",
@@ -172,7 +171,7 @@ class TalliedSampler(Sampler):
                 yield from self._account.epoch("train", self._next() + 1, tallied)
 
         # A loop that has left an epoch is no longer in it: a state that is made then goes on behind it.
-        return Epochs(self._account, "train", epoch, len(tallied), holds=False)
+        return Loader(self._account, "train", tallied.given, epoch, len(tallied), holds=False)
 
     def _next(self) -> int:
         """The next epoch, counted from 0.

@@ -11,7 +11,7 @@ from torch.utils import data
 
 from torchtally import exchange
 from torchtally.accounting.account import Account
-from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.loader import Loader
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
 from torchtally.distributed import own_group
@@ -21,13 +21,13 @@ _KEY = "torchtally"  # in a file of weights
 
 
 class Batches(data.DataLoader[Any]):
-    """What `fit` takes as `x`, from `account.batches(...)`.
+    """What `fit` takes as `x`, from `account.loader(...)`.
 
     It has the length of a whole epoch. Without one, `fit` would take that of the first, which a resume can begin in its
     middle.
     """
 
-    def __init__(self, epochs: Epochs):
+    def __init__(self, epochs: Loader):
         super().__init__(range(len(epochs)), batch_size=None)  # type: ignore[arg-type]  # fit() requires a DataLoader
         self.epochs = epochs
 

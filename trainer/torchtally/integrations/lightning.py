@@ -14,14 +14,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils._pytree import tree_leaves
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.loader import Loader
 from torchtally.errors import SIGNALLED, Refused, Unproven
 
 
 class AccountCallback(Callback):
     """Commits after each optimizer step of `Trainer.fit`, and keeps the account's state in the checkpoints.
 
-    The `train_dataloader` is `account.batches(...)`. With manual optimization, `training_step` calls `account.commit()`
+    The `train_dataloader` is `account.loader(...)`. With manual optimization, `training_step` calls `account.commit()`
     itself, after its optimizers have stepped.
     """
 
@@ -76,10 +76,10 @@ class AccountCallback(Callback):
         if isinstance(exception, SIGTERMException):  # without a code it would end the program as if without an error
             exception.code = SIGNALLED + signal.SIGTERM
 
-    def _batches(self, trainer: Trainer, module: LightningModule) -> Epochs:
+    def _batches(self, trainer: Trainer, module: LightningModule) -> Loader:
         batches = trainer.train_dataloader
-        if not isinstance(batches, Epochs) or batches.account is not self._account:
-            raise Refused("the train_dataloader must be account.batches(...) of the callback's account, unchanged")
+        if not isinstance(batches, Loader) or batches.account is not self._account:
+            raise Refused("the train_dataloader must be account.loader(...) of the callback's account, unchanged")
         batches.before_state = partial(self._commit, trainer, module)
         return batches
 
@@ -97,7 +97,7 @@ class AccountCallback(Callback):
         self._committed, self._stepped = trainer.global_step, False
         self._account.commit()
 
-    def _refuse(self, trainer: Trainer, module: LightningModule, batches: Epochs) -> None:
+    def _refuse(self, trainer: Trainer, module: LightningModule, batches: Loader) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
         planned = self._account.plan[batches.phase]
         steps = batches.optimizer_steps(trainer.accumulate_grad_batches)
@@ -129,7 +129,7 @@ class AccountCallback(Callback):
             )
 
 
-def _go_on(trainer: Trainer, batches: Epochs) -> None:
+def _go_on(trainer: Trainer, batches: Loader) -> None:
     """Set Lightning's counters to the batches that this start skips, or at the end of an epoch to all of them.
 
     Batches that no step has used are handed out again, and another number of ranks has other batches.
@@ -146,5 +146,5 @@ def _go_on(trainer: Trainer, batches: Epochs) -> None:
         counters.completed = at - loop.restarted_on_train_batch_end  # Lightning is about to add that one
 
 
-def _epochs(dataloaders: Any) -> Iterator[Epochs]:
-    return (each for each in tree_leaves(dataloaders) if isinstance(each, Epochs))
+def _epochs(dataloaders: Any) -> Iterator[Loader]:
+    return (each for each in tree_leaves(dataloaders) if isinstance(each, Loader))

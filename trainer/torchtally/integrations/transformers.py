@@ -19,7 +19,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch, EachRow, Samples, each_row
-from torchtally.accounting.epochs import Epochs
+from torchtally.accounting.loader import Loader
 from torchtally.accounting.tallied_sampler import TAKEN_OVER
 from torchtally.errors import Refused, Unproven
 
@@ -55,14 +55,14 @@ class AccountMixin:
                 )
             own = super().get_train_dataloader()  # type: ignore[misc]
             loader = self._account.loader(
-                "train",
                 own.dataset,
+                "train",
                 batch_size=trainer.args.train_batch_size,
                 shuffle=order == "random",
                 contract="padded",
                 **{name: getattr(own, name) for name in TAKEN_OVER} | {"collate_fn": _declared(own.collate_fn)},
             )
-            self._batches = _Batches(self._account.batches("train", loader))
+            self._batches = _Batches(loader)
         return self._batches
 
 
@@ -73,7 +73,7 @@ class _Batches(data.DataLoader[Any]):
     trained. It gets nothing in place of that.
     """
 
-    def __init__(self, epochs: Epochs):
+    def __init__(self, epochs: Loader):
         super().__init__(_Skipped(epochs), batch_size=None, collate_fn=_as_it_is)
         self.epochs = epochs
 
@@ -85,7 +85,7 @@ class _Batches(data.DataLoader[Any]):
 
 
 class _Skipped(data.IterableDataset[Any]):
-    def __init__(self, epochs: Epochs):
+    def __init__(self, epochs: Loader):
         self.epochs = epochs
 
     def __iter__(self) -> Iterator[Any]:
@@ -167,7 +167,7 @@ class _Commits(TrainerCallback):
         kept: Any = state.stateful_callbacks
         kept[_KEY] = self._account.position_dict()[_KEY]
 
-    def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Epochs) -> None:
+    def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Loader) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
         if args.auto_find_batch_size:
             raise Refused(

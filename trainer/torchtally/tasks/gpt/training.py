@@ -75,10 +75,10 @@ class Trainer:
         contract = options.contract or "exact"
         pinned = where.type == "cuda"
         self._train = account.loader(
-            "train", train, batch_size=options.batch_size, contract=contract, pin_memory=pinned
+            train, "train", batch_size=options.batch_size, contract=contract, pin_memory=pinned
         )
         self._test = account.loader(
-            "test", test, batch_size=options.batch_size, shuffle=False, trains=False, pin_memory=pinned
+            test, "test", batch_size=options.batch_size, shuffle=False, trains=False, pin_memory=pinned
         )
         self.model = _sharded(options, found.tokenizer.get_vocab_size(), where)
         self._parameters: list[Any] = [*self.model.parameters()]
