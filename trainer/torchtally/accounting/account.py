@@ -206,14 +206,14 @@ class Account(Lifetime):
             self._counting.name(optimizer)
 
     def weigh(self, loss: torch.Tensor, *batches: Any) -> torch.Tensor:
-        """Return the loss to call `backward()` on: its batches count once a named optimizer steps with its gradients.
+        """Tie a loss to its batches, and return it: they count once a named optimizer steps with its gradients.
 
-        The loss is the mean over the samples of its batches on this rank. It is multiplied with this rank's share of
-        the samples in the step, so that gradients that DDP averages are those of the mean over all samples of the
-        step. A rank without samples in the last step of an epoch receives a filler, whose share is 0.
+        The loss is the mean over the samples of its batches on this rank. Its value stays. Its gradients are multiplied
+        with this rank's share of the samples in the step, so that gradients that DDP averages are those of the mean
+        over all samples of the step. A rank without samples in a step receives a filler, whose share is 0.
 
         Args:
-            loss: A scalar.
+            loss: A scalar, before its backward pass.
             batches: What the loop has received (default: the only batch that has no loss yet). A loop that fetches
                 ahead names its batch, and one with one loss for several names them all.
 

@@ -176,11 +176,14 @@ class Gradients:
         for each in batches:
             each.weighed = True
         (share,) = shares
-        if not loss.requires_grad:
-            return loss
-        weighed = loss if share == 1 else loss * share
-        weighed.register_hook(lambda _: self._passes(batches))
-        return weighed
+
+        def passes(gradient: Tensor) -> Tensor | None:
+            self._passes(batches)
+            return None if share == 1 else gradient * share
+
+        if loss.requires_grad:
+            loss.register_hook(passes)
+        return loss
 
     def skip(self, phase: str, steps: Collection[int]) -> None:
         """Take note that the program leaves batches out of the weights."""
