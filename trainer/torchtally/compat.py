@@ -64,6 +64,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def captures() -> bool:
+    """Whether a CUDA graph is being captured, in which no value can be read."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def has_batch_norm(model: nn.Module) -> bool:
     """Return whether the model has one of torch's BatchNorm layers, of any number of dimensions."""
     from torch.nn.modules.batchnorm import _BatchNorm

@@ -336,6 +336,11 @@ class Account(Lifetime):
         return self._driven[-1]
 
     @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that `optimizer` has received."""
+        return self._counting.gradients.optimizers
+
+    @property
     def samplers(self) -> Mapping[str, Sampler]:
         """This rank's part of an epoch's order, by phase."""
         return self._phases.samplers

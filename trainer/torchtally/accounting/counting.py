@@ -1,6 +1,5 @@
 """Counts the batches that an account hands out to the loop, and proves each epoch once all of them count."""
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,11 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
 from torchtally.accounting import randomness, step_loader
@@ -28,7 +23,6 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.proving import enforce, prove
 from torchtally.accounting.reports import Reports
 from torchtally.accounting.step_time import StepTime
-from torchtally.accounting.used import SEEN, Used, has_gradients, is_left_out
 from torchtally.accounting.weights import Weights
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
@@ -72,25 +66,19 @@ class Counting:
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
-        self.weights = Weights(attempt.members)
-        self.gradients = Gradients()
+        self.gradients = Gradients(self._will_step, self._has_stepped)
+        self.weights = Weights(attempt.members, lambda: self.gradients.optimizers)
         self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch
         self._failure: Ending | None = None  # a loop that catches it must not go on
-        self._stepped = False  # an optimizer, with a batch that is not committed
         self._trained_before: str | None = None  # why the weights are none of a beginning
-        self._left_over: str | None = None  # the epoch that was stopped with such a batch
+        self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
+        self._stepped = False  # an optimizer, with that batch
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._commits = 0  # of this attempt
         self._committed_in = 0  # the number of the body of an epoch in which that was
-        self._used: dict[str, Used] = {}  # by phase
-        self._had_gradients = False  # the optimizer that steps, before its step, which may delete them
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._will_step),
-            register_optimizer_step_post_hook(self._has_stepped),
-        ]
 
     @contextmanager
     def final(self) -> Iterator[None]:
@@ -126,7 +114,6 @@ class Counting:
         current = self._phases.begin(phase, epoch, batches)
         if wrong := self.weights.problem():
             raise Refused(f"{current.name}: {wrong}")
-        self._used.setdefault(phase, Used())
         run = replace(current.tally.run, data=self._phases.fingerprint)
         if self._exporter:
             self._exporter.open(run)
@@ -151,9 +138,6 @@ class Counting:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             self._before_batch(current)
             known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
-            if current.handed == current.counted:
-                self._used[phase].begin()
-            self._used[phase].hand_out()
             batch = current.hand_out(known)
             if current.trains and self.gradients.watches:
                 self._weighs(current, batch)
@@ -164,28 +148,21 @@ class Counting:
             if self._failure:
                 raise self._failure
             self.catch_up()
-            if self._used[phase].passed_after_skip and len(self._used) == 1:
-                raise Refused(
-                    f"{current.where(current.handed)}: a backward pass came after skip(), so a later step would use a "
-                    "batch that counts as dropped: go on with the next batch after skip()"
-                )
             if current.stopped:
                 return
             if not current.trains:
                 current.count(current.handed)
-        if self.checkpoints and current.trains:
-            self.checkpoints.after_batches()
         if current.handed < current.total:
             raise Unproven(
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
             )
-        # A loop that fetches ahead commits its last batches after the end.
-        if self._phases.open.get(phase) is current and not (current.trains and current.explicit):
+        # The last batches of a loop that fetches ahead, or accumulates, count after the end.
+        if self._phases.open.get(phase) is current and not current.trains:
             self._close(current)
 
     def _weighs(self, current: EpochInProgress, batch: Batch) -> None:
         """Have the steps of named optimizers count a batch."""
-        current.weighed = current.explicit = True
+        current.weighed = True
         step, world = batch.step, self._attempt.members.world
         self.gradients.hand_out(
             Handed(
@@ -225,36 +202,22 @@ class Counting:
     def check_saved(self) -> None:
         """Refuse a state of this moment if the weights have more samples than those that count."""
         self.catch_up()
-        self.gradients.settle()
         for current in self._phases.open.values():
             if current.weighed and (step := current.undecided):
                 raise Refused(
                     f"{current.where(step)}: the batch has no gradients in the weights, and later ones do, so a state "
                     "cannot tell how far the epoch is: call skip(reason) for a batch that is left out"
                 )
-        if self._stepped:
-            raise Refused(
-                "the weights hold an optimizer's step that is not committed, so a state saved with them would train "
-                "its batches twice: call commit() after optimizer.step(), and save or stop after commit()"
-            )
         if self._evaluated and self._evaluated in self._phases.open.values():
             raise Refused(_trains(self._evaluated))
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
-        if _accelerate_leaves_steps_out():
-            raise Refused(
-                "commit() was called while Accelerate accumulates gradients, so its optimizer has not stepped: "
-                "call it only if accelerator.sync_gradients"
-            )
         if any(each.weighed for each in self._phases.open.values()):
             raise Refused(
                 "commit() is for loops that name no optimizer: account.optimizer() was called, so the steps of the "
                 "optimizer count the batches whose losses account.weigh() has received"
             )
-        if self._trained_before:
-            raise Refused(self._trained_before)
-        self._check_used(batches)
         for batch in batches:
             current = self._phases.open.get(batch.phase)
             if current is None or not current.trains:
@@ -269,7 +232,6 @@ class Counting:
                 )
             for current in pending:
                 current.commit()
-        self._stepped = False
         self._after_step()
 
     def _after_step(self) -> None:
@@ -294,30 +256,6 @@ class Counting:
             self.checkpoints.after_commit()
         self._steps.begin()
 
-    def _check_used(self, batches: tuple[Batch, ...]) -> None:
-        """Refuse to count batches that the weights cannot have."""
-        counted: list[tuple[EpochInProgress, int, int]] = []  # with the batches that count, and how many are named
-        for current in self._phases.open.values():
-            named = {batch.step for batch in batches if batch.phase == current.phase}
-            if current.trains and (named or not batches):
-                counted.append((current, current.covered(max(named, default=None)), len(named)))
-        if len(counted) > 1:
-            self._check_together(counted)
-        for current, covered, names in counted:
-            if problem := self._used[current.phase].problem(covered, names):
-                raise Refused(f"{current.where(current.handed)}: {problem}")
-
-    def _check_together(self, counted: list[tuple[EpochInProgress, int, int]]) -> None:
-        """Refuse to count batches of several phases after fewer backward passes, unless they are named."""
-        counted = [each for each in counted if each[1]]
-        total, named = sum(covered for _, covered, _ in counted), sum(names for _, _, names in counted)
-        passes = max((self._used[current.phase].kept for current, _, _ in counted), default=0)
-        if len(counted) > 1 and passes and passes < total and named < total and not SEEN.captured:
-            raise Refused(
-                f"commit() covers {total} batches of {len(counted)} phases after {passes} backward "
-                f"pass{'es' * (passes != 1)}: name all batches that the step has used, commit(first, second)"
-            )
-
     def skip(self, reason: str, batch: Batch | None) -> None:
         """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
         current = self._phases.open.get(batch.phase if batch else self.phase)
@@ -328,42 +266,14 @@ class Counting:
         else:
             step = batch.step if batch else current.handed
             wrong = wrong or current.unskippable(step, batch)
-            if not wrong:
-                steps, wrong = self._left_out(current, step)
-        if self._stepped:
-            wrong = "skip() must come before optimizer.step(): an optimizer has stepped since the last commit"
+            steps = [step]
         if current and not wrong:
-            for step in reversed(steps):  # before the ranks agree: then a state of any rank has what all have dropped
-                current.skip(step, reason)
-            self.gradients.skip(current.phase, steps)
-            if current.handed in steps:
-                self._used[current.phase].skip()
+            # Before the ranks agree: then a state of any rank has what all have dropped.
+            current.skip(steps[0], reason)
+            self.gradients.skip(current.phase, steps[0])
         self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
         if current and current.complete:
             self._close(current)
-
-    def _left_out(self, current: EpochInProgress, step: int) -> tuple[list[int], str | None]:
-        """The steps that are left out with this one, or why that is not known.
-
-        Gradients that are accumulated can only be cleared together, so a batch with a backward pass takes those before
-        it along.
-        """
-        waiting, used = current.waiting(step), self._used[current.phase]
-        last = step == current.handed
-        passed = used.last_passed if last else used.passes >= current.covered(step)
-        if passed and _accelerate_leaves_steps_out():
-            return [], (
-                f"{current.where(step)}: skip() must come before the backward pass while Accelerate accumulates "
-                "gradients: its optimizer's zero_grad() does not clear them then"
-            )
-        if len(waiting) == 1 or not passed:
-            return [step], None
-        if last:
-            return waiting, None
-        return [], (
-            f"{current.where(step)}: skip() cannot tell whether earlier batches, which are not committed, are left out "
-            "as well: skip each batch of the step, from the first one on, skip(reason, batch)"
-        )
 
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
@@ -422,8 +332,6 @@ class Counting:
     def close(self) -> None:
         """No longer watch the optimizers."""
         self.gradients.close()
-        for hook in self._hooks:
-            hook.remove()
 
     @property
     def _pending(self) -> bool:
@@ -449,48 +357,19 @@ class Counting:
         self.checkpoints.before_batch()
         self._steps.go_on()
 
-    def _will_step(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        # A closure computes them within the step. Until then, those of the step before can be there.
-        closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
-        self._had_gradients = closure is None and has_gradients(optimizer)
+    def _will_step(self, optimizer: Optimizer) -> None:
+        """A named optimizer is about to step."""
         if self._pending:
             self.weights.will_step(optimizer, self._commits)
-        if self.checkpoints:
-            self.checkpoints.before_step(optimizer)
 
-    def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def _has_stepped(self, optimizer: Optimizer, counts: bool) -> None:
+        """A named optimizer has stepped, with gradients of batches if it `counts`. Raises Refused."""
         if getattr(optimizer, "_overlap_with_ddp", False):
             raise Refused(
                 f"a {type(optimizer).__name__} with overlap_with_ddp=True leaves out its first steps, so their samples "
                 "would count without being in the weights: it must be False"
             )
-        if is_left_out(optimizer) or not (self._had_gradients or has_gradients(optimizer)):
-            SEEN.add(empty=1)
-            return
-        moves = any(_moves(group.get("lr")) for group in optimizer.param_groups)
-        if self.gradients.names(optimizer):
-            self._named_has_stepped(optimizer, moves)
-            return
-        if moves or (self._pending and SEEN.passes > SEEN.stepped):  # or else PyTorch makes a state with zeros
-            SEEN.step(optimizer)
-        if not moves:
-            return
-        if self.checkpoints:
-            self.checkpoints.after_step(optimizer)
-        if self._pending or self._left_over:
-            self._stepped = True
-            self.weights.has_stepped(optimizer)
-            self._trained_before = self._trained_before or self._attempt.trains(optimizer)
-        else:
-            handed = (each for each in self._phases.open.values() if each.handed > each.counted)
-            self._evaluated = next(handed, self._evaluated)
-
-    def _named_has_stepped(self, optimizer: Optimizer, moves: bool) -> None:
-        if not moves:
-            return
-        if self.checkpoints:
-            self.checkpoints.after_step(optimizer)
-        if self.gradients.counts > self._counts:
+        if counts:
             self._stepped |= self._left_over is not None
             self.weights.has_stepped(optimizer)
             self._trained_before = self._trained_before or self._attempt.trains(optimizer)
@@ -530,17 +409,3 @@ def _trains(current: EpochInProgress) -> str:
         f"an optimizer has stepped in {current.name}, whose loader or sampler has trains=False, so nothing tells which "
         "batches are in the weights: it must have trains=True, and commit() after optimizer.step()"
     )
-
-
-def _moves(rate: Any) -> bool:
-    """Whether a step at this learning rate changes weights: at 0, torch's checkpoints let an optimizer make its state.
-
-    One on a GPU is not waited for.
-    """
-    return (isinstance(rate, torch.Tensor) and rate.is_cuda) or bool(rate != 0)
-
-
-def _accelerate_leaves_steps_out() -> bool:
-    """Whether Accelerate accumulates gradients, and so leaves out the steps of the optimizers that it has prepared."""
-    state = sys.modules.get("accelerate.state")
-    return state is not None and not state.GradientState().sync_gradients

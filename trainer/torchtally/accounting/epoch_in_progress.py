@@ -2,7 +2,6 @@
 
 from collections import Counter, deque
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import torch
@@ -50,14 +49,6 @@ class EpochInProgress:
             deque()
         )  # indices, and those dropped, of the batches that are handed out and do not count yet
         self._skipped: set[int] = set()  # steps of these, by the program
-        self._skips = 0  # since the last commit
-        self._usual: int | None = None  # batches of a commit without an argument
-        # Whether the first such commit may have fewer: a loop that counts batches from the epoch's beginning steps
-        # earlier once, after the number of ranks, the batch size, or that of accumulated batches has changed.
-        self._cut = tally.phase.start > 0 or schedule.skip > 0
-        self.explicit = (
-            False  # whether it stays open when the loader ends, as batches that were fetched ahead count later
-        )
         self.weighed = False  # whether the steps of named optimizers count its batches
         self.stopped = False  # by the program, before the last step
         phase = tally.phase
@@ -157,11 +148,6 @@ class EpochInProgress:
             self.counted += 1
             self._skipped.discard(self.counted)
 
-    def covered(self, upto: int | None) -> int:
-        """Batches with samples that a commit counts, up to a step or all that are handed out."""
-        batches = islice(self._pending, None if upto is None else max(0, upto - self.counted))
-        return sum(bool(len(indices)) for indices, _ in batches)
-
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""
         own = self._waiting(step)
@@ -183,7 +169,6 @@ class EpochInProgress:
             self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
             self.drops.post(step, self.tally.digest_of(torch.from_numpy(left)))
         self._skipped.add(step)
-        self._skips += 1
         self.commits += not place
         self.count(self.counted)
 
@@ -204,20 +189,7 @@ class EpochInProgress:
                 self.tally.record(indices, dropped)
 
     def commit(self) -> None:
-        """Count all batches that are handed out. Raises Refused if a loop that fetches ahead must have called."""
-        batches = len(self._pending) - len(self._skipped)
-        usual = self._usual or batches
-        if self._cut and self._usual:
-            usual, self._cut = max(usual, batches), False
-        last = self.handed == self.total
-        if batches > usual or (batches + self._skips < usual and not last):
-            raise Refused(
-                f"{self.where(self.handed)}: commit() covers {batches} batches, and the first of this epoch covered "
-                f"{usual}; a loop that fetches ahead, or whose steps vary, must pass the batch: commit(batch)"
-            )
-        if not self._skips:
-            self._usual = usual
-        self._skips = 0
+        """Count all batches that are handed out."""
         self.commits += 1
         self.count(self.handed)
 
@@ -229,7 +201,6 @@ class EpochInProgress:
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
             )
-        self.explicit, self._skips = True, 0
         self.commits += 1
         self.count(step)
 

@@ -15,7 +15,6 @@ from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
 from torchtally.accounting.collate import Batch
-from torchtally.accounting.used import is_left_out
 from torchtally.checkpoints.objects import parameters_of
 from torchtally.errors import Refused
 
@@ -107,9 +106,15 @@ class _Named:
 
 
 class Gradients:
-    """The batches of one account, from the loop to the weights."""
+    """The batches of one account, from the loop to the weights.
 
-    def __init__(self) -> None:
+    Args:
+        will_step: Called before a named optimizer steps.
+        has_stepped: Called after it has, and whether with gradients of batches.
+    """
+
+    def __init__(self, will_step: Callable[[Optimizer], None], has_stepped: Callable[[Optimizer, bool], None]) -> None:
+        self._told = will_step, has_stepped
         self._named: list[_Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
@@ -185,15 +190,11 @@ class Gradients:
             loss.register_hook(passes)
         return loss
 
-    def skip(self, phase: str, steps: Collection[int]) -> None:
-        """Take note that the program leaves batches out of the weights."""
+    def skip(self, phase: str, step: int) -> None:
+        """Take note that the program leaves a batch out of the weights: no step may use its gradients."""
         for each in self._out:
-            each.dropped |= each.phase == phase and each.batch.step in steps
+            each.dropped |= each.phase == phase and each.batch.step == step
         self._cleared = [each for each in self._cleared if not each.dropped]
-        for named in self._named:
-            for kept in (named.held, named.sought):
-                for each in [each for each in kept if each.dropped]:
-                    del kept[each]
 
     def settle(self) -> None:
         """Drop for good what was cleared: no other backward pass comes, or a state is saved without it."""
@@ -258,21 +259,34 @@ class Gradients:
                     named.sought.pop(each, None)
         self._passing = []
 
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that the program has named."""
+        return [each.optimizer for each in self._named]
+
     def _will_step(self, named: _Named) -> None:
+        self._told[0](named.optimizer)
         named.find() if self._passing else named.find_by_hand()
         named.ready = [*named.held]
 
     def _has_stepped(self, named: _Named) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
         named.ready = []
-        if not ready or is_left_out(named.optimizer):
+        if _is_left_out(named.optimizer):
             return
-        self.counts += 1
+        self.counts += bool(ready)
         for each in ready:
-            if not (each.counted or each.dropped):
+            if each.dropped:
+                raise Refused(
+                    f"{each.place}: an optimizer has stepped with the gradients of a batch that counts as dropped: "
+                    "after skip(reason), clear its gradients by optimizer.zero_grad(), and train no batch again that "
+                    "was left out"
+                )
+            if not each.counted:
                 each.counted = True
                 each.count()
             named.held.pop(each, None)
+        self._told[1](named.optimizer, bool(ready))
 
     def _clear(self, named: _Named) -> None:
         held, named.held = named.held, {}
@@ -280,3 +294,9 @@ class Gradients:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.dropped or elsewhere or each in self._cleared):
                 self._cleared.append(each)
+
+
+def _is_left_out(optimizer: Optimizer) -> bool:
+    """Whether the step of a fused optimizer was none: a GradScaler tells it that gradients overflow."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and not compat.captures() and bool(found)

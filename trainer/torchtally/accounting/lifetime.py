@@ -12,7 +12,6 @@ from torchtally import events
 from torchtally.accounting import kept_lines, proof_file
 from torchtally.accounting.attempt import Attempt
 from torchtally.accounting.counting import Counting
-from torchtally.accounting.forgotten import Watch
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.locality import Locality, check_order
 from torchtally.accounting.pace import Pace
@@ -21,15 +20,13 @@ from torchtally.accounting.plan import Planned
 from torchtally.accounting.progress import Progress
 from torchtally.accounting.reports import Reports
 from torchtally.environment import Process, preflight_mode
-from torchtally.errors import Ending, Refused
+from torchtally.errors import Ending, Refused, Unproven
 from torchtally.monitoring.requested import Requested, exporter
 from torchtally.pod import failure
 from torchtally_observer import process
 
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
-
-_unproved: dict[str, Watch] = {}  # by task: runs that an error has ended, which the program may have caught
 
 
 class Lifetime:
@@ -143,20 +140,12 @@ class Lifetime:
             self._reports.end(error)
         if self._exporter:
             self._exporter.close()
-        if watch := _unproved.pop(self._task, None):
-            watch.over()
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = Unproven(f"run {self._attempt.run.run} of {self._task} is not proved: it has ended before its plan")
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
             failure.record(error)
-        # sys.exit(0) ends the program as if without an error, and so may what it catches, as asyncio's cancellation.
-        ends_with_its_code = isinstance(error, SystemExit) and error.code not in (None, 0)
-        if error is not None and not ends_with_its_code:
-            _unproved[self._task] = Watch(
-                f"the program has ended as if without an error, and {type(error).__name__} had ended run "
-                f"{self._attempt.run.run} of {self._task} before its plan, so it is not proved; account.stop() ends a "
-                "run on purpose"
-            )
 
     def _write_proof(self, path: Path, files: list[Path]) -> None:
         """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""

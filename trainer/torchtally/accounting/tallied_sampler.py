@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch
-from torchtally.accounting.forgotten import Watch
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.locality import Locality
 from torchtally.accounting.sampler import Sampler
@@ -71,10 +70,6 @@ class TalliedSampler(Sampler):
         self._account = Account(
             task=task or Path(sys.argv[0]).stem, plan={"train": epochs}, seed=seed, group=group, anew=anew, order=order
         ).__enter__()
-        self._watch = Watch(
-            f"the program ended before it called done() of its TalliedSampler, so run {self._account.source.run} is "
-            "not proved"
-        )
         with self._ending():
             super().__init__(
                 len(dataset),
@@ -137,7 +132,6 @@ class TalliedSampler(Sampler):
 
     def done(self) -> None:
         """End the training: print the run's last line, or end the program with 3 if an epoch is missing."""
-        self._watch.over()
         if self._epochs:
             self._epochs.end()
         self._account.__exit__(None, None, None)
@@ -193,5 +187,4 @@ class TalliedSampler(Sampler):
         try:
             yield
         except Ending as ending:
-            self._watch.over()
             raise SystemExit(failure.end(ending)) from None

@@ -5,11 +5,10 @@ and what no step changes is equal in models that are trained apart. Of a model, 
 on each rank, and a head can be new.
 """
 
-import gc
 import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from torchtally import compat
 from torchtally.accounting.membership import Membership
 from torchtally.accounting.state import Hash
-from torchtally.accounting.used import captures
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
 from torchtally.checkpoints.objects import parameters_of
@@ -80,10 +79,11 @@ class Weights:
 
     Args:
         members: The ranks that share the samples.
+        optimizers: Those that the program has named so far.
     """
 
-    def __init__(self, members: Membership) -> None:
-        self._members = members
+    def __init__(self, members: Membership, optimizers: Callable[[], list[Optimizer]]) -> None:
+        self._members, self._named = members, optimizers
         self._watched: weakref.WeakKeyDictionary[Optimizer, _Watched | None] = weakref.WeakKeyDictionary()
         self._optimizers = 0  # so far
         self._lasting: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # with the hash before the first step
@@ -92,7 +92,7 @@ class Weights:
 
     def will_step(self, optimizer: Optimizer, commits: int) -> None:
         """Before a step with samples, after so many commits."""
-        if torch.compiler.is_compiling() or captures():
+        if torch.compiler.is_compiling() or compat.captures():
             return
         if optimizer not in self._watched:
             self._optimizers += 1
@@ -140,18 +140,29 @@ class Weights:
 
     def seek(self, saved: Sequence[Hash]) -> None:
         """Expect what a state was saved with, now or at the first batch: some optimizers rewrite what is loaded."""
-        self._sought = set() if _find(set(saved)) else set(saved)
+        self._sought = set() if self._find(set(saved)) else set(saved)
 
     def problem(self) -> str | None:
         """Why the weights are not those of the state, at the first batch."""
         sought, self._sought = self._sought, set()
-        if not sought or _find(sought) is not False:
+        if not sought or self._find(sought) is not False:
             return None
         return (
-            "the account's state was loaded, and no parameter of a model has a value that was saved with it: load the "
-            "states of the model and its optimizer from the same checkpoint, with strict=True, and change no weight "
-            "before the first batch"
+            "the account's state was loaded, and no parameter of an optimizer has a value that was saved with it: load "
+            "the states of the model and its optimizer from the same checkpoint, with strict=True, and change no "
+            "weight before the first batch"
         )
+
+    def _find(self, sought: set[Hash]) -> bool | None:
+        """Whether a named optimizer has a parameter with a value that is sought; None if parameters cannot tell."""
+        classes, compared, in_parts = {each[:2] for each in sought}, False, False
+        for each in (parameter for optimizer in self._named() for parameter in parameters_of(optimizer)):
+            in_parts |= _is_part(each)
+            if _is_whole(each) and _class(each) in classes:
+                compared = True
+                if _hash(each) in sought:
+                    return True
+        return False if compared and not in_parts else None
 
 
 def _is_whole(parameter: Tensor) -> bool:
@@ -163,26 +174,6 @@ def _is_whole(parameter: Tensor) -> bool:
 def _is_part(parameter: Tensor) -> bool:
     """Whether it is a part of a parameter, as FSDP steps them."""
     return type(parameter) not in (Tensor, nn.Parameter) or getattr(parameter, "_fsdp_flattened", False)
-
-
-def _find(sought: set[Hash]) -> bool | None:
-    """Whether a model of this process has a value that is sought; None if parameters cannot tell."""
-    classes, compared, in_parts = {each[:2] for each in sought}, False, False
-    for each in _all_parameters():
-        in_parts |= _is_part(each)
-        if _is_whole(each) and _class(each) in classes:
-            compared = True
-            if _hash(each) in sought:
-                return True
-    return False if compared and not in_parts else None
-
-
-def _all_parameters() -> Iterator[Tensor]:
-    for each in gc.get_objects():
-        if issubclass(type(each), nn.Module):
-            yield from (parameter for parameter in vars(each).get("_parameters", {}).values() if parameter is not None)
-        elif issubclass(type(each), Optimizer):
-            yield from parameters_of(each)
 
 
 def _chosen(items: Iterable[tuple[Class, Item]]) -> list[Item]:

@@ -7,7 +7,7 @@ stop, so all save and stop after the same commit. `writer` writes a copy of the 
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -18,13 +18,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtally import events
-from torchtally.checkpoints import conditions, in_use
+from torchtally.checkpoints import conditions, in_use, strays
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import Manifest
-from torchtally.checkpoints.objects import Hashes, Marks, Objects
+from torchtally.checkpoints.objects import Hashes, Objects
 from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.storage import Storage
-from torchtally.checkpoints.strays import Strays
 from torchtally.checkpoints.together import new_group, on_rank_0
 from torchtally.checkpoints.writer import Writer, cause_of
 from torchtally.errors import Ending, Refused, Stopped, Volume
@@ -32,7 +31,6 @@ from torchtally.log import log
 from torchtally.pod import retries
 
 _SYNCHRONIZE_SECONDS = 1.0
-_WATCHED = 10  # first commits of an attempt after which nothing may change before the next batch
 
 
 class Account(Protocol):
@@ -49,6 +47,10 @@ class Account(Protocol):
     @property
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress, position in its order, and samples in the weights over all epochs."""
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that the program has named."""
 
     def position_dict(self) -> dict[str, Any]: ...
 
@@ -104,14 +106,7 @@ class Checkpoints:
         self._resumed = self._slow = False
         self._failed: Exception | None = None  # of resume(), which may have loaded a part
         self._loaded: Hashes | None = None  # until the first batch
-        self._commits, self._marks = 0, Marks()
-        self._strays = Strays(self._objects)
-        self._committed = self._stepped = False  # since the last batch
-        self._hooks = [
-            each.register_step_post_hook(self._has_stepped)
-            for each in objects.values()
-            if isinstance(each, torch.optim.Optimizer)
-        ]
+        strays.hold(self._objects)
         self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
 
     @property
@@ -140,22 +135,8 @@ class Checkpoints:
     def after_commit(self) -> None:
         """Take note of a commit. The account's `commit()` calls it."""
         self._check_resumed()
-        if problem := self._strays.problem():
-            raise Refused(problem)
         self._loaded = None
-        self._commits += 1
-        if self._commits <= _WATCHED:
-            self._marks = self._objects.marks()
         self._left -= 1
-        self._committed, self._stepped = True, False
-
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that any optimizer is about to step. The account calls it."""
-        self._strays.before_step(optimizer, self._commits)
-
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of any optimizer's step. The account calls it."""
-        self._strays.after_step(optimizer, self._commits)
 
     def before_batch(self) -> None:
         """Save if a checkpoint is due, or if a rank has received a signal to stop.
@@ -164,7 +145,7 @@ class Checkpoints:
         are made.
 
         Raises:
-            Refused: An object has changed since the commit, or an optimizer has stepped. A checkpoint would lack that.
+            Refused: No object of the checkpoint has what a named optimizer steps.
             Stopped: A rank has received a signal. All ranks raise it.
         """
         if self._loaded:
@@ -174,31 +155,8 @@ class Checkpoints:
                     f"checkpoints: {name!r} has changed between resume() and the first batch, so the weights lack what "
                     "the checkpoint has: call resume() after other weights are loaded or made"
                 )
-        self.after_batches()
         if self._left <= 0:
             self._synchronize()
-
-    def after_batches(self) -> None:
-        """Take note of the end of an epoch's batches. Raises Refused as `before_batch`.
-
-        A checkpoint that is due now is saved before the next batch, because it would lack the rest of the epoch's body,
-        such as an evaluation or a step of a scheduler.
-        """
-        if not self._committed:
-            return
-        self._committed = False
-        if self._marks:
-            marks, self._marks = self._marks, {}
-            if name := self._objects.changed(marks):
-                raise Refused(
-                    f"checkpoints: {name!r} has changed between commit() and the next batch, and checkpoints would "
-                    "lack that: call commit() last in each step"
-                )
-        if self._stepped:  # by writing to `.data`, which leaves no mark
-            raise Refused(
-                "checkpoints: an optimizer has stepped between commit() and the next batch, and checkpoints would lack "
-                "that: call commit() last in each step"
-            )
 
     def save(self, wait: bool) -> None:
         """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks.
@@ -232,9 +190,7 @@ class Checkpoints:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        for hook in self._hooks:
-            hook.remove()
-        self._strays.close()
+        strays.release(self._objects)
         self._writer.close(wait)
         if self._held:
             in_use.release(self._held)
@@ -311,6 +267,8 @@ class Checkpoints:
     def _begin(self) -> None:
         """Copy the state, and begin to write the copy."""
         self._saved, self._slow = time.monotonic(), False
+        if problem := strays.problem(self._account.optimizers):
+            raise Refused(problem)
         state = self._objects.state(whole=dist.get_rank() == 0)
         epoch, position, consumed = self._account.reached
         source = self._account.source
@@ -347,9 +305,6 @@ class Checkpoints:
 
     def _lost_since(self, manifest: Manifest) -> int:
         return self._reached.lost_since(manifest.attempt, manifest.consumed) if self._reached else 0
-
-    def _has_stepped(self, *_: Any) -> None:
-        self._stepped = True
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop = number

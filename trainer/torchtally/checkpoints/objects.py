@@ -36,7 +36,6 @@ State = dict[str, Any]
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")  # of DDP, torch.compile, activation checkpointing
 _FSDP1 = "FullyShardedDataParallel"  # by its name, as its import takes time
 MODEL = "model"  # the kind of all models
-Marks = dict[tuple[str, int], int | bytes]
 Hashes = dict[tuple[str, int, torch.dtype], int]
 
 
@@ -111,14 +110,6 @@ class Objects:
         """What in a state of the models must be equal on all ranks, by model and name, beside what is sharded."""
         models = [name for name, each in self._objects.items() if isinstance(each, nn.Module)]
         return [(name, key) for name in models for key in _of_all_ranks(self._objects[name], state[name])]
-
-    def marks(self) -> Marks:
-        """What tells later whether an object has changed. Not a call of all ranks."""
-        return {key: mark for name, each in self._objects.items() for key, mark in _marks(name, each).items()}
-
-    def changed(self, marks: Marks) -> str | None:
-        """The name of an object that has changed since then. Not a call of all ranks."""
-        return _first_changed(marks, self.marks())
 
     def hashes(self) -> Hashes:
         """Hashes of the values of the models' parameters. Not a call of all ranks."""
@@ -266,16 +257,6 @@ def _unwrapped(name: str) -> str:
 def _first_changed(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> str | None:
     """The name of an object with another value than before. What is no longer there has not changed."""
     return next((key[0] for key, value in before.items() if now.get(key, value) != value), None)
-
-
-def _marks(name: str, each: Any) -> Marks:
-    if isinstance(each, nn.Module):
-        # FSDP replaces parameters in a forward pass, which is no change.
-        return {(name, id(tensor)): tensor._version for tensor in (*each.parameters(), *each.buffers())}
-    if isinstance(each, Optimizer):
-        return {}  # it changes with its model
-    state = each.state_dict()
-    return {} if _sharded(state) else {(name, 0): _packed(state)}
 
 
 class _Other(Exception):

@@ -94,6 +94,8 @@ class SharedCheckpointer:
 class _Training:
     """A training as Checkpoints see an account."""
 
+    optimizers = ()  # the train state has them
+
     def __init__(self, folder: str, facts: Mapping[str, Any], pod: str, grows: str | None):
         self._folder, self._facts, self._pod, self._grows = folder, dict(facts), pod, grows
         self.train_state: TrainState | None = None  # once it is known
