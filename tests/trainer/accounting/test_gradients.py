@@ -383,6 +383,33 @@ def test_a_run_whose_gradients_are_all_cleared_is_not_proved() -> None:
     assert "all of its gradients were cleared before a step" in found["err"]
 
 
+def trains_on_a_skipped_batch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number == 2:
+            account.skip("the loss is too high")
+        account.weigh(model(batch), batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def skips_after_the_backward_pass(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        account.weigh(model(batch)).backward()
+        if number == 2:
+            account.skip("the gradients are too large")
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_skipped_batch_is_in_no_step() -> None:
+    found = alone(in_the_weights, skips_after_the_backward_pass)
+    assert (found["code"], found["result"][1], sum(found["result"][0])) == (0, 2 * SIZE, 2 * (N - SIZE)), found["err"]
+    refused = alone(in_the_weights, trains_on_a_skipped_batch)
+    assert refused["code"] == 2
+    assert "an optimizer has stepped with the gradients of a batch that counts as dropped" in refused["err"]
+
+
 def leaves_the_epoch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for number, batch in enumerate(loader, 1):
         account.weigh(model(batch)).backward()

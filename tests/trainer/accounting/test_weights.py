@@ -49,21 +49,20 @@ def trains(
     group: dist.ProcessGroup | None = None,
     before_step: Callable[[], None] = lambda: None,
     after_step: Callable[[], None] = lambda: None,
-    after_commit: Callable[[], None] = lambda: None,
 ) -> None:
     with Account(task="t", plan={"train": epochs}, group=group) as account:
+        for each in optimizers:
+            account.optimizer(each)
         loader = account.loader(dataset or data(), "train", batch_size=4)
-        for epoch in account.epochs():
-            for batch in account.epoch("train", epoch, loader):
+        for _ in account.epochs():
+            for inputs, *_ in loader:
                 for each in optimizers:
                     each.zero_grad()
-                model(batch.data[0]).square().mean().backward()
+                account.weigh(model(inputs).square().mean()).backward()
                 before_step()
                 for each in optimizers:
                     each.step()
                 after_step()
-                account.commit()
-                after_commit()
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -198,8 +197,8 @@ def apart_for_a_while() -> None:
         model,
         adam(model),
         dataset=data(LONG),
+        before_step=dist.barrier,
         after_step=lambda: averages([each.data for each in model.parameters()]) if next(steps) == 9 else None,
-        after_commit=dist.barrier,
     )
 
 
@@ -269,20 +268,19 @@ def with_an_inner_loop() -> None:
     """What an optimizer steps is written to before each step, and the weights are others."""
     model, inner = a_model(), a_model()
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.05)
-    with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader(data(), "train", batch_size=4)
-        for batch in account.epoch("train", 1, loader):
+    with Account("t", epochs=1) as account:
+        account.optimizer(optimizer)
+        for inputs, _ in account.loader(data(), batch_size=4):
             inner.load_state_dict(model.state_dict())
             for _ in range(3):
                 optimizer.zero_grad()
-                inner(batch.data[0]).square().mean().backward()
+                account.weigh(inner(inputs).square().mean()).backward()
                 optimizer.step()
             with torch.no_grad():
                 for each, stepped in zip(model.parameters(), inner.parameters(), strict=True):
                     change = stepped - each
                     dist.all_reduce(change)
                     each.add_(change, alpha=0.25)
-            account.commit()
 
 
 def with_a_state_of_parts() -> None:
@@ -345,13 +343,12 @@ def begins() -> Saved:
     optimizer = adam(model)
     saved: Saved = {}
     with Account(task="t", plan={"train": 1}) as account:
-        loader = account.loader(data(), "train", batch_size=4)
-        for batch in account.epoch("train", 1, loader):
+        account.optimizer(optimizer)
+        for number, (inputs, _) in enumerate(account.loader(data(), batch_size=4), 1):
             optimizer.zero_grad()
-            model(batch.data[0]).square().mean().backward()
+            account.weigh(model(inputs).square().mean()).backward()
             optimizer.step()
-            account.commit()
-            if batch.step == 3:
+            if number == 3:
                 saved = {"account": account.state_dict(), "model": copy.deepcopy(model.state_dict())}
     return saved
 
@@ -365,11 +362,11 @@ def goes_on(saved: Saved, load: Load) -> None:
         account.load_state_dict(saved["account"])
         model, parameters = load(saved["model"])
         optimizer = torch.optim.AdamW(parameters, lr=0.01)
-        for batch in account.epoch("train", 1, loader):
+        account.optimizer(optimizer)
+        for inputs, _ in loader:
             optimizer.zero_grad()
-            model(batch.data[0].to(parameters[0].dtype)).square().mean().backward()
+            account.weigh(model(inputs.to(parameters[0].dtype)).square().mean()).backward()
             optimizer.step()
-            account.commit()
 
 
 def nothing(_: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -422,7 +419,7 @@ def saved() -> Saved:
 def test_a_state_without_its_weights_is_refused(saved: Saved, load: Callable[..., Any]) -> None:
     found = alone(goes_on, saved, load)
     assert found["code"] == 2
-    assert "no parameter of a model has a value that was saved with it" in found["err"]
+    assert "no parameter of an optimizer has a value that was saved with it" in found["err"]
     assert not found["lines"]
 
 
@@ -460,12 +457,11 @@ def stages() -> set[str]:
     optimizer = adam(model)
     states = set()
     with Account(task="t", plan={"train": 1}, group=group) as account:
-        loader = account.loader(data(), "train", batch_size=4)
-        for batch in account.epoch("train", 1, loader):
+        account.optimizer(optimizer)
+        for inputs, _ in account.loader(data(), batch_size=4):
             optimizer.zero_grad()
-            model(batch.data[0]).square().mean().backward()
+            account.weigh(model(inputs).square().mean()).backward()
             optimizer.step()
-            account.commit()
             states.add(account.state_dict()["torchtally"])
     return states
 

@@ -38,6 +38,7 @@ class Position:
     """Hands out the samples of two epochs, and knows how many are in the weights."""
 
     task = "counting"
+    optimizers = ()
 
     def __init__(self, seed: int = 0):
         self.seed, self.epoch, self.position, self.attempt, self.discarded = seed, 1, 0, 0, 0
@@ -71,8 +72,6 @@ class Position:
                 if self.checkpoints:
                     self.checkpoints.before_batch()
                 yield order[self.position : self.position + BATCH * self.world][self.rank :: self.world].tolist()
-            if self.checkpoints:
-                self.checkpoints.after_batches()
             self.epoch, self.position = self.epoch + 1, 0
 
     def commit(self) -> None:

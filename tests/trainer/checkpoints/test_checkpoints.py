@@ -496,10 +496,6 @@ def test_a_loop_that_does_not_resume_is_refused(tmp_path: Path) -> None:
     assert "call resume() before the first commit" in checkpointed.run(1, never_resumes, tmp_path)[0].message
 
 
-def commits_too_early(folder: Path, wrapped: str, late: str) -> None:
-    Loop(folder, wrapped).run(late=late)
-
-
 def trains_apart(folder: Path, others: bool) -> Loop:
     """Ranks without DistributedDataParallel, whose machines are `others` or alike."""
     if others:
@@ -522,16 +518,6 @@ def test_a_checkpoint_of_ranks_with_other_weights_is_refused_unless_machines_rou
     for found in checkpointed.run(2, trains_apart, tmp_path, others):
         assert found.code == (0 if others else 2), found.message
         assert ("ranks 0 and 1 have different values of model.count.weight" in found.message) is not others
-
-
-@pytest.mark.parametrize(
-    ("wrapped", "late", "name"),
-    [("plain", "model", "model"), ("fsdp", "adam", "model"), ("plain", "schedule", "schedule")],
-)
-def test_a_commit_before_all_has_stepped_is_refused(wrapped: str, late: str, name: str, tmp_path: Path) -> None:
-    (found,) = checkpointed.run(1, commits_too_early, tmp_path, wrapped, late)
-    assert found.code == 2
-    assert f"checkpoints: {name!r} has changed between commit() and the next batch" in found.message
 
 
 class Holder:

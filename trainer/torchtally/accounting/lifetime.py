@@ -21,6 +21,7 @@ from torchtally.accounting.progress import Progress
 from torchtally.accounting.reports import Reports
 from torchtally.environment import Process, preflight_mode
 from torchtally.errors import Ending, Refused, Unproven
+from torchtally.log import log
 from torchtally.monitoring.requested import Requested, exporter
 from torchtally.pod import failure
 from torchtally_observer import process
@@ -140,12 +141,17 @@ class Lifetime:
             self._reports.end(error)
         if self._exporter:
             self._exporter.close()
+        left = (
+            f"run {self._attempt.run.run} of {self._task} is not proved: {type(error).__name__} has ended it before "
+            "its plan; account.stop() ends a run on purpose"
+        )
         if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = Unproven(f"run {self._attempt.run.run} of {self._task} is not proved: it has ended before its plan")
+            error = Unproven(left)
         if isinstance(error, Ending):
             raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
             failure.record(error)
+            log.warning(left)
 
     def _write_proof(self, path: Path, files: list[Path]) -> None:
         """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""
