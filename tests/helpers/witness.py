@@ -45,9 +45,13 @@ class Witness:
             torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9),
         ]
 
+    def loss(self, indices: Tensor, inputs: Tensor) -> Tensor:
+        """The sum over the samples of a batch, which may be empty."""
+        return self.model(inputs).square().sum() - self.counts(indices).sum()
+
     def backward(self, indices: Tensor, inputs: Tensor) -> None:
-        """Accumulate the gradients of a batch, which may be empty."""
-        (self.model(inputs).square().sum() - self.counts(indices).sum()).backward()
+        """Accumulate the gradients of a batch."""
+        self.loss(indices, inputs).backward()
 
     def mean_loss(self, indices: Tensor, inputs: Tensor) -> Tensor:
         """The mean over the samples of a batch."""

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accounts import alone, run
+from accounts import run
 from test_drops import judged
-from torch.utils.data import DataLoader
 from witness import Noisy, Witness
 
-from torchtally import Account, Batch, TalliedSampler, compat
+from torchtally import Account, Batch, compat
 from torchtally.accounting.drops import Drops
 from torchtally.proof.digest import Digest
 
@@ -230,27 +229,3 @@ def test_a_state_after_a_skip_has_what_every_rank_has_dropped() -> None:
     one, other = run(2, state_after_a_skip)
     assert (one["code"], other["code"]) == (0, 0), one["err"] + other["err"]
     assert one["result"] == other["result"]
-
-
-def with_a_sampler() -> list[int]:
-    training, samples = Witness(N), Noisy(N)
-    sampler = TalliedSampler(samples, epochs=1)
-    sampler.set_epoch(0)
-    for number, batch in enumerate(sampler.tally(DataLoader(samples, batch_size=SIZE, sampler=sampler))):
-        if number == 2:
-            sampler.skip("loss is not finite")
-            continue
-        training.backward(*batch)
-        training.step()
-        sampler.commit()
-    sampler.done()
-    return training.times
-
-
-def test_a_sampler_skips_the_last_batch() -> None:
-    found = alone(with_a_sampler)
-    assert found["code"] == 0, found["err"]
-    assert sum(found["result"]) == N - SIZE
-    verdict = judged([found])
-    assert verdict.holds and verdict.last
-    assert verdict.last.phases["train"].dropped == SIZE
