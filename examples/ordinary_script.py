@@ -23,7 +23,7 @@ def main() -> None:
     torch.manual_seed(0)
     dataset = TensorDataset(*rings(2000))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=25, sampler=sampler, num_workers=2)
     for epoch in range(1, EPOCHS + 1):

@@ -25,7 +25,7 @@ def main() -> None:
     torch.manual_seed(0)
     dataset = TensorDataset(*rings(2000))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with Account("rings", epochs=EPOCHS) as account:
         account.optimizer(optimizer)
         loader = account.loader(dataset, batch_size=25, num_workers=2)

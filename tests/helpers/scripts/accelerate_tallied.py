@@ -16,10 +16,11 @@ def main() -> None:
     data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer = accelerator.prepare(model, sgd)
     seen = 0
     with Account("accelerate", epochs=2) as account:
-        account.optimizer(optimizer)
+        account.optimizer(sgd)
         loader = account.loader(data, batch_size=10)
         for _ in account.epochs():
             for points, labels in loader:

@@ -30,7 +30,8 @@ def loop(folder: Path, *files: str) -> None:
                 account.commit()
         if account.rank == 0:
             (folder / "model.pt").write_bytes(b"the weights")
-    account.write_proof(folder / "deeper/proof.json", *(folder / file for file in files))
+    for path in ("proof.json", "deeper/proof.json"):
+        account.write_proof(folder / path, *(folder / file for file in files))
 
 
 def test_the_proof_of_an_own_loop_is_of_the_files_that_it_names(tmp_path: Path) -> None:
@@ -38,7 +39,8 @@ def test_the_proof_of_an_own_loop_is_of_the_files_that_it_names(tmp_path: Path) 
     (tmp_path / "checkpoint/manifest.json").write_text("{}")
     found = accounts.run(3, loop, tmp_path, "model.pt", "checkpoint")
     assert [each["code"] for each in found] == [0] * 3, found[0]["err"]
-    proof = tmp_path / "deeper/proof.json"
+    assert list(proofs.read(tmp_path / "deeper/proof.json").subjects) == ["model.pt", "manifest.json"]
+    proof = tmp_path / "proof.json"
     jsonschema.validate(json.loads(proof.read_bytes()), SCHEMA)
     assert proofs.read(proof).subjects == {
         "model.pt": hashlib.sha256(b"the weights").hexdigest(),
