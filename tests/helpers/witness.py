@@ -47,10 +47,11 @@ class Witness:
 
     def loss(self, indices: Tensor, inputs: Tensor) -> Tensor:
         """The sum over the samples of a batch, which may be empty."""
-        return self.model(inputs).square().sum() - self.counts(indices).sum()
+        loss: Tensor = self.model(inputs).square().sum() - self.counts(indices).sum()
+        return loss
 
     def backward(self, indices: Tensor, inputs: Tensor) -> None:
-        """Accumulate the gradients of a batch."""
+        """Accumulate the gradients of a batch, which may be empty."""
         self.loss(indices, inputs).backward()
 
     def mean_loss(self, indices: Tensor, inputs: Tensor) -> Tensor:
