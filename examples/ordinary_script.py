@@ -6,8 +6,7 @@ import torch.distributed.nn  # imported after the group it would keep the group,
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 EPOCHS = 3
 
@@ -24,10 +23,10 @@ def main() -> None:
     torch.manual_seed(0)
     dataset = TensorDataset(*rings(2000))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=25, sampler=sampler, num_workers=2)
-    for epoch in range(EPOCHS):
+    for epoch in range(1, EPOCHS + 1):
         sampler.set_epoch(epoch)
         for points, labels in loader:
             loss = cross_entropy(model(points), labels)
@@ -35,7 +34,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         if dist.get_rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
+            print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
     dist.destroy_process_group()
 
 

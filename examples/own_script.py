@@ -6,9 +6,9 @@ import torch.distributed.nn  # imported after the group it would keep the group,
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from torchtally import TalliedSampler
+from torchtally import Account
 
 EPOCHS = 3
 
@@ -25,20 +25,18 @@ def main() -> None:
     torch.manual_seed(0)
     dataset = TensorDataset(*rings(2000))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    sampler = TalliedSampler(dataset, epochs=EPOCHS)
-    loader = DataLoader(dataset, batch_size=25, sampler=sampler, num_workers=2)
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for points, labels in sampler.tally(loader):
-            loss = cross_entropy(model(points), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            sampler.commit()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
-    sampler.done()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with Account("rings", epochs=EPOCHS) as account:
+        account.optimizer(optimizer)
+        loader = account.loader(dataset, batch_size=25, num_workers=2)
+        for epoch in account.epochs():
+            for points, labels in loader:
+                loss = cross_entropy(model(points), labels)
+                optimizer.zero_grad()
+                account.weigh(loss).backward()
+                optimizer.step()
+            if dist.get_rank() == 0:
+                print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
     dist.destroy_process_group()
 
 

@@ -1,8 +1,8 @@
-"""torchdata's StatefulDataLoader with a proof. Killed with signal 9, it goes on at the sample where its weights stand.
+"""A script with a checkpoint of its own, and a proof. Killed with signal 9, it goes on at the sample of its weights.
 
 torchtally run -- python examples/stateful_loader.py       on this machine, or as the command of a PyTorchJob
 
-without/stateful_loader.py is the same script without torchtally.
+without/stateful_loader.py is the same script with torchdata's StatefulDataLoader in place of the account's loader.
 """
 
 import argparse
@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from torchtally import TalliedSampler
+from torchtally import Account
 
 EPOCHS = 4
 
@@ -38,38 +37,36 @@ def main() -> None:
     dataset = TensorDataset(*rings(2000))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    sampler = TalliedSampler(dataset, epochs=EPOCHS, anew=not saved.exists())
-    loader = StatefulDataLoader(dataset, batch_size=25, sampler=sampler, num_workers=1)
-    step = 0
-    if saved.exists():
-        checkpoint = torch.load(saved)
-        step = checkpoint["step"]
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        sampler.load_state_dict(checkpoint["sampler"])
-    for epoch in range(sampler.completed, EPOCHS):
-        sampler.set_epoch(epoch)
-        for points, labels in sampler.tally(loader):
-            loss = cross_entropy(model(points), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            sampler.commit()
-            step += 1
-            if step % 15 == 0:
-                checkpoint = {
-                    "step": step,
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "sampler": sampler.state_dict(),
-                }
-                if dist.get_rank() == 0:
-                    saved.parent.mkdir(parents=True, exist_ok=True)
-                    torch.save(checkpoint, saved.with_suffix(".part"))
-                    saved.with_suffix(".part").rename(saved)
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch + 1}: {step} steps so far", flush=True)
-    sampler.done()
+    with Account("rings", epochs=EPOCHS, anew=not saved.exists()) as account:
+        account.optimizer(optimizer)
+        loader = account.loader(dataset, batch_size=25, num_workers=1)
+        step = 0
+        if saved.exists():
+            checkpoint = torch.load(saved)
+            step = checkpoint["step"]
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            account.load_state_dict(checkpoint["account"])
+        for epoch in account.epochs():
+            for points, labels in loader:
+                loss = cross_entropy(model(points), labels)
+                optimizer.zero_grad()
+                account.weigh(loss).backward()
+                optimizer.step()
+                step += 1
+                if step % 15 == 0:
+                    checkpoint = {
+                        "step": step,
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "account": account.state_dict(),
+                    }
+                    if dist.get_rank() == 0:
+                        saved.parent.mkdir(parents=True, exist_ok=True)
+                        torch.save(checkpoint, saved.with_suffix(".part"))
+                        saved.with_suffix(".part").rename(saved)
+            if dist.get_rank() == 0:
+                print(f"epoch {epoch}: {step} steps so far", flush=True)
     dist.destroy_process_group()
 
 

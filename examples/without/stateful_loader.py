@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader, without torchtally: ../stateful_loader.py is the same script with a proof."""
+"""torchdata's StatefulDataLoader, without torchtally: ../stateful_loader.py has an account's loader in its place."""
 
 import argparse
 from pathlib import Path
@@ -34,7 +34,8 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     sampler = StatefulDistributedSampler(dataset)
     loader = StatefulDataLoader(dataset, batch_size=25, sampler=sampler, num_workers=1)
-    step = first = 0
+    step = 0
+    first = 1
     if saved.exists():
         checkpoint = torch.load(saved)
         step = checkpoint["step"]
@@ -42,7 +43,7 @@ def main() -> None:
         optimizer.load_state_dict(checkpoint["optimizer"])
         loader.load_state_dict(checkpoint["loaders"][dist.get_rank()])
         first = checkpoint["epoch"]
-    for epoch in range(first, EPOCHS):
+    for epoch in range(first, EPOCHS + 1):
         sampler.set_epoch(epoch)
         for points, labels in loader:
             loss = cross_entropy(model(points), labels)
@@ -65,7 +66,7 @@ def main() -> None:
                     torch.save(checkpoint, saved.with_suffix(".part"))
                     saved.with_suffix(".part").rename(saved)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch + 1}: {step} steps so far", flush=True)
+            print(f"epoch {epoch}: {step} steps so far", flush=True)
     dist.destroy_process_group()
 
 

@@ -61,14 +61,17 @@ def same(documented: str, actual: str) -> bool:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guides/own-script.md"], ids=lambda page: page.name)
 def test_the_diff_of_a_script_is_that_of_the_examples(page: Path) -> None:
-    before, after = ((ROOT / "examples" / name).read_text() for name in ("ordinary_script.py", "own_script.py"))
+    ordinary, own = ((ROOT / "examples" / name).read_text() for name in ("ordinary_script.py", "own_script.py"))
+    before, after = ([line.strip() for line in text.splitlines() if line.strip()] for text in (ordinary, own))
     changed = [
         line
-        for line in difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-        if line.startswith(("+", "-")) and not line.startswith(("+++", "---")) and line[1:].strip()
+        for line in difflib.unified_diff(before, after, lineterm="", n=0)
+        if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
     ]
     [shown] = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
-    assert [line for line in shown.splitlines() if line.startswith(("+", "-"))] == changed
+    marked = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
+    assert [line[0] + line[1:].strip() for line in marked] == changed
+    assert [line for line in marked if line[0] == "+" and line[1:] not in own.splitlines()] == []
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,9 @@ SINGLE += ["--set=restartPolicy=Never"]
 TALLIED = """
 import torch, torchtally
 torch.distributed.init_process_group("gloo")
-samples = range(60)
-sampler = torchtally.TalliedSampler(samples, epochs=1)
-sampler.set_epoch(0)
-for batch in sampler.tally(torch.utils.data.DataLoader(samples, batch_size=5, sampler=sampler)):
-    sampler.commit()
-sampler.done()
+with torchtally.Account("numbers", epochs=1) as account:
+    for batch in account.loader(range(60), batch_size=5, trains=False):
+        pass
 torch.distributed.destroy_process_group()
 """
 UNTALLIED = "print('trained')"

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torchtally.accounting.packed import Packed as Packed
     from torchtally.accounting.plan import Steps as Steps
     from torchtally.accounting.plan import Tokens as Tokens
-    from torchtally.accounting.tallied_sampler import TalliedSampler as TalliedSampler
 
 _EXPORTS = {
     "Account": "torchtally.accounting.account",
@@ -23,7 +22,6 @@ _EXPORTS = {
     "Mixture": "torchtally.accounting.mixture",
     "Packed": "torchtally.accounting.packed",
     "Steps": "torchtally.accounting.plan",
-    "TalliedSampler": "torchtally.accounting.tallied_sampler",
     "Tokens": "torchtally.accounting.plan",
     "each_row": "torchtally.accounting.collate",
     "evaluate": "torchtally.accounting.evaluation",
@@ -36,7 +34,6 @@ __all__ = [
     "Mixture",
     "Packed",
     "Steps",
-    "TalliedSampler",
     "Tokens",
     "each_row",
     "evaluate",

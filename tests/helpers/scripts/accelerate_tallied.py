@@ -1,12 +1,12 @@
-"""The same Accelerate script with a tally around its loader, which is not prepared."""
+"""The same Accelerate script with an account, whose loader is not prepared."""
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from torchtally import TalliedSampler
+from torchtally import Account
 
 
 def main() -> None:
@@ -16,20 +16,19 @@ def main() -> None:
     data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
-    sampler = TalliedSampler(data, epochs=2)
-    loader = DataLoader(data, batch_size=10, sampler=sampler)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer = accelerator.prepare(model, sgd)
     seen = 0
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for points, labels in sampler.tally(loader):
-            optimizer.zero_grad()
-            accelerator.backward(cross_entropy(model(points), labels))
-            optimizer.step()
-            sampler.commit()
-            seen += len(labels)
+    with Account("accelerate", epochs=2) as account:
+        account.optimizer(sgd)
+        loader = account.loader(data, batch_size=10)
+        for _ in account.epochs():
+            for points, labels in loader:
+                optimizer.zero_grad()
+                accelerator.backward(account.weigh(cross_entropy(model(points), labels)))
+                optimizer.step()
+                seen += len(labels)
     print(f"rank {accelerator.process_index} of {accelerator.num_processes}: {seen} samples", flush=True)
-    sampler.done()
     accelerator.end_training()
 
 

@@ -436,3 +436,16 @@ def test_a_loop_with_one_dataset_names_no_phase() -> None:
     assert (length, size, workers, same, order) == (steps, 4, 0, True, list(range(N)))
     assert len(taken) == 2 * steps
     assert not any(isinstance(batch, Batch) for batch in taken)
+
+
+def two_accounts() -> None:
+    with Account("first", epochs=0):
+        pass
+    with Account("second", epochs=0, seed=dist.get_rank()):
+        pass
+
+
+def test_a_second_account_does_not_read_what_was_agreed_on_for_the_first() -> None:
+    for each in run(2, two_accounts):
+        assert each["code"] == 2
+        assert "rank 1 (pod-1) has seed 1 and rank 0 (pod-0) has 0" in each["err"]

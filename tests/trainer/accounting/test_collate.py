@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from transformers import BatchEncoding
 
-from torchtally import Account, Batch, TalliedSampler, each_row
+from torchtally import Account, Batch, each_row
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.step_loader import ByStep, StepLoader
 from torchtally.errors import Refused, Unproven
@@ -161,25 +161,6 @@ def test_a_collate_fn_that_does_not_tell_is_refused_at_the_first_batch(
     assert f"torchtally.each_row({collate.__name__})" in found["err"]
     assert found["err"].splitlines()[0].endswith("the ranks compared only its length")
     assert found["err"].count("\n") == 2
-
-
-def by_sampler(collate: Any) -> list[int]:
-    counter = Counter(96)
-    sampler = TalliedSampler(Numbers(96), epochs=EPOCHS)
-    source = DataLoader(Numbers(96), batch_size=2, sampler=sampler, collate_fn=collate)
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for kept, _ in sampler.tally(source):
-            counter.step(kept)
-            sampler.commit()
-    sampler.done()
-    return counter.counts
-
-
-def test_a_tallied_sampler_asks_its_loaders_collate_fn_as_well() -> None:
-    found = alone(by_sampler, of_two)
-    assert found["code"] == 2
-    assert "the collate_fn of_two returned a tuple" in found["err"]
 
 
 # A collate_fn that makes one row of each sample, and says so.

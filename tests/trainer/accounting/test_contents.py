@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from accounts import alone, run
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
-from torchtally import Account, Batch, Mixture, TalliedSampler
+from torchtally import Account, Batch, Mixture
 from torchtally.accounting import contents
 from torchtally.accounting.sampler import Sampler
 from torchtally.accounting.step_loader import StepLoader
@@ -138,7 +138,6 @@ def each_once() -> dict[str, tuple[int, str]]:
     for how, (read, init, _) in IN_WORKERS.items():
         found[f"in a worker: {how}"] = ended(trains, read, num_workers=2, worker_init_fn=init)
     found["mixture"] = ended(mixed)
-    found["sampler"] = ended(by_sampler)
     found["stream"] = ended(streamed)
     return found
 
@@ -169,20 +168,9 @@ def streamed() -> None:
             account.commit()
 
 
-def by_sampler() -> None:
-    rank = torch.distributed.get_rank()
-    data = Data(DIFFERENT["shuffled by each rank"], rank)
-    sampler = TalliedSampler(data, epochs=1)
-    loader: Any = DataLoader(data, batch_size=SIZE, sampler=sampler)  # type: ignore[arg-type]
-    sampler.set_epoch(0)
-    for _ in sampler.tally(loader):
-        sampler.commit()
-    sampler.done()
-
-
 def test_ranks_with_different_data_are_refused_and_no_others() -> None:
     found = [each["result"] for each in run(2, each_once)]
-    refused = {how for how in found[0] if how.startswith("different") or how in ("mixture", "sampler")}
+    refused = {how for how in found[0] if how.startswith("different") or how == "mixture"}
     refused |= {f"in a worker: {how}" for how, (*_, differs) in IN_WORKERS.items() if differs}
     for how, (code, err) in found[0].items():
         assert found[1][how][0] == code == (2 if how in refused else 0), (how, err, found[1][how][1])

@@ -1,5 +1,6 @@
 """Programs that go on with weights that have other samples than the account's: after an error, a stop, an old batch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,15 @@ from typing import Any
 
 import pytest
 from accounts import alone, tallied
-from test_tallied_sampler import RANK
 from witness import Noisy, Witness
 
 from torchtally import Account, Batch
 
+RANK = {
+    **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+}
 N, SIZE = 29, 4
 ONCE = [1] * N
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from accounts import alone, run, tallied, verified
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 from witness import Noisy, Witness
 
-from torchtally import Account, Locality, TalliedSampler
+from torchtally import Account, Locality
 from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
 from torchtally.proof.shard_sizes import ShardSizes
@@ -235,39 +235,39 @@ def test_other_batches_may_cut_an_accumulation_when_a_loop_goes_on() -> None:
     assert resumed["result"] == [1] * N
 
 
-# A TalliedSampler.
+# By an account's loader.
 
 
-def samples(saved: Saved | None, until: int | None) -> Any:
-    training, data = Witness(N), Noisy(N)
-    sampler = TalliedSampler(data, epochs=EPOCHS, seed=3)
-    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1)
+def weighs(saved: Saved | None, until: int | None) -> Any:
+    training = Witness(N)
+    account = Account("t", epochs=EPOCHS, seed=3).__enter__()
+    for each in training.optimizers:
+        account.optimizer(each)
+    loader = account.loader(Noisy(N), batch_size=8, contract="padded", num_workers=1)
     if saved:
-        sampler.load_state_dict(saved["sampler"])
+        account.load_state_dict(saved["account"])
         training.load(saved["training"])
-    commits = 0
-    for epoch in range(sampler.completed, EPOCHS):
-        sampler.set_epoch(epoch)
-        for batch in sampler.tally(loader):
-            if commits == until:
-                return {"sampler": sampler.state_dict(), "training": training.save()}
-            training.backward(*batch)
+    steps = 0
+    for _ in account.epochs():
+        for batch in loader:
+            if steps == until:
+                return {"account": account.state_dict(), "training": training.save()}
+            account.weigh(training.loss(*batch)).backward()
             training.step()
-            sampler.commit()
-            commits += 1
-    sampler.done()
+            steps += 1
+    account.__exit__(None, None, None)
     return training.times
 
 
 @pytest.mark.parametrize(
     "until", [pytest.param(3, marks=pytest.mark.nightly), 7, pytest.param(9, marks=pytest.mark.nightly)]
 )
-def test_a_tallied_sampler_goes_on_in_the_middle_of_an_epoch(until: int) -> None:
-    killed = run(2, samples, None, until)
-    resumed = run(2, samples, killed[0]["result"], None)
+def test_a_loop_over_a_loader_goes_on_in_the_middle_of_an_epoch(until: int) -> None:
+    killed = run(2, weighs, None, until)
+    resumed = run(2, weighs, killed[0]["result"], None)
     assert resumed[0]["code"] == 0, resumed[0]["err"]
     once, *repeated = sorted(set(resumed[0]["result"]))
-    assert once == EPOCHS  # DistributedSampler repeats one sample an epoch, as 101 do not divide by 2
+    assert once == EPOCHS  # one sample is repeated in each epoch, as 101 do not divide by 2
     assert sum(resumed[0]["result"]) == (N + 1) * EPOCHS
     assert repeated
     verdict = verified(killed, resumed)

@@ -10,9 +10,8 @@ import accounts
 import jsonschema
 import proofs
 from squares import Squares
-from torch.utils.data import DataLoader
 
-from torchtally import Account, TalliedSampler
+from torchtally import Account
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/reference/statement-v1.schema.json").read_text())
@@ -31,7 +30,8 @@ def loop(folder: Path, *files: str) -> None:
                 account.commit()
         if account.rank == 0:
             (folder / "model.pt").write_bytes(b"the weights")
-    account.write_proof(folder / "proof.json", *(folder / file for file in files))
+    for path in ("proof.json", "deeper/proof.json"):
+        account.write_proof(folder / path, *(folder / file for file in files))
 
 
 def test_the_proof_of_an_own_loop_is_of_the_files_that_it_names(tmp_path: Path) -> None:
@@ -39,6 +39,7 @@ def test_the_proof_of_an_own_loop_is_of_the_files_that_it_names(tmp_path: Path) 
     (tmp_path / "checkpoint/manifest.json").write_text("{}")
     found = accounts.run(3, loop, tmp_path, "model.pt", "checkpoint")
     assert [each["code"] for each in found] == [0] * 3, found[0]["err"]
+    assert list(proofs.read(tmp_path / "deeper/proof.json").subjects) == ["model.pt", "manifest.json"]
     proof = tmp_path / "proof.json"
     jsonschema.validate(json.loads(proof.read_bytes()), SCHEMA)
     assert proofs.read(proof).subjects == {
@@ -52,25 +53,6 @@ def test_the_proof_of_an_own_loop_is_of_the_files_that_it_names(tmp_path: Path) 
     (tmp_path / "model.pt").write_bytes(b"others")
     other = verified(proof, "--model", tmp_path / "model.pt")
     assert other.returncode == 1 and "and the proof is of model.pt (sha256:" in other.stdout
-
-
-def sampled(folder: Path) -> None:
-    data = Squares(9)
-    sampler = TalliedSampler(data, epochs=1, task="own")
-    loader = DataLoader(data, batch_size=2, sampler=sampler)
-    sampler.set_epoch(0)
-    for _ in sampler.tally(loader):
-        sampler.commit()
-    sampler.done()
-    (folder / "model.pt").write_bytes(b"the weights")
-    sampler.write_proof(folder / "deeper/proof.json", folder / "model.pt")
-
-
-def test_the_proof_of_a_tallied_sampler(tmp_path: Path) -> None:
-    assert accounts.alone(sampled, tmp_path)["code"] == 0
-    proof = tmp_path / "deeper/proof.json"
-    assert list(proofs.read(proof).subjects) == ["model.pt"]
-    assert verified(proof, "--model", tmp_path / "model.pt").returncode == 0
 
 
 def early(folder: Path) -> None:

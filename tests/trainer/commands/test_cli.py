@@ -45,8 +45,8 @@ def test_the_package_exports_what_a_users_own_code_imports() -> None:
     script = (
         "import sys, torchtally\n"
         "assert 'torch' not in sys.modules\n"
-        "from torchtally import Account, Batch, TalliedSampler, each_row, evaluate, gather_predictions\n"
-        "assert {'Account', 'Batch', 'TalliedSampler', 'each_row', 'evaluate'} <= set(dir(torchtally))\n"
+        "from torchtally import Account, Batch, each_row, evaluate, gather_predictions\n"
+        "assert {'Account', 'Batch', 'each_row', 'evaluate'} <= set(dir(torchtally))\n"
         "assert Account.__module__ == 'torchtally.accounting.account'\n"
         "try: torchtally.Acount\n"
         "except AttributeError as error: print(error)"

@@ -324,15 +324,17 @@ class Account(Lifetime):
     def _loader(self, phase: str, batches: Iterable[Any]) -> Loader:
         with self._counting.final():
             steps = self._phases.whole_steps(phase)
+            trains = self._phases.training[phase]
 
         def epoch() -> Iterator[Batch]:
             with self._counting.final():
                 self._counting.catch_up()
                 self._counting.settle(phase)
                 drives = self._counting.loop if self._progress.body.within else self._counting.batches
-                yield from drives(phase, self.completed(phase) + 1, batches)
+                number = self._progress.upcoming(phase) if trains else self.completed(phase) + 1
+                yield from drives(phase, number, batches)
 
-        self._driven.append(Loader(self, phase, batches, epoch, steps))
+        self._driven.append(Loader(self, phase, batches, epoch, steps, trains))
         return self._driven[-1]
 
     @property
@@ -348,7 +350,8 @@ class Account(Lifetime):
     def state_dict(self) -> dict[str, str]:
         """Return how far the run is, the same on every rank: save it with the weights of the same moment.
 
-        Batches that are not committed are not in it, so a resume hands them out again.
+        Batches that are not committed are not in it, so a resume hands them out again. All ranks call it: after the
+        last step of an epoch that weighs its losses, it proves the epoch.
 
         Raises:
             Refused: A PyTorch optimizer has stepped since the last commit, so the weights have more than the state.

@@ -9,12 +9,14 @@ class Body:
 
     Attributes:
         loaded: Epoch of a loaded state, if the rest of its body still has to run.
+        rest: Epoch of a loaded state whose body the program has begun again.
         over: The last epoch whose body has run to its end, after its batches.
         begun: Number of bodies that have begun.
     """
 
     def __init__(self) -> None:
         self.loaded: int | None = None
+        self.rest: int | None = None
         self.over: int | None = None
         self.begun = 0
         self._epoch: int | None = None  # the one that `Account.epochs` has yielded
@@ -36,6 +38,8 @@ class Body:
     def epoch(self, number: int) -> Iterator[None]:
         """The context in which the program runs the body of this epoch."""
         self._epoch, self.begun = number, self.begun + 1
+        if number == self.loaded:
+            self.rest = number
         try:
             yield
             self.loaded = None  # the first epoch that a resume yields

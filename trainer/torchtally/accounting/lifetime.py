@@ -156,7 +156,7 @@ class Lifetime:
     def _write_proof(self, path: Path, files: list[Path]) -> None:
         """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""
         if self.last_line is None:
-            raise Refused("write_proof() must come after the end of the account's `with` statement, or after done()")
+            raise Refused("write_proof() must come after the end of the account's `with` statement")
         if self._attempt.prints:
             proof_file.write_of(path, files, kept_lines.lines(self.last_line["run"]), self.last_line)
 

@@ -29,7 +29,8 @@ class Loader:
         given: The DataLoader, or what else has the batches.
 
     Args:
-        holds: Whether it asks for the end of an epoch that is left at its last batch, and holds on to it for that.
+        trains: Whether the samples go into the weights. Otherwise, an epoch that is left at its last batch is held, to
+            count that batch.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class Loader:
         given: Iterable[Any],
         epoch: Callable[[], Iterator[Batch]],
         steps: int,
-        holds: bool = True,
+        trains: bool,
     ):
         self.account, self.phase, self.given = account, phase, given
-        self._epoch, self._steps, self._holds = epoch, steps, holds
+        self._epoch, self._steps, self._trains = epoch, steps, trains
         self._batches: Iterator[Batch] = iter(())
         self._all_taken = False
         self.before_state: Callable[[], None] = lambda: None  # commits what a library has stepped
@@ -50,7 +51,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         self.end()
         batches = self._epoch()
-        if self._holds:
+        if not self._trains:
             self._batches = batches
         for batch in batches:
             self._all_taken = batch.step == batch.steps

@@ -28,6 +28,7 @@ class Progress:
         self.loaded: State | None = None
         self.body = Body()
         self.stopped: str | None = None  # why the program has stopped the run
+        self._rested: set[str] = set()  # phases whose loaders have been asked in a body that is begun again
 
     @property
     def epochs(self) -> dict[str, int]:
@@ -41,6 +42,14 @@ class Progress:
     def was_complete(self, phase: str, epoch: int) -> bool:
         """Whether the loaded state has this epoch as complete."""
         return self.loaded is not None and phase in self.loaded.phases and epoch <= self.loaded.phases[phase].completed
+
+    def upcoming(self, phase: str) -> int:
+        """The epoch of a phase that trains whose batches come next: first that of a body that is begun again."""
+        if self.body.rest is not None and phase not in self._rested:
+            self._rested.add(phase)
+            if self.was_complete(phase, epoch := min(self.body.rest, self.epochs[phase])):
+                return epoch
+        return self.completed(phase) + 1
 
     def end(self, phase: str, epoch: int) -> int | None:
         """The position before which an epoch ends, if not that of its order."""

@@ -27,6 +27,18 @@ from torchtally.accounting.sampler import Sampler
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
+# Options of a DataLoader that say how it loads, and not what: it has them as attributes.
+LOADING_OPTIONS = (
+    "collate_fn",
+    "in_order",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
 _TRIED = 1000  # samples, to make a batch of none
 _TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
 _OWN = "use account.sampler() with a DataLoader of your own"

@@ -20,7 +20,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch, EachRow, Samples, each_row
 from torchtally.accounting.loader import Loader
-from torchtally.accounting.tallied_sampler import TAKEN_OVER
+from torchtally.accounting.step_loader import LOADING_OPTIONS
 from torchtally.errors import Refused, Unproven
 
 _KEY = "torchtally"  # in trainer_state.json
@@ -60,7 +60,7 @@ class AccountMixin:
                 batch_size=trainer.args.train_batch_size,
                 shuffle=order == "random",
                 contract="padded",
-                **{name: getattr(own, name) for name in TAKEN_OVER} | {"collate_fn": _declared(own.collate_fn)},
+                **{name: getattr(own, name) for name in LOADING_OPTIONS} | {"collate_fn": _declared(own.collate_fn)},
             )
             self._batches = _Batches(loader)
         return self._batches
