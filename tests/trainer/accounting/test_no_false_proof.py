@@ -686,8 +686,8 @@ def fetched(batches: Iterator[Batch], ahead: bool) -> Iterator[Batch]:
 MOMENTS = ("before the backward pass", "before the step", "after the step", "after the clear")
 
 
-def saves_and_goes_on(moment: str, ahead: bool) -> list[int]:
-    """Steps once for two batches, saves in the second step or beside it, and begins again with what it has saved."""
+def saves_and_goes_on(moment: str, at: int, ahead: bool) -> list[int]:
+    """Steps once for two batches, saves in the step or beside it, and begins again with what it has saved."""
     counts = torch.nn.Embedding(12, 1)
     torch.nn.init.zeros_(counts.weight)
     saved: Any = None
@@ -705,7 +705,7 @@ def saves_and_goes_on(moment: str, ahead: bool) -> list[int]:
 
             def now(reached: str, step: int, begins: bool = begins, account: Account = account) -> None:
                 nonlocal saved
-                if begins and (reached, step) == (moment, 4):
+                if begins and (reached, step) == (moment, at):
                     saved = account.state_dict(), {"weight": counts.weight.detach().clone()}
                     raise InterruptedError
 
@@ -722,7 +722,31 @@ def saves_and_goes_on(moment: str, ahead: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("at", [4, 6])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_state_of_any_moment_is_that_of_the_weights(moment: str, ahead: bool) -> None:
-    found = alone(saves_and_goes_on, moment, ahead)
+def test_a_state_of_any_moment_is_that_of_the_weights(moment: str, at: int, ahead: bool) -> None:
+    found = alone(saves_and_goes_on, moment, at, ahead)
     assert (found["code"], found["result"]) == (0, [1] * 12), found["err"]
+
+
+def saves_on_rank_0() -> list[str]:
+    """After each step of both epochs, beside a collective call of all ranks."""
+    training, states = Witness(N), []
+    with Account("t", epochs=2) as account:
+        for optimizer in training.optimizers:
+            account.optimizer(optimizer)
+        loader = account.loader(Noisy(N), batch_size=SIZE)
+        for _ in account.epochs():
+            for batch in loader:
+                account.weigh(training.loss(*batch)).backward()
+                training.step()
+                if account.rank == 0:
+                    states.append(account.state_dict()["torchtally"])
+                dist.barrier()
+    return states
+
+
+def test_one_rank_alone_may_save_a_state() -> None:
+    first, other = run(2, saves_on_rank_0)
+    assert (first["code"], other["code"]) == (0, 0), first["err"] + other["err"]
+    assert len(set(first["result"])) == 8

@@ -350,11 +350,10 @@ class Account(Lifetime):
     def state_dict(self) -> dict[str, str]:
         """Return how far the run is, the same on every rank: save it with the weights of the same moment.
 
-        Batches that are not committed are not in it, so a resume hands them out again. All ranks call it: after the
-        last step of an epoch that weighs its losses, it proves the epoch.
+        Batches that do not count are not in it, so a resume hands them out again. Not a collective call.
 
         Raises:
-            Refused: A PyTorch optimizer has stepped since the last commit, so the weights have more than the state.
+            Refused: A batch has no gradients in the weights, and a later one does.
         """
         with self._counting.final():
             self._counting.check_saved()

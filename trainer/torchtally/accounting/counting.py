@@ -78,6 +78,7 @@ class Counting:
         self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._commits = 0  # of this attempt
+        self._over = False  # this attempt: the other ranks may be gone
         self._committed_in = 0  # the number of the body of an epoch in which that was
 
     @contextmanager
@@ -144,7 +145,12 @@ class Counting:
             self.phase = phase
             self._randomness = randomness.mixed(seed + current.position_of(batch.step))
             self.reseed()
-            yield batch
+            try:
+                yield batch
+            except GeneratorExit:  # the loop leaves the epoch, perhaps at its last batch
+                if not self._over:
+                    self.catch_up()
+                raise
             if self._failure:
                 raise self._failure
             self.catch_up()
@@ -191,7 +197,14 @@ class Counting:
         return self.gradients.weigh(loss, batches)
 
     def catch_up(self) -> None:
-        """Take note of what optimizers have stepped since the last call, between two steps of the loop."""
+        """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
+        self._note_steps()
+        if threading.current_thread() is self._committing:
+            for current in [each for each in self._phases.open.values() if each.weighed and each.complete]:
+                self._close(current)
+
+    def _note_steps(self) -> None:
+        """Take note of what optimizers have stepped since the last call. Not a call of all ranks."""
         if self._counts == self.gradients.counts or threading.current_thread() is not self._committing:
             return
         self._counts = self.gradients.counts
@@ -201,7 +214,7 @@ class Counting:
 
     def check_saved(self) -> None:
         """Refuse a state of this moment if the weights have more samples than those that count."""
-        self.catch_up()
+        self._note_steps()
         for current in self._phases.open.values():
             if current.weighed and (step := current.undecided):
                 raise Refused(
@@ -249,7 +262,7 @@ class Counting:
             if self._pace and self._pace.due:
                 loss = self._reports.loss(current.phase) if self._reports else None
                 self._pace.report(current, self._phases.share, loss, self._steps.total)
-            if current.complete:
+            if current.complete and not current.weighed:
                 self._close(current)
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
         if self.checkpoints:
@@ -277,6 +290,7 @@ class Counting:
 
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
+        self.catch_up()
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
         self._progress.stopped = reason
@@ -331,6 +345,7 @@ class Counting:
 
     def close(self) -> None:
         """No longer watch the optimizers."""
+        self._over = True
         self.gradients.close()
 
     @property
@@ -385,7 +400,8 @@ class Counting:
         if current.weighed:
             self.gradients.settle()
             current.leave()
-        tally.commits = current.commits if current.trains and not current.weighed else None
+        by_hand = current.trains and not (current.weighed or self.gradients.watches)
+        tally.commits = current.commits if by_hand else None
         problem = self._phases.changed(name)
         if self._evaluated is current:
             problem = problem or _trains(current)
