@@ -20,6 +20,10 @@ from torchtally.checkpoints.objects import parameters_of
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"
+AGAIN = (
+    "an optimizer has stepped with the gradients of batches that count already, so it has trained them again: call "
+    "optimizer.zero_grad() after each step"
+)
 _READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
@@ -64,6 +68,8 @@ class _Named:
     before: Mark = ()  # the backward pass in progress
     after: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
+    used: bool = False  # whether a step has used the gradients, which nothing has cleared since
+    again: bool = False  # whether a backward pass has added to such gradients
     reads: int = 0
 
     def mark(self) -> Mark:
@@ -97,6 +103,10 @@ class _Named:
         now = self.mark()
         return not any(now) or (now != self.after and self.is_zeroed())
 
+    def keeps_used(self) -> bool:
+        """Whether the gradients that a step has used are still there, as far as reading them may tell."""
+        return self.used and (self.mark() == self.after or self.reads < _READ) and not self.is_cleared()
+
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
         self.reads += 1
@@ -117,6 +127,7 @@ class Gradients:
         self._hooks: list[Any] = []
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
+        self._wrong: str | None = None  # what a step has done
         self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
 
@@ -130,8 +141,13 @@ class Gradients:
         return any(each.optimizer is optimizer for each in self._named)
 
     def name(self, optimizer: Optimizer) -> None:
-        """Count the batches whose gradients the steps of an optimizer use."""
+        """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
         if self.names(optimizer):
+            return
+        for each in vars(optimizer).values():
+            if isinstance(each, Optimizer):
+                self.name(each)
+        if not hasattr(optimizer, "defaults"):  # it has no hooks, as torch's PostLocalSGDOptimizer
             return
         named = _Named(optimizer)
         self._named.append(named)
@@ -156,7 +172,7 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
         for each in self._named:
-            del each.optimizer.zero_grad
+            vars(each.optimizer).pop("zero_grad", None)  # another account may have named it as well
 
     def hand_out(self, batch: Handed) -> None:
         """Take note of a batch that the loop receives."""
@@ -165,6 +181,9 @@ class Gradients:
 
     def weigh(self, loss: Tensor, named: Collection[Any]) -> Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
+        self._check()
+        if not self.watches:
+            raise Refused("weigh() needs account.optimizer(optimizer) before the first batch, with each one that steps")
         batches = tuple(map(self._find, named)) if named else self._unnamed()
         shares = {each.share for each in batches}
         if len(shares) > 1:
@@ -196,7 +215,20 @@ class Gradients:
                     del kept[each]
 
     def settle(self) -> None:
-        """Drop for good what was cleared: no other backward pass comes, or a state is saved without it."""
+        """Drop for good what was cleared: no other backward pass comes, or a state is saved without it.
+
+        Raises Refused if a step has trained batches again.
+        """
+        self._check()
+        for named in self._named:
+            self._look(named)
+        self._drop()
+
+    def _check(self) -> None:
+        if self._wrong:
+            raise Refused(self._wrong)
+
+    def _drop(self) -> None:
         for each in self._cleared:
             each.dropped = True
             each.drop(CLEARED)
@@ -231,12 +263,12 @@ class Gradients:
         if self._pass != before:
             for named in self._named:
                 named.find_by_hand()
-                if named.held and named.is_cleared():
-                    self._clear(named)
+                self._look(named)
+                named.used = named.keeps_used()
                 named.forget_unreached()
                 named.before = named.mark()
             if not any(each in self._cleared for each in batches):
-                self.settle()
+                self._drop()
             self._passing = []
             # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
             compat.after_backward(lambda: compat.after_backward(self._has_passed))
@@ -250,6 +282,7 @@ class Gradients:
     def _has_passed(self) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
         for named in self._named:
+            named.again |= named.used and named.mark() != named.before
             named.find()
             named.after = named.mark()
         for each in self._passing:
@@ -260,6 +293,7 @@ class Gradients:
 
     def _will_step(self, named: _Named) -> None:
         named.find() if self._passing else named.find_by_hand()
+        self._look(named)
         named.ready = [*named.held]
 
     def _has_stepped(self, named: _Named) -> None:
@@ -268,13 +302,22 @@ class Gradients:
         if not ready or is_left_out(named.optimizer):
             return
         self.counts += 1
+        named.used = True
+        if named.again:
+            self._wrong = AGAIN
         for each in ready:
             if not (each.counted or each.dropped):
                 each.counted = True
                 each.count()
             named.held.pop(each, None)
 
+    def _look(self, named: _Named) -> None:
+        """Let go of batches whose gradients something else than the optimizer has cleared."""
+        if named.held and named.is_cleared():
+            self._clear(named)
+
     def _clear(self, named: _Named) -> None:
+        named.used = named.again = False
         held, named.held = named.held, {}
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
