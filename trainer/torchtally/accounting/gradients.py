@@ -24,6 +24,10 @@ AGAIN = (
     "an optimizer has stepped with the gradients of batches that count already, so it has trained them again: call "
     "optimizer.zero_grad() after each step"
 )
+SKIPPED = (
+    "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
+    "backward pass, or optimizer.zero_grad() after it"
+)
 _READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
@@ -70,7 +74,8 @@ class _Named:
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
     used: bool = False  # whether a step has used the gradients, which nothing has cleared since
     again: bool = False  # whether a backward pass has added to such gradients
-    reads: int = 0
+    looks: int = 0  # for gradients that a step has used
+    reads: int = 0  # of gradients that were there
 
     def mark(self) -> Mark:
         grads = [each.grad for each in parameters_of(self.optimizer)]
@@ -104,16 +109,20 @@ class _Named:
         return not any(now) or (now != self.after and self.is_zeroed())
 
     def keeps_used(self) -> bool:
-        """Whether the gradients that a step has used are still there, as far as reading them may tell."""
-        return self.used and (self.mark() == self.after or self.reads < _READ) and not self.is_cleared()
+        """Whether the gradients that a step has used are still there. A loop clears them each time, or never."""
+        if not self.used or self.looks == _READ:
+            return False
+        self.looks += 1
+        return not self.is_cleared()
 
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
-        self.reads += 1
         grads = [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
-        if any(grad.is_cuda for grad in grads) and self.reads > _READ:
+        if any(grad.is_cuda for grad in grads) and self.reads == _READ:
             return False
-        return not any(bool(grad.any()) for grad in grads)
+        found = any(bool(grad.any()) for grad in grads)
+        self.reads += found and self.reads < _READ
+        return not found
 
 
 class Gradients:
@@ -163,7 +172,11 @@ class Gradients:
             named.find_by_hand()
             zero_grad(*arguments, **options)
             named.sought = {}
+            waiting = [each for each in named.held if not each.counted]
             self._clear(named)
+            for other in self._named:  # of the same parameters
+                if any(each in other.held for each in waiting):
+                    self._look(other)
 
         optimizer.zero_grad = noted  # type: ignore[method-assign]
 
@@ -210,9 +223,7 @@ class Gradients:
             each.dropped |= each.phase == phase and each.batch.step in steps
         self._cleared = [each for each in self._cleared if not each.dropped]
         for named in self._named:
-            for kept in (named.held, named.sought):
-                for each in [each for each in kept if each.dropped]:
-                    del kept[each]
+            named.sought = {each: before for each, before in named.sought.items() if not each.dropped}
 
     def settle(self) -> None:
         """Drop for good what was cleared: no other backward pass comes, or a state is saved without it.
@@ -220,8 +231,6 @@ class Gradients:
         Raises Refused if a step has trained batches again.
         """
         self._check()
-        for named in self._named:
-            self._look(named)
         self._drop()
 
     def _check(self) -> None:
@@ -266,6 +275,7 @@ class Gradients:
                 self._look(named)
                 named.used = named.keeps_used()
                 named.forget_unreached()
+                named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
                 named.before = named.mark()
             if not any(each in self._cleared for each in batches):
                 self._drop()
@@ -305,6 +315,8 @@ class Gradients:
         named.used = True
         if named.again:
             self._wrong = AGAIN
+        if any(each.dropped for each in ready):
+            self._wrong = SKIPPED
         for each in ready:
             if not (each.counted or each.dropped):
                 each.counted = True
