@@ -110,7 +110,7 @@ class _Named:
 
     def keeps_used(self) -> bool:
         """Whether the gradients that a step has used are still there. A loop clears them each time, or never."""
-        if not self.used or self.looks == _READ:
+        if not self.used or _READ in (self.looks, self.reads):
             return False
         self.looks += 1
         return not self.is_cleared()
@@ -153,11 +153,13 @@ class Gradients:
         """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
         if self.names(optimizer):
             return
+        if hasattr(optimizer, "defaults"):  # torch's PostLocalSGDOptimizer has none, and no hooks
+            self._watch(optimizer)
         for each in vars(optimizer).values():
             if isinstance(each, Optimizer):
                 self.name(each)
-        if not hasattr(optimizer, "defaults"):  # it has no hooks, as torch's PostLocalSGDOptimizer
-            return
+
+    def _watch(self, optimizer: Optimizer) -> None:
         named = _Named(optimizer)
         self._named.append(named)
         self._hooks += [
