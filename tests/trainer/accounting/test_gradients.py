@@ -280,6 +280,19 @@ def forgets_one_of_two_steps(account: Account, loader: Iterable[Tensor], model: 
     optimizer.step()
 
 
+def discards_gradients(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """Those of every second batch, while the gradients of the one before are clipped."""
+    for number, batch in enumerate(loader):
+        loss = account.weigh(model(batch))
+        if number % 2:
+            torch.autograd.grad(loss, [model.rows])
+            nn.utils.clip_grad_norm_(model.parameters(), 99.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            loss.backward()
+
+
 def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for batch in loader:
         optimizer.zero_grad()
@@ -295,6 +308,7 @@ def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, opt
         (never_steps, N),
         (steps_another_model, N),
         (forgets_one_of_two_steps, N - 6),
+        (discards_gradients, 10),
     ],
 )
 def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:

@@ -91,9 +91,15 @@ class _Named:
             self.held[each] = None
 
     def find_by_hand(self) -> None:
-        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`."""
-        if self.sought and not self.is_zeroed():
-            self.find()
+        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`.
+
+        Where other batches have gradients there, it must have put new ones there: clipping writes to these as well.
+        """
+        if not self.sought or self.is_zeroed():
+            return
+        if self.held and not any(_tensors(before) != _tensors(self.mark()) for before in self.sought.values()):
+            return
+        self.find()
 
     def forget_unreached(self) -> None:
         """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs.
@@ -123,6 +129,10 @@ class _Named:
         found = any(bool(grad.any()) for grad in grads)
         self.reads += found and self.reads < _READ
         return not found
+
+
+def _tensors(mark: Mark) -> list[int | None]:
+    return [each and each[0] for each in mark]
 
 
 class Gradients:
@@ -311,6 +321,7 @@ class Gradients:
     def _has_stepped(self, named: _Named) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
         named.ready = []
+        named.forget_unreached()  # what the step has not used is not put there later
         if not ready or is_left_out(named.optimizer):
             return
         self.counts += 1
