@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from accounts import alone, run
+from counted import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -14,30 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from torchtally import Account
-
-N, SIZE = 22, 4  # 6 batches
-Loop = Callable[..., None]
-
-
-class Numbers(torch.utils.data.Dataset[int]):
-    fingerprint = "numbers"
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Times(nn.Module):
-    """Row i of its parameter tells how often sample i is in the weights, at a learning rate of 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Parameter(torch.zeros(N))
-
-    def forward(self, indices: Tensor) -> Tensor:
-        return -self.rows[indices].sum()
 
 
 def plain(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
@@ -178,20 +155,6 @@ RIGHT = [
 ]
 
 
-def in_the_weights(loop: Loop) -> tuple[list[int], int]:
-    """How often each sample is in the weights after 2 epochs, and the samples that the proof has as dropped."""
-    model = Times()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1)
-    with Account(task="t", plan={"train": 2}) as account:
-        account.optimizer(optimizer)
-        loader = account.loader(Numbers(), "train", batch_size=SIZE)
-        for _ in account.epochs():
-            loop(account, loader, model, optimizer)
-    assert account.last_line
-    train = account.last_line["phases"]["train"]
-    return model.rows.round().int().tolist(), train.get("dropped", 0)
-
-
 @pytest.mark.parametrize("loop", RIGHT)
 def test_each_sample_counts_once_in_each_epoch(loop: Loop) -> None:
     found = alone(in_the_weights, loop)
@@ -317,6 +280,19 @@ def forgets_one_of_two_steps(account: Account, loader: Iterable[Tensor], model: 
     optimizer.step()
 
 
+def discards_gradients(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """Those of every second batch, while the gradients of the one before are clipped."""
+    for number, batch in enumerate(loader):
+        loss = account.weigh(model(batch))
+        if number % 2:
+            torch.autograd.grad(loss, [model.rows])
+            nn.utils.clip_grad_norm_(model.parameters(), 99.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            loss.backward()
+
+
 def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for batch in loader:
         optimizer.zero_grad()
@@ -332,6 +308,7 @@ def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, opt
         (never_steps, N),
         (steps_another_model, N),
         (forgets_one_of_two_steps, N - 6),
+        (discards_gradients, 10),
     ],
 )
 def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:
@@ -458,6 +435,13 @@ def names_it_late() -> None:
             account.weigh(model(batch)).backward()
 
 
+def names_none() -> None:
+    model = Times()
+    with Account(task="t", plan={"train": 2}) as account:
+        for batch in account.loader(Numbers(), "train", batch_size=SIZE):
+            account.weigh(model(batch)).backward()
+
+
 def names_a_model() -> None:
     with Account(task="t", plan={"train": 2}) as account:
         account.optimizer(Times())  # type: ignore[arg-type]
@@ -468,6 +452,7 @@ def names_a_model() -> None:
     [
         (in_the_weights, [commits_as_well], "commit() is for loops that name no optimizer"),
         (names_it_late, [], "account.optimizer() must come before the first batch"),
+        (names_none, [], "weigh() needs account.optimizer(optimizer) before the first batch"),
         (names_a_model, [], "account.optimizer() takes a torch.optim.Optimizer, not a Times"),
     ],
 )

@@ -19,6 +19,14 @@ from torchtally.checkpoints.objects import parameters_of
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"
+AGAIN = (
+    "an optimizer has stepped with the gradients of batches that count already, so it has trained them again: call "
+    "optimizer.zero_grad() after each step"
+)
+SKIPPED = (
+    "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
+    "backward pass, or optimizer.zero_grad() after it"
+)
 _READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
@@ -63,7 +71,10 @@ class _Named:
     before: Mark = ()  # the backward pass in progress
     after: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
-    reads: int = 0
+    used: bool = False  # whether a step has used the gradients, which nothing has cleared since
+    again: bool = False  # whether a backward pass has added to such gradients
+    looks: int = 0  # for gradients that a step has used
+    reads: int = 0  # of gradients that were there
 
     def mark(self) -> Mark:
         grads = [each.grad for each in parameters_of(self.optimizer)]
@@ -79,9 +90,15 @@ class _Named:
             self.held[each] = None
 
     def find_by_hand(self) -> None:
-        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`."""
-        if self.sought and not self.is_zeroed():
-            self.find()
+        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`.
+
+        Where other batches have gradients there, it must have put new ones there: clipping writes to these as well.
+        """
+        if not self.sought or self.is_zeroed():
+            return
+        if self.held and not any(_tensors(before) != _tensors(self.mark()) for before in self.sought.values()):
+            return
+        self.find()
 
     def forget_unreached(self) -> None:
         """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs.
@@ -96,13 +113,25 @@ class _Named:
         now = self.mark()
         return not any(now) or (now != self.after and self.is_zeroed())
 
+    def keeps_used(self) -> bool:
+        """Whether the gradients that a step has used are still there. A loop clears them each time, or never."""
+        if not self.used or _READ in (self.looks, self.reads):
+            return False
+        self.looks += 1
+        return not self.is_cleared()
+
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
-        self.reads += 1
         grads = [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
-        if any(grad.is_cuda for grad in grads) and self.reads > _READ:
+        if any(grad.is_cuda for grad in grads) and self.reads == _READ:
             return False
-        return not any(bool(grad.any()) for grad in grads)
+        found = any(bool(grad.any()) for grad in grads)
+        self.reads += found and self.reads < _READ
+        return not found
+
+
+def _tensors(mark: Mark) -> list[int | None]:
+    return [each and each[0] for each in mark]
 
 
 class Gradients:
@@ -122,6 +151,7 @@ class Gradients:
         self._hooks: list[Any] = []
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
+        self._wrong: str | None = None  # what a step has done
         self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
 
@@ -135,9 +165,16 @@ class Gradients:
         return any(each.optimizer is optimizer for each in self._named)
 
     def name(self, optimizer: Optimizer) -> None:
-        """Count the batches whose gradients the steps of an optimizer use."""
+        """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
         if self.names(optimizer):
             return
+        if hasattr(optimizer, "defaults"):  # torch's PostLocalSGDOptimizer has none, and no hooks
+            self._watch(optimizer)
+        for each in vars(optimizer).values():
+            if isinstance(each, Optimizer):
+                self.name(each)
+
+    def _watch(self, optimizer: Optimizer) -> None:
         named = _Named(optimizer)
         self._named.append(named)
         self._hooks += [
@@ -152,7 +189,11 @@ class Gradients:
             named.find_by_hand()
             zero_grad(*arguments, **options)
             named.sought = {}
+            waiting = [each for each in named.held if not each.counted]
             self._clear(named)
+            for other in self._named:  # of the same parameters
+                if any(each in other.held for each in waiting):
+                    self._look(other)
 
         optimizer.zero_grad = noted  # type: ignore[method-assign]
 
@@ -161,7 +202,7 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
         for each in self._named:
-            del each.optimizer.zero_grad
+            vars(each.optimizer).pop("zero_grad", None)  # another account may have named it as well
 
     def hand_out(self, batch: Handed) -> None:
         """Take note of a batch that the loop receives."""
@@ -170,6 +211,9 @@ class Gradients:
 
     def weigh(self, loss: Tensor, named: Collection[Any]) -> Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
+        self._check()
+        if not self.watches:
+            raise Refused("weigh() needs account.optimizer(optimizer) before the first batch, with each one that steps")
         batches = tuple(map(self._find, named)) if named else self._unnamed()
         shares = {each.share for each in batches}
         if len(shares) > 1:
@@ -195,9 +239,22 @@ class Gradients:
         for each in self._out:
             each.dropped |= each.phase == phase and each.batch.step == step
         self._cleared = [each for each in self._cleared if not each.dropped]
+        for named in self._named:
+            named.sought = {each: before for each, before in named.sought.items() if not each.dropped}
 
     def settle(self) -> None:
-        """Drop for good what was cleared: no other backward pass comes, or a state is saved without it."""
+        """Drop for good what was cleared: no other backward pass comes, or a state is saved without it.
+
+        Raises Refused if a step has trained batches again.
+        """
+        self._check()
+        self._drop()
+
+    def _check(self) -> None:
+        if self._wrong:
+            raise Refused(self._wrong)
+
+    def _drop(self) -> None:
         for each in self._cleared:
             each.dropped = True
             each.drop(CLEARED)
@@ -232,12 +289,13 @@ class Gradients:
         if self._pass != before:
             for named in self._named:
                 named.find_by_hand()
-                if named.held and named.is_cleared():
-                    self._clear(named)
+                self._look(named)
+                named.used = named.keeps_used()
                 named.forget_unreached()
+                named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
                 named.before = named.mark()
             if not any(each in self._cleared for each in batches):
-                self.settle()
+                self._drop()
             self._passing = []
             # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
             compat.after_backward(lambda: compat.after_backward(self._has_passed))
@@ -251,6 +309,7 @@ class Gradients:
     def _has_passed(self) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
         for named in self._named:
+            named.again |= named.used and named.mark() != named.before
             named.find()
             named.after = named.mark()
         for each in self._passing:
@@ -267,28 +326,36 @@ class Gradients:
     def _will_step(self, named: _Named) -> None:
         self._told[0](named.optimizer)
         named.find() if self._passing else named.find_by_hand()
+        self._look(named)
         named.ready = [*named.held]
 
     def _has_stepped(self, named: _Named) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
         named.ready = []
+        named.forget_unreached()  # what the step has not used is not put there later
         if _is_left_out(named.optimizer):
             return
-        self.counts += bool(ready)
+        if ready:
+            self.counts += 1
+            named.used = True
+            if named.again:
+                self._wrong = AGAIN
+            if any(each.dropped for each in ready):
+                self._wrong = SKIPPED
         for each in ready:
-            if each.dropped:
-                raise Refused(
-                    f"{each.place}: an optimizer has stepped with the gradients of a batch that counts as dropped: "
-                    "after skip(reason), clear its gradients by optimizer.zero_grad(), and train no batch again that "
-                    "was left out"
-                )
-            if not each.counted:
+            if not (each.counted or each.dropped):
                 each.counted = True
                 each.count()
             named.held.pop(each, None)
         self._told[1](named.optimizer, bool(ready))
 
+    def _look(self, named: _Named) -> None:
+        """Let go of batches whose gradients something else than the optimizer has cleared."""
+        if named.held and named.is_cleared():
+            self._clear(named)
+
     def _clear(self, named: _Named) -> None:
+        named.used = named.again = False
         held, named.held = named.held, {}
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
