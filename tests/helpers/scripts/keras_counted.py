@@ -13,7 +13,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import torch
 import torch.distributed as dist
-from counted import EPOCHS, SIZE, Death, N, report
+from counted import EPOCHS, OVERFLOWS, SIZE, Death, N, report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from witness import Noisy
@@ -56,9 +56,13 @@ class Dies(keras.callbacks.Callback):
 
 
 def added(labels: Any, outputs: Any) -> Any:
-    return outputs.sum() * dist.get_world_size()
+    global passes
+    passes += 1
+    infinite = how == "overflows" and passes - 1 in OVERFLOWS  # the first is that of test_on_batch
+    return outputs.sum() * dist.get_world_size() * (float("inf") if infinite else 1)
 
 
+passes = 0
 folder = Path(sys.argv[1])
 every = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 how = sys.argv[3] if len(sys.argv) > 3 else ""
@@ -67,7 +71,10 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     data = Labelled(N)
     model = Parallel()
     accumulate = 4 if how == "accumulates" else None
-    model.compile(keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate), added)
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate)
+    if how in ("overflows", "accumulates scaled"):
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, added)
     (indices, inputs), label = data[0]
     if how != "unbuilt":
         model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))

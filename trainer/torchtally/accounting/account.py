@@ -197,10 +197,15 @@ class Account(Lifetime):
         Its `zero_grad` is wrapped, so that batches whose gradients it clears before a step count as dropped by the
         program, such as those of a step that a GradScaler leaves out.
 
+        Args:
+            optimizer: One of PyTorch, or a library's wrapper that has it as its attribute `optimizer`.
+
         Raises:
             Refused: It is no optimizer of PyTorch, or an epoch has begun without one.
         """
         with self._counting.final():
+            while (wrapped := getattr(optimizer, "optimizer", None)) is not None:
+                optimizer = wrapped
             if not isinstance(optimizer, Optimizer):
                 raise Refused(f"account.optimizer() takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
             self._counting.name(optimizer)

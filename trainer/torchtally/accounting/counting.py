@@ -226,6 +226,8 @@ class Counting:
         """Refuse a state of this moment if the weights have more samples than those that count."""
         self.catch_up()
         self.gradients.settle()
+        for current in [each for each in self._phases.open.values() if each.weighed and each.complete]:
+            self._close(current)  # its last batch is dropped
         for current in self._phases.open.values():
             if current.weighed and (step := current.undecided):
                 raise Refused(

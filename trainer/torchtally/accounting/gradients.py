@@ -8,8 +8,10 @@ import functools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
@@ -119,6 +121,7 @@ class Gradients:
         self._passing: list[Handed] = []  # of the backward pass in progress
         self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
+        _ALL.add(self)
 
     @property
     def watches(self) -> bool:
@@ -133,6 +136,7 @@ class Gradients:
         """Count the batches whose gradients the steps of an optimizer use."""
         if self.names(optimizer):
             return
+        _watch_scalers()
         named = _Named(optimizer)
         self._named.append(named)
         self._hooks += [
@@ -153,6 +157,7 @@ class Gradients:
 
     def close(self) -> None:
         """Leave the optimizers alone."""
+        _ALL.discard(self)
         for hook in self._hooks:
             hook.remove()
         for each in self._named:
@@ -194,6 +199,12 @@ class Gradients:
             for kept in (named.held, named.sought):
                 for each in [each for each in kept if each.dropped]:
                     del kept[each]
+
+    def scaled(self, optimizer: Optimizer) -> None:
+        """A GradScaler was to step an optimizer: what its gradients still hold, it leaves out, and nothing can use."""
+        for named in self._named:
+            if named.optimizer is optimizer:
+                self._clear(named)
 
     def settle(self) -> None:
         """Drop for good what was cleared: no other backward pass comes, or a state is saved without it."""
@@ -280,3 +291,26 @@ class Gradients:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.dropped or elsewhere or each in self._cleared):
                 self._cleared.append(each)
+
+
+_ALL: WeakSet[Gradients] = WeakSet()
+
+
+def _watch_scalers() -> None:
+    """Watch what PyTorch has no hook for: many loops clear gradients that overflow only before the next backward pass.
+
+    By then, the epoch can be over, or a state saved.
+    """
+    step = GradScaler.step
+    if hasattr(step, "watched_by_torchtally"):
+        return
+
+    @functools.wraps(step)
+    def watched(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **options: Any) -> Any:
+        result = step(scaler, optimizer, *arguments, **options)
+        for each in [*_ALL]:
+            each.scaled(optimizer)
+        return result
+
+    watched.watched_by_torchtally = True  # type: ignore[attr-defined]
+    GradScaler.step = watched  # type: ignore[method-assign]
