@@ -51,7 +51,7 @@ def main() -> None:
     output = parser.parse_args().output
     last = newest(output)
     dist.init_process_group("gloo")
-    with Account(task="hf-trainer", plan={"train": EPOCHS}, anew=last is None) as account:
+    with Account("hf-trainer", epochs=EPOCHS, anew=last is None) as account:
         arguments = TrainingArguments(
             output_dir=str(output),
             use_cpu=True,

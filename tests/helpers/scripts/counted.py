@@ -79,11 +79,11 @@ class Death:
     """Kills the last rank, as kill -9 does, in the batch with the number that the script's second argument tells."""
 
     def __init__(self) -> None:
-        self._batches, self._last = 0, int(os.environ.get("DIES_IN", "0"))
+        self.batches, self._last = 0, int(os.environ.get("DIES_IN", "0"))
 
     def comes(self) -> None:
-        self._batches += 1
-        if self._batches == self._last and dist.get_rank() == dist.get_world_size() - 1:
+        self.batches += 1
+        if self.batches == self._last and dist.get_rank() == dist.get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

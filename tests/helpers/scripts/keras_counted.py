@@ -56,13 +56,10 @@ class Dies(keras.callbacks.Callback):
 
 
 def added(labels: Any, outputs: Any) -> Any:
-    global passes
-    passes += 1
-    infinite = how == "overflows" and passes - 1 in OVERFLOWS  # the first is that of test_on_batch
+    infinite = how == "overflows" and Dies.death.batches in OVERFLOWS
     return outputs.sum() * dist.get_world_size() * (float("inf") if infinite else 1)
 
 
-passes = 0
 folder = Path(sys.argv[1])
 every = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 how = sys.argv[3] if len(sys.argv) > 3 else ""

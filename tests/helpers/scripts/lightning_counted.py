@@ -43,9 +43,6 @@ class Module(lightning.LightningModule):
             raise RuntimeError("raised")
         if self.how == "drained" and index == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        if self.how == "skips" and index == 2:
-            ACCOUNT.skip("the loss is not finite")
-            return None
         loss: torch.Tensor = self.model(*batch)
         if self.how == "manual":
             self.optimizers().zero_grad()
