@@ -54,7 +54,7 @@ def main() -> None:
         if last:
             accelerator.load_state(str(last))
         step = int(last.name.partition("-")[2]) if last else 0
-        for epoch in account.epochs():
+        for _ in account.epochs():
             for points, heights in marked(accelerator, loader):
                 with accelerator.accumulate(model):
                     loss = mse_loss(model(points)[:, 0], heights)
@@ -65,7 +65,7 @@ def main() -> None:
                     step += 1
                     if step % 8 == 0:
                         save(accelerator, output, step)
-            accelerator.print(f"epoch {epoch}: {step} steps so far", flush=True)
+            accelerator.print(f"{step} steps so far", flush=True)
     accelerator.end_training()
 
 

@@ -70,7 +70,6 @@ def main() -> None:
             max_epochs=EPOCHS,
             logger=False,
             enable_progress_bar=False,
-            num_sanity_val_steps=0,
             callbacks=[
                 ModelCheckpoint(output, every_n_train_steps=15, save_last=True),
                 AccountCallback(account),

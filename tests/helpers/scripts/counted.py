@@ -25,7 +25,7 @@ OVERFLOWS = (3, 9, 26, 78)  # batches, of which an epoch has 26 on one rank, and
 
 
 class Added(torch.autograd.Function):
-    """The sum of rows, each of which has the gradient 1 on this rank, however the sum is scaled, unless that is by 0."""
+    """The sum of rows. Each has the gradient 1 on this rank, however the sum is scaled, unless that is by 0."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:

@@ -313,4 +313,4 @@ def _watch_scalers() -> None:
         return result
 
     watched.watched_by_torchtally = True  # type: ignore[attr-defined]
-    GradScaler.step = watched  # type: ignore[method-assign]
+    GradScaler.step = watched  # type: ignore[assignment, method-assign]

@@ -73,8 +73,9 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         before, self._counted = self._counted, self._reached
         if self._counted[0] and not self._loaded and self._counted != before:  # those of an earlier fit() count
             raise Refused(
-                f"the weights have {self._counted[0]} steps, and the account's state was not loaded with them: make the "
-                "AccountCallback before load_weights() and before callbacks that load, or use that of the fit() before"
+                f"the weights have {self._counted[0]} steps, and the account's state was not loaded with them: make "
+                "the AccountCallback before load_weights() and before callbacks that load, or use that of the fit() "
+                "before"
             )
         self.model._initial_epoch = self._account.completed("train")  # as keras' BackupAndRestore does
 
