@@ -22,6 +22,7 @@ from torchtally.checkpoints.objects import parameters_of
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"
+LEFT_OUT = "a GradScaler left out its step"
 _READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
@@ -115,7 +116,7 @@ class Gradients:
         self._named: list[_Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
-        self._cleared: list[Handed] = []  # dropped, unless they have another backward pass before others
+        self._cleared: dict[Handed, str] = {}  # dropped, unless they have another backward pass before others; why
         self._hooks: list[Any] = []
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
@@ -194,7 +195,7 @@ class Gradients:
         """Take note that the program leaves batches out of the weights."""
         for each in self._out:
             each.dropped |= each.phase == phase and each.batch.step in steps
-        self._cleared = [each for each in self._cleared if not each.dropped]
+        self._cleared = {each: reason for each, reason in self._cleared.items() if not each.dropped}
         for named in self._named:
             for kept in (named.held, named.sought):
                 for each in [each for each in kept if each.dropped]:
@@ -204,15 +205,15 @@ class Gradients:
         """A GradScaler was to step an optimizer: what its gradients still hold, it leaves out, and nothing can use."""
         for named in self._named:
             if named.optimizer is optimizer:
-                self._clear(named)
+                self._clear(named, LEFT_OUT)
 
     def settle(self) -> None:
         """Drop for good what was cleared: no other backward pass comes, or a state is saved without it."""
-        for each in self._cleared:
+        for each, reason in self._cleared.items():
             each.dropped = True
-            each.drop(CLEARED)
+            each.drop(reason)
             self.cleared = True
-        self._cleared = []
+        self._cleared = {}
 
     def _find(self, named: Any) -> Handed:
         for each in reversed(self._out):
@@ -251,7 +252,7 @@ class Gradients:
             self._passing = []
             # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
             compat.after_backward(lambda: compat.after_backward(self._has_passed))
-        self._cleared = [each for each in self._cleared if each not in batches]
+        self._cleared = {each: reason for each, reason in self._cleared.items() if each not in batches}
         self._passing += batches
         for each in batches:
             for named in self._named if not each.counted else ():
@@ -285,12 +286,12 @@ class Gradients:
                 each.count()
             named.held.pop(each, None)
 
-    def _clear(self, named: _Named) -> None:
+    def _clear(self, named: _Named, reason: str = CLEARED) -> None:
         held, named.held = named.held, {}
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.dropped or elsewhere or each in self._cleared):
-                self._cleared.append(each)
+                self._cleared[each] = reason
 
 
 _ALL: WeakSet[Gradients] = WeakSet()
