@@ -48,7 +48,7 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         model: The compiled and built model that `fit` trains.
 
     Raises:
-        Refused: The model is not built, or the optimizer accumulates gradients.
+        Refused: The model is not built, or it is compiled so that steps cannot be told apart.
     """
 
     def __init__(self, account: Account, model: keras.Model):
@@ -67,6 +67,10 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise Refused(
                 "gradient_accumulation_steps must be None: Keras saves the gradients of batches that are handed out "
                 "again after a resume"
+            )
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and model.steps_per_execution > 1:
+            raise Refused(
+                "steps_per_execution must be 1 with mixed_float16: nothing tells which of several steps is left out"
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -103,14 +107,14 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Count what is in the weights now, or is left out of them."""
         if self._counted is None or (reached := self._reached) == self._counted:
             return
-        before, self._counted = self._counted, reached
-        if reached[0] == before[0]:
-            self._account.skip("its gradients overflow")
-            return
-        self._account.commit()
-        if not self._compared:
-            self._compared = True
+        stepped, self._counted = reached[0] > self._counted[0], reached
+        if not self._compared:  # before ranks call what others do not
             self._refuse_different_weights()
+            self._compared = stepped
+        if stepped:
+            self._account.commit()
+        else:
+            self._account.skip("its gradients overflow")
 
     def _refuse_different_weights(self) -> None:
         """Refuse ranks that average no gradients. Those of other machines can differ in the last bits."""
