@@ -69,9 +69,9 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     model = Parallel()
     accumulate = 4 if how.startswith("accumulates") else None
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate)
-    if how in ("overflows", "accumulates, scaled", "steps at once, scaled"):
+    if how in ("overflows", "accumulates, scaled"):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    model.compile(optimizer, added, steps_per_execution=2 if how.startswith("steps") else 1)
+    model.compile(optimizer, added)
     (indices, inputs), label = data[0]
     if how != "unbuilt":
         model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))

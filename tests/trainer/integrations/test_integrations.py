@@ -317,7 +317,6 @@ UNUSED = "of the 26 batches that were handed out, no step of an optimizer has us
         (KERAS, ["3", "unbuilt"], 2, "call model.test_on_batch(inputs, labels) with any samples"),
         (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps must be None"),
         (KERAS, ["3", "accumulates, scaled"], 2, "gradient_accumulation_steps must be None"),
-        (KERAS, ["3", "steps at once, scaled"], 2, "steps_per_execution must be 1 with mixed_float16"),
     ],
 )
 def test_half_of_an_adapter_is_no_proof(

@@ -48,7 +48,7 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         model: The compiled and built model that `fit` trains.
 
     Raises:
-        Refused: The model is not built, or it is compiled so that steps cannot be told apart.
+        Refused: The model is not built, or the optimizer accumulates gradients.
     """
 
     def __init__(self, account: Account, model: keras.Model):
@@ -67,10 +67,6 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise Refused(
                 "gradient_accumulation_steps must be None: Keras saves the gradients of batches that are handed out "
                 "again after a resume"
-            )
-        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and model.steps_per_execution > 1:
-            raise Refused(
-                "steps_per_execution must be 1 with mixed_float16: nothing tells which of several steps is left out"
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
