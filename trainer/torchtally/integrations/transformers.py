@@ -156,19 +156,15 @@ class _Keeps(TrainerCallback):
         self._account.reseed()  # after a resume, the Trainer sets the generators once it has a batch
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._keep(state)
+        """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
+        kept: Any = state.stateful_callbacks
+        kept[_KEY] = self._account.position_dict()[_KEY]
+
+    on_evaluate = on_step_end
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if "loss" in others["logs"]:
             self._account.log(loss=others["logs"]["loss"])
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._keep(state)
-
-    def _keep(self, state: TrainerState) -> None:
-        """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
-        kept: Any = state.stateful_callbacks
-        kept[_KEY] = self._account.position_dict()[_KEY]
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Loader) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
