@@ -47,26 +47,25 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
     last = max(output.glob("step-*"), default=None)
-    with Account(task="accelerate-loop", plan={"train": EPOCHS}, anew=last is None) as account:
-        loader = account.loader(waves(2000), "train", batch_size=25, num_workers=1, contract="padded")
+    with Account("accelerate-loop", epochs=EPOCHS, anew=last is None) as account:
+        account.optimizer(optimizer)
+        loader = account.loader(waves(2000), batch_size=25, num_workers=1)
         accelerator.register_for_checkpointing(account)
         if last:
             accelerator.load_state(str(last))
         step = int(last.name.partition("-")[2]) if last else 0
-        for epoch in account.epochs():
-            for batch in marked(accelerator, account.epoch("train", epoch, loader)):
-                points, heights = batch.data
+        for _ in account.epochs():
+            for points, heights in marked(accelerator, loader):
                 with accelerator.accumulate(model):
                     loss = mse_loss(model(points)[:, 0], heights)
-                    accelerator.backward(loss)
+                    accelerator.backward(account.weigh(loss))
                     optimizer.step()
                     optimizer.zero_grad()
                 if accelerator.sync_gradients:
-                    account.commit(batch)
                     step += 1
                     if step % 8 == 0:
                         save(accelerator, output, step)
-            accelerator.print(f"epoch {epoch}: {step} steps so far", flush=True)
+            accelerator.print(f"{step} steps so far", flush=True)
     accelerator.end_training()
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from pydoc_data.topics import topics  # a text that every Python has
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -50,22 +49,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/hf-trainer"), help="folder of the checkpoints")
     output = parser.parse_args().output
     last = newest(output)
-    dist.init_process_group("gloo")
-    with Account(task="hf-trainer", plan={"train": EPOCHS}, anew=last is None) as account:
-        arguments = TrainingArguments(
-            output_dir=str(output),
-            use_cpu=True,
-            num_train_epochs=EPOCHS,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=2,
-            learning_rate=3e-3,
-            save_steps=10,
-            save_total_limit=2,
-            logging_steps=10,
-            dataloader_num_workers=1,
-            report_to=[],
-            disable_tqdm=True,
-        )
+    arguments = TrainingArguments(
+        output_dir=str(output),
+        use_cpu=True,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        learning_rate=3e-3,
+        save_steps=10,
+        save_total_limit=2,
+        logging_steps=10,
+        dataloader_num_workers=1,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    with Account("hf-trainer", epochs=EPOCHS, anew=last is None) as account:
         torch.manual_seed(0)
         config = GPT2Config(
             vocab_size=256, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
@@ -77,7 +75,6 @@ def main() -> None:
             account=account,
         )
         trainer.train(resume_from_checkpoint=last)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

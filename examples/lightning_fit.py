@@ -58,8 +58,8 @@ def main() -> None:
     output = parser.parse_args().output
     lightning.seed_everything(0)
     dist.init_process_group("gloo")
-    with Account(task="lightning-fit", plan={"train": EPOCHS}, anew=not (output / "last.ckpt").exists()) as account:
-        loader = account.loader(spirals(2000), "train", batch_size=25, num_workers=1, contract="padded")
+    with Account("lightning-fit", epochs=EPOCHS, anew=not (output / "last.ckpt").exists()) as account:
+        loader = account.loader(spirals(2000), batch_size=25, num_workers=1)
         ranks = int(os.environ["LOCAL_WORLD_SIZE"])  # of this pod
         trainer = lightning.Trainer(
             accelerator="cpu",
@@ -70,7 +70,6 @@ def main() -> None:
             max_epochs=EPOCHS,
             logger=False,
             enable_progress_bar=False,
-            num_sanity_val_steps=0,
             callbacks=[
                 ModelCheckpoint(output, every_n_train_steps=15, save_last=True),
                 AccountCallback(account),

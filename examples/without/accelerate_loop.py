@@ -59,7 +59,7 @@ def main() -> None:
                 step += 1
                 if step % 8 == 0:
                     save(accelerator, output, step)
-        accelerator.print(f"epoch {epoch + 1}: {step} steps so far", flush=True)
+        accelerator.print(f"{step} steps so far", flush=True)
     accelerator.end_training()
 
 

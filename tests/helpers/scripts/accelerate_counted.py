@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report, scaler
 
 from torchtally import Account
 from torchtally.integrations.accelerate import marked
@@ -19,36 +19,37 @@ how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
 with Account(task="counted", plan={"train": EPOCHS}) as account:
-    model, death = Model(), Death()
+    model, death = Model(how == "overflows"), Death()
     loader = account.loader(DATA, "train", batch_size=SIZE, num_workers=1, collate_fn=drops if how == "drops" else None)
     loader = accelerator.prepare(loader)  # which leaves it as it is
     if how != "not registered":
         accelerator.register_for_checkpointing(account)
+    if how == "overflows":
+        accelerator.scaler = scaler()
     model, optimizer = accelerator.prepare(model, model.optimizer())
+    account.optimizer(optimizer)
     saved = sorted(folder.glob("step-*"))
     if saved and how != "not loaded":
         accelerator.load_state(saved[-1])
     steps = len(saved) * 3
-    for epoch in account.epochs():
+    for _ in account.epochs():
         given = accelerator.skip_first_batches(loader, 2) if how == "skips" and saved else loader
-        batches = account.epoch("train", epoch, given)
-        for batch in batches if how == "unmarked" else marked(accelerator, batches):
+        for number, batch in enumerate(loader if how == "unmarked" else marked(accelerator, given)):
             death.comes()
             with accelerator.accumulate(model):
-                # Accelerate and DDP divide it.
-                accelerator.backward(model(*batch.data) * accelerator.num_processes * accumulate)
-                if how == "skips late" and batch.step == 2:
+                accelerator.backward(account.weigh(model(*batch)))
+                if how == "skips late" and number == 1:
                     optimizer.zero_grad()
                     account.skip("the loss is not finite")
                     continue
                 optimizer.step()
+                if how == "saves early" and accelerator.sync_gradients and steps % 3 == 2:
+                    accelerator.save_state(folder / f"step-{steps + 1:03}")
+                    accelerator.wait_for_everyone()
                 optimizer.zero_grad()
-            if how == "saves early" and accelerator.sync_gradients:
-                accelerator.save_state(folder / f"step-{steps:03}")
-            if accelerator.sync_gradients or how == "each batch":
-                account.commit(batch)
+            if accelerator.sync_gradients:
                 steps += 1
-                if steps % 3 == 0:
+                if steps % 3 == 0 and how != "saves early":
                     accelerator.save_state(folder / f"step-{steps:03}")
                     accelerator.wait_for_everyone()  # rank 0 writes, and the other could die before the end of that
     report(accelerator.unwrap_model(model), folder)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,20 +21,38 @@ from torchtally import Batch
 
 N, EPOCHS, SIZE = 101, 3, 4  # samples, epochs, samples of a rank in a step
 DATA = Noisy(N)
+OVERFLOWS = (3, 9, 26, 78)  # batches, of which an epoch has 26 on one rank, and 9 on each of three
+
+
+class Added(torch.autograd.Function):
+    """The sum of rows. Each has the gradient 1 on this rank, however the sum is scaled, unless that is by 0."""
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        context.shape = rows.shape
+        return rows.sum()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        one = torch.where(gradient == 0, gradient, gradient / gradient.abs())  # not a number if it is infinite
+        return (one * dist.get_world_size()).expand(context.shape)  # DDP divides it
 
 
 class Model(nn.Module):
-    """Its loss is a sum, so that gradients of the ranks and of accumulated batches add up."""
+    """Its loss is a mean, of which the counts take no share: each sample counts as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, overflows: bool = False) -> None:
         super().__init__()
+        self._passes, self._overflows = 0, OVERFLOWS if overflows else ()
         torch.manual_seed(0)
         self.counts = nn.Embedding(N, 1)
         nn.init.zeros_(self.counts.weight)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
 
     def forward(self, indices: Tensor, inputs: Tensor) -> Tensor:
-        return self.model(inputs).square().sum() - self.counts(indices).sum()
+        self._passes += 1
+        loss: Tensor = self.model(inputs).square().mean() - Added.apply(self.counts(indices))
+        return loss * float("inf") if self._passes in self._overflows else loss
 
     def optimizer(self) -> torch.optim.Optimizer:
         groups = [
@@ -51,15 +70,20 @@ def drops(samples: list[tuple[int, Tensor]]) -> Batch:
     return Batch([index for index, _ in kept], data, dropped=dropped)  # type: ignore[arg-type]  # a list may name them
 
 
+def scaler() -> torch.amp.GradScaler:
+    """One whose scale stays about 1, so that the counts are whole."""
+    return torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=0.9999)
+
+
 class Death:
     """Kills the last rank, as kill -9 does, in the batch with the number that the script's second argument tells."""
 
     def __init__(self) -> None:
-        self._batches, self._last = 0, int(os.environ.get("DIES_IN", "0"))
+        self.batches, self._last = 0, int(os.environ.get("DIES_IN", "0"))
 
     def comes(self) -> None:
-        self._batches += 1
-        if self._batches == self._last and dist.get_rank() == dist.get_world_size() - 1:
+        self.batches += 1
+        if self.batches == self._last and dist.get_rank() == dist.get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

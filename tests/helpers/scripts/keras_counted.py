@@ -13,7 +13,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import torch
 import torch.distributed as dist
-from counted import EPOCHS, SIZE, Death, N, report
+from counted import EPOCHS, OVERFLOWS, SIZE, Death, N, report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from witness import Noisy
@@ -56,7 +56,8 @@ class Dies(keras.callbacks.Callback):
 
 
 def added(labels: Any, outputs: Any) -> Any:
-    return outputs.sum() * dist.get_world_size()
+    infinite = how == "overflows" and Dies.death.batches in OVERFLOWS
+    return outputs.sum() * dist.get_world_size() * (float("inf") if infinite else 1)
 
 
 folder = Path(sys.argv[1])
@@ -66,8 +67,11 @@ dist.is_initialized() or dist.init_process_group("gloo")
 with Account(task="counted", plan={"train": EPOCHS}) as account:
     data = Labelled(N)
     model = Parallel()
-    accumulate = 4 if how == "accumulates" else None
-    model.compile(keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate), added)
+    accumulate = 4 if how.startswith("accumulates") else None
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate)
+    if how in ("overflows", "accumulates, scaled"):
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, added)
     (indices, inputs), label = data[0]
     if how != "unbuilt":
         model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))

@@ -14,13 +14,14 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report, scaler
 from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.plugins import MixedPrecision
 
 from torchtally import Account, Steps
 from torchtally.integrations.lightning import AccountCallback
@@ -29,7 +30,7 @@ from torchtally.integrations.lightning import AccountCallback
 class Module(lightning.LightningModule):
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.model, self.death, self.how = Model(), Death(), how
+        self.model, self.death, self.how = Model(how == "overflows"), Death(), how
         self.automatic_optimization = how != "manual"
         if how == "batch norm":
             self.norm = torch.nn.BatchNorm1d(1)
@@ -42,19 +43,12 @@ class Module(lightning.LightningModule):
             raise RuntimeError("raised")
         if self.how == "drained" and index == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        loss = self.model(*batch) * self.trainer.world_size
+        loss: torch.Tensor = self.model(*batch)
         if self.how == "manual":
             self.optimizers().zero_grad()
             self.manual_backward(loss)
             self.optimizers().step()
-            ACCOUNT.commit()
-        return loss * self.trainer.accumulate_grad_batches  # by which Lightning divides it
-
-    def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any = None) -> None:
-        if self.how == "every second step" and index % 2:
-            closure()
-        else:
-            super().optimizer_step(epoch, index, optimizer, closure)
+        return loss
 
     def validation_step(self, batch: Any, index: int) -> None:
         if self.how == "validation raises" and (self.current_epoch, index) == (EPOCHS - 1, len(tests) - 1):
@@ -65,7 +59,7 @@ class Module(lightning.LightningModule):
 
 
 class Saves(lightning.Callback):
-    """Saves in the middle of an accumulation, or between a step and its commit, as any callback can."""
+    """Saves in the middle of an accumulation, or between a step and the end of its batch, as any callback can."""
 
     def on_train_batch_end(self, trainer: lightning.Trainer, module: Module, outputs: Any, batch: Any, at: int) -> None:
         if at == 5:
@@ -103,6 +97,7 @@ with Account(task="counted", plan=planned) as ACCOUNT:
     trainer = lightning.Trainer(
         accelerator="cpu",
         **({} if how == "apart" else parallel),
+        plugins=[MixedPrecision("16-mixed", "cpu", scaler())] * (how == "overflows"),
         callbacks=callbacks,
         logger=False,
         enable_progress_bar=False,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report, scaler
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     DataCollatorWithFlattening,
@@ -35,10 +35,15 @@ class Counted(Model):
 class Plain(Trainer):
     death = Death()
 
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if how == "overflows":  # the library makes no scaler on a CPU
+            self.accelerator.scaler = scaler()
+
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
         self.death.comes()
-        # The library divides by both.
-        return model(**inputs)["loss"] * self.args.world_size * self.current_gradient_accumulation_steps
+        loss: torch.Tensor = model(**inputs)["loss"]
+        return loss
 
 
 class Accounted(AccountMixin, Plain):
@@ -93,7 +98,7 @@ dist.is_initialized() or dist.init_process_group("gloo")
 steps = Steps(options.get("max_steps", -1), options.get("gradient_accumulation_steps", 1))
 with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}) as account:
     dicts = ("flattened", "of the library")
-    model = Flattened() if how in dicts else Counted()
+    model = Flattened() if how in dicts else Counted(how == "overflows")
     arguments = TrainingArguments(
         **{
             "output_dir": folder,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from accounts import alone, run
-from counted import SIZE, Loop, N, Numbers, Times, in_the_weights
+from loops import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -192,6 +192,17 @@ def overflows_at_last(account: Account, loader: Iterable[Tensor], model: Times, 
         optimizer.zero_grad(set_to_none=False)
 
 
+def overflows_and_clears_later(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """The gradients of the last batch are still there when the epoch ends."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number, batch in enumerate(loader, 1):
+        optimizer.zero_grad()
+        loss = account.weigh(model(batch))
+        scaler.scale(loss * float("inf") if number == 6 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def overflows_while_it_accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for number, batch in enumerate(loader):
@@ -227,6 +238,7 @@ def clears_in_place_too_early(account: Account, loader: Iterable[Tensor], model:
         (overflows, 8),
         (overflows_in_a_fused_step, 8),
         (overflows_at_last, 4),
+        (overflows_and_clears_later, 4),
         (overflows_while_it_accumulates, 16),
         (clears_too_early, 24),
         (clears_in_place_too_early, 24),

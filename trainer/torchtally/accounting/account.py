@@ -197,10 +197,15 @@ class Account(Lifetime):
         Its `zero_grad` is wrapped, so that batches whose gradients it clears before a step count as dropped by the
         program, such as those of a step that a GradScaler leaves out.
 
+        Args:
+            optimizer: One of PyTorch, or a library's wrapper that has it as its attribute `optimizer`.
+
         Raises:
             Refused: It is no optimizer of PyTorch, or an epoch has begun without one.
         """
         with self._counting.final():
+            while (wrapped := getattr(optimizer, "optimizer", None)) is not None:
+                optimizer = wrapped
             if not isinstance(optimizer, Optimizer):
                 raise Refused(f"account.optimizer() takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
             self._counting.name(optimizer)
@@ -385,6 +390,14 @@ class Account(Lifetime):
     def completed(self, phase: str) -> int:
         """Return the number of a phase's completed epochs, over all starts of the run."""
         return self._progress.completed(phase)
+
+    def after_step(self) -> None:
+        """Take note that a library has made a step, or left it out for gradients that overflow. A collective call.
+
+        Batches whose gradients no optimizer has used by then count as dropped. An epoch that is complete is proved.
+        """
+        with self._counting.final():
+            self._counting.after_step()
 
     def settle(self, phase: str) -> None:
         """Prove an epoch that the loop left before its end, so that its line names the lost samples.

@@ -31,6 +31,7 @@ from torchtally.proof import line as tally_line
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
 
+_LEFT_OUT = "its step was left out, as where gradients overflow"
 _COMPARED = 8  # commits before ranks leave their weights for a warning
 
 
@@ -202,6 +203,17 @@ class Counting:
         if threading.current_thread() is self._committing:
             for current in [each for each in self._phases.open.values() if each.weighed and each.complete]:
                 self._close(current)
+
+    def after_step(self) -> None:
+        """Drop what a library's step has left out, and catch up: `Account.after_step`. A call of all ranks."""
+        self._note_steps()
+        if left := self.gradients.held:
+            for each in left:
+                each.drop(_LEFT_OUT)
+                self.gradients.skip(each.phase, each.batch.step)
+            # A state of any rank has then what all have dropped.
+            self._attempt.agree({"steps left out": [f"{each.phase} {each.batch.step}" for each in left]}, None)
+        self.catch_up()
 
     def _note_steps(self) -> None:
         """Take note of what optimizers have stepped since the last call. Not a call of all ranks."""

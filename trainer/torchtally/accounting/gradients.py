@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
 from torchtally.accounting.collate import Batch
-from torchtally.checkpoints.objects import parameters_of
+from torchtally.checkpoints.objects import local, parameters_of
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"
@@ -119,6 +119,11 @@ class _Named:
             return False
         self.looks += 1
         return not self.is_cleared()
+
+    def overflows(self) -> bool:
+        """Whether a gradient is not finite, so that a GradScaler leaves out the step."""
+        grads = [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
+        return not all(bool(local(grad).isfinite().all()) for grad in grads)
 
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
@@ -242,12 +247,21 @@ class Gradients:
         for named in self._named:
             named.sought = {each: before for each, before in named.sought.items() if not each.dropped}
 
+    @property
+    def held(self) -> list[Handed]:
+        """Batches whose gradients wait for a step."""
+        found = dict.fromkeys(each for named in self._named for each in named.held)
+        return [each for each in found if not (each.counted or each.dropped)]
+
     def settle(self) -> None:
-        """Drop for good what was cleared: no other backward pass comes, or a state is saved without it.
+        """Drop for good what was cleared, or is left out by a GradScaler: no other backward pass comes.
 
         Raises Refused if a step has trained batches again.
         """
         self._check()
+        for named in self._named:
+            if named.held and named.overflows():
+                self._clear(named)
         self._drop()
 
     def _check(self) -> None:

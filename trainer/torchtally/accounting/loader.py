@@ -27,6 +27,7 @@ class Loader:
         account: The account that counts the batches.
         phase: Name of the phase.
         given: The DataLoader, or what else has the batches.
+        all_taken: Whether the batch that was taken last is the last of its epoch.
 
     Args:
         trains: Whether the samples go into the weights. Otherwise, an epoch that is left at its last batch is held, to
@@ -45,8 +46,7 @@ class Loader:
         self.account, self.phase, self.given = account, phase, given
         self._epoch, self._steps, self._trains = epoch, steps, trains
         self._batches: Iterator[Batch] = iter(())
-        self._all_taken = False
-        self.before_state: Callable[[], None] = lambda: None  # commits what a library has stepped
+        self.all_taken = False
 
     def __iter__(self) -> Iterator[Any]:
         self.end()
@@ -54,7 +54,7 @@ class Loader:
         if not self._trains:
             self._batches = batches
         for batch in batches:
-            self._all_taken = batch.step == batch.steps
+            self.all_taken = batch.step == batch.steps
             yield batch.data
 
     def __len__(self) -> int:
@@ -121,7 +121,6 @@ class Loader:
 
     def state_dict(self) -> dict[str, str]:
         """Return `Account.position_dict()`: some libraries ask in each step."""
-        self.before_state()
         return self.account.position_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,10 +129,10 @@ class Loader:
 
     def end(self) -> None:
         """End the epoch: count the last batch if the library has taken all of them."""
-        if self._all_taken:
-            self._all_taken = False
+        if self.all_taken:
+            self.all_taken = False
             next(self._batches, None)
 
     def leave(self) -> None:
         """Leave the epoch where the library has failed: the batch that it took last does not count."""
-        self._all_taken = False
+        self.all_taken = False

@@ -3,12 +3,13 @@
 `accelerator.register_for_checkpointing(account)` keeps the account's state in the checkpoints.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
-from torchtally.accounting.collate import Batch
+from torchtally.accounting.loader import Loader
 from torchtally.errors import Refused
 
 
@@ -19,19 +20,19 @@ class _Place(DataLoaderStateMixin):  # type: ignore[misc]  # it has no types
         self.gradient_state = accelerator.gradient_state
 
 
-def marked(accelerator: Accelerator, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the batches of `account.epoch(...)`, so that `accelerator.accumulate` steps in the last one of an epoch.
+def marked(accelerator: Accelerator, loader: Loader) -> Iterator[Any]:
+    """Yield the batches of an account's loader, so that `accelerator.accumulate` steps in the last one of an epoch.
 
     Raises:
-        Refused: Accelerate would leave out steps.
+        Refused: It is another loader.
     """
-    if accelerator.scaler is not None:
-        raise Refused("mixed_precision='fp16' leaves out steps whose gradients overflow: use 'bf16' or 'no'")
+    if not isinstance(loader, Loader):
+        raise Refused("marked() must receive what account.loader returned: do not skip batches of it")
     place = _Place(accelerator)
     place.begin()
     try:
-        for batch in batches:
-            place.end_of_dataloader = batch.step == batch.steps
+        for batch in loader:
+            place.end_of_dataloader = loader.all_taken
             yield batch
     finally:
         place.end()

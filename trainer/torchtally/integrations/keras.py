@@ -36,7 +36,9 @@ class Batches(data.DataLoader[Any]):
 
 
 class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits after each step of `fit`, and keeps the account's state in all files of weights of the model.
+    """Counts the steps of `fit`, and keeps the account's state in all files of weights of the model.
+
+    A batch whose step a `LossScaleOptimizer` leaves out counts as dropped by the program.
 
     Create it before weights are loaded. `fit` begins with the epoch in progress. It ends with exit code 2 if the ranks
     have different weights after the first step.
@@ -46,13 +48,13 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         model: The compiled and built model that `fit` trains.
 
     Raises:
-        Refused: The model is not built, or the optimizer leaves out steps.
+        Refused: The model is not built, or the optimizer accumulates gradients.
     """
 
     def __init__(self, account: Account, model: keras.Model):
         super().__init__()
         self._account, self._loaded = account, False
-        self._committed: int | None = None  # the optimizer's iterations by then
+        self._counted: tuple[int, float] | None = None  # what `_reached` was by then
         self._compared = False  # the weights of the ranks
         object.__setattr__(model, "torchtally", _State(self))  # Keras itself adds no layer to a model that is built
         parts = [*model._flatten_layers(), model._compile_loss, model._compile_metrics]
@@ -61,20 +63,19 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "fit() would consume a batch to build the model: call model.test_on_batch(inputs, labels) with any "
                 "samples after compile(), and then make the AccountCallback"
             )
-        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-            raise Refused("mixed_float16 leaves out steps whose gradients overflow: use mixed_bfloat16")
-        if model.optimizer.gradient_accumulation_steps:
+        if getattr(model.optimizer, "inner_optimizer", model.optimizer).gradient_accumulation_steps:
             raise Refused(
                 "gradient_accumulation_steps must be None: Keras saves the gradients of batches that are handed out "
                 "again after a resume"
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        before, self._committed = self._committed, int(self.model.optimizer.iterations)
-        if self._committed and not self._loaded and self._committed != before:  # those of an earlier fit() count
+        before, self._counted = self._counted, self._reached
+        if self._counted[0] and not self._loaded and self._counted != before:  # those of an earlier fit() count
             raise Refused(
-                f"the weights have {self._committed} steps, and the account's state was not loaded with them: make the "
-                "AccountCallback before load_weights() and before callbacks that load, or use that of the fit() before"
+                f"the weights have {self._counted[0]} steps, and the account's state was not loaded with them: make "
+                "the AccountCallback before load_weights() and before callbacks that load, or use that of the fit() "
+                "before"
             )
         self.model._initial_epoch = self._account.completed("train")  # as keras' BackupAndRestore does
 
@@ -84,20 +85,32 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"fit() begins epoch {epoch}, counted from 0, and the account has completed {completed}: a callback "
                 "that loads weights must come before the AccountCallback"
             )
+        self._counted = self._reached
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.commit()
-        if not self._compared:
-            self._compared = True
-            self._refuse_different_weights()
         if logs and "loss" in logs:
             self._account.log(loss=logs["loss"])
 
+    @property
+    def _reached(self) -> tuple[int, float]:
+        """The steps of the optimizer, and its scale of the loss, which falls where it leaves one out."""
+        optimizer = self.model.optimizer
+        scale = getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", 1))
+        return int(optimizer.iterations), float(scale)
+
     def commit(self) -> None:
-        """Count what is in the weights now."""
-        if self._committed is not None and int(self.model.optimizer.iterations) > self._committed:
-            self._committed = int(self.model.optimizer.iterations)
+        """Count what is in the weights now, or is left out of them."""
+        if self._counted is None or (reached := self._reached) == self._counted:
+            return
+        stepped, self._counted = reached[0] > self._counted[0], reached
+        if not self._compared:  # before ranks call what others do not
+            self._refuse_different_weights()
+            self._compared = stepped
+        if stepped:
             self._account.commit()
+        else:
+            self._account.skip("its gradients overflow")
 
     def _refuse_different_weights(self) -> None:
         """Refuse ranks that average no gradients. Those of other machines can differ in the last bits."""
@@ -119,7 +132,7 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def load(self, store: Any) -> None:
         """Go on with the state of a file of weights."""
-        if self._committed is not None and self._account.completed("train") == self._account.plan["train"]:
+        if self._counted is not None and self._account.completed("train") == self._account.plan["train"]:
             return  # the best weights, after the training
         if _KEY not in store:
             raise Refused("the file of weights has no state of the account: it was saved without an AccountCallback")

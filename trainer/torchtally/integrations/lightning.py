@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,21 +14,18 @@ from torch.utils._pytree import tree_leaves
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.loader import Loader
-from torchtally.errors import SIGNALLED, Refused, Unproven
+from torchtally.errors import SIGNALLED, Refused
 
 
 class AccountCallback(Callback):
-    """Commits after each optimizer step of `Trainer.fit`, and keeps the account's state in the checkpoints.
+    """Weighs the losses of `Trainer.fit`, and keeps the account's state in the checkpoints.
 
-    The `train_dataloader` is `account.loader(...)`. With manual optimization, `training_step` calls `account.commit()`
-    itself, after its optimizers have stepped.
+    The `train_dataloader` is `account.loader(...)`.
     """
 
     def __init__(self, account: Account):
-        self._account = account
-        self._loaded = False
-        self._committed: int | None = None  # the Trainer's global_step by then
-        self._stepped = False  # the optimizer itself, since then
+        self._account, self._loaded = account, False
+        self._stepped = 0  # the Trainer's global_step by then
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
@@ -41,28 +37,28 @@ class AccountCallback(Callback):
             raise Refused("Lightning's sanity check would begin an epoch of validation: pass num_sanity_val_steps=0")
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        batches = self._batches(trainer, module)
+        batches = self._batches(trainer)
         self._refuse(trainer, module, batches)
         _go_on(trainer, batches)
-        self._committed = trainer.global_step
+        self._stepped = trainer.global_step
         for optimizer in trainer.optimizers:
-            if isinstance(optimizer, torch.optim.Optimizer):
-                optimizer.register_step_post_hook(self._step)
+            self._account.optimizer(optimizer)
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._batches(trainer, module)  # reload_dataloaders_every_n_epochs makes others
+        self._batches(trainer)  # reload_dataloaders_every_n_epochs makes others
+
+    def on_before_backward(self, trainer: Trainer, module: LightningModule, loss: torch.Tensor) -> None:
+        self._account.weigh(loss)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if module.automatic_optimization and not outputs:
-            raise Unproven("a batch is not in the weights: training_step() returned no loss for it")
         if isinstance(outputs, Mapping) and isinstance(loss := outputs.get("loss"), torch.Tensor):
             self._account.log(loss=loss.detach() * trainer.accumulate_grad_batches)  # Lightning has divided it
-        self._commit(trainer, module)
+        self._after_step(trainer, module)
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._commit(trainer, module)  # it may be saved between a step and the end of its batch
+        self._after_step(trainer, module)  # it may be saved between a step and the end of its batch
         checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)  # the account's state once more
         checkpoint.update(self._account.state_dict())
 
@@ -76,26 +72,16 @@ class AccountCallback(Callback):
         if isinstance(exception, SIGTERMException):  # without a code it would end the program as if without an error
             exception.code = SIGNALLED + signal.SIGTERM
 
-    def _batches(self, trainer: Trainer, module: LightningModule) -> Loader:
+    def _after_step(self, trainer: Trainer, module: LightningModule) -> None:
+        if module.automatic_optimization and trainer.global_step > self._stepped:
+            self._stepped = trainer.global_step
+            self._account.after_step()
+
+    def _batches(self, trainer: Trainer) -> Loader:
         batches = trainer.train_dataloader
         if not isinstance(batches, Loader) or batches.account is not self._account:
             raise Refused("the train_dataloader must be account.loader(...) of the callback's account, unchanged")
-        batches.before_state = partial(self._commit, trainer, module)
         return batches
-
-    def _step(self, *_: Any) -> None:
-        self._stepped = True
-
-    def _commit(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._committed is None or not module.automatic_optimization or trainer.global_step <= self._committed:
-            return
-        if not self._stepped and isinstance(trainer.optimizers[0], torch.optim.Optimizer):
-            raise Unproven(
-                "batches are not in the weights: Lightning counted a step that the optimizer has not made; its "
-                "optimizer_step(), or a scaler of gradients, left it out"
-            )
-        self._committed, self._stepped = trainer.global_step, False
-        self._account.commit()
 
     def _refuse(self, trainer: Trainer, module: LightningModule, batches: Loader) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
@@ -103,8 +89,6 @@ class AccountCallback(Callback):
         steps = batches.optimizer_steps(trainer.accumulate_grad_batches)
         if trainer.ckpt_path and not self._loaded:
             raise Refused(f"{trainer.ckpt_path} has no state of the account: it was saved without the AccountCallback")
-        if trainer.scaler is not None:
-            raise Refused("precision='16-mixed' leaves out steps whose gradients overflow: use 'bf16-mixed' or '32'")
         averages = any(isinstance(each, StochasticWeightAveraging) for each in trainer.callbacks)  # type: ignore[attr-defined]
         if averages and StochasticWeightAveraging.pl_module_contains_batch_norm(module):
             raise Refused(

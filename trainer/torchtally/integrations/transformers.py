@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: its steps are commits, and its checkpoints hold the account's state."""
+"""Hugging Face's Trainer: its losses are weighed, and its checkpoints hold the account's state."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from torchtally.accounting.account import Account
 from torchtally.accounting.collate import Batch, EachRow, Samples, each_row
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.step_loader import LOADING_OPTIONS
-from torchtally.errors import Refused, Unproven
+from torchtally.errors import Refused
 
 _KEY = "torchtally"  # in trainer_state.json
 
@@ -41,8 +41,15 @@ class AccountMixin:
         super().__init__(*arguments, **named)
         self._account = account
         self._batches: _Batches | None = None
+        self._trained: tuple[Any, ...] = ()  # the batch in progress: the Trainer has fetched those of a step
         assert isinstance(self, Trainer)
-        self.add_callback(_Commits(account))
+        self.add_callback(_Keeps(account))
+        backward = self.accelerator.backward
+        self.accelerator.backward = lambda loss, **named: backward(account.weigh(loss, *self._trained), **named)
+
+    def training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        self._trained = (inputs,)
+        return super().training_step(model, inputs, *arguments, **named)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         if self._batches is None:
@@ -118,7 +125,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class _Commits(TrainerCallback):
+class _Keeps(TrainerCallback):
     def __init__(self, account: Account):
         self._account = account
 
@@ -129,6 +136,7 @@ class _Commits(TrainerCallback):
         if not isinstance(batches, _Batches):
             raise Refused("get_train_dataloader() must return what AccountMixin returns: list it first of the bases")
         self._refuse(args, state, batches.epochs)
+        self._account.optimizer(others["optimizer"])
         if not state.global_step:
             return
         kept: Any = state.stateful_callbacks  # a dictionary, whatever its type says
@@ -147,25 +155,17 @@ class _Commits(TrainerCallback):
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._account.reseed()  # after a resume, the Trainer sets the generators once it has a batch
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
-        if getattr(others["optimizer"], "step_was_skipped", False):
-            raise Unproven("batches are not in the weights: the optimizer's step was skipped, as gradients overflowed")
-        self._account.commit()
-        self._keep(state)
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
+        self._account.after_step()
+        kept: Any = state.stateful_callbacks
+        kept[_KEY] = self._account.position_dict()[_KEY]
+
+    on_evaluate = on_step_end
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if "loss" in others["logs"]:
             self._account.log(loss=others["logs"]["loss"])
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._keep(state)
-
-    def _keep(self, state: TrainerState) -> None:
-        """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
-        kept: Any = state.stateful_callbacks
-        kept[_KEY] = self._account.position_dict()[_KEY]
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Loader) -> None:
         """Refuse before the first step what cannot fulfil the plan."""
@@ -183,5 +183,3 @@ class _Commits(TrainerCallback):
             )
         if args.ignore_data_skip:
             raise Refused("ignore_data_skip must be False: the account needs no time to skip")
-        if args.fp16:
-            raise Refused("fp16 leaves out steps whose gradients overflow: use bf16")
