@@ -70,11 +70,6 @@ class Lifetime:
         return self._phases.reached
 
     @property
-    def unfinished(self) -> int | None:
-        """The epoch of a loaded state that has no batch left, if the rest of its body still has to run."""
-        return self._progress.body.loaded
-
-    @property
     def grown_from(self) -> Mapping[str, Any] | None:
         """The plan of the loaded state, if that planned fewer epochs."""
         return self._progress.grown_from
