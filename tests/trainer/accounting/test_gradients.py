@@ -113,6 +113,20 @@ def tries_again(account: Account, loader: Iterable[Tensor], model: Times, optimi
         optimizer.step()
 
 
+def clears_both_models(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """As a GAN does: the generator's loss leaves gradients in the discriminator, which the next batch clears."""
+    other = Times()
+    others = torch.optim.SGD(other.parameters(), lr=1)
+    account.optimizer(others)
+    for batch in loader:
+        model.zero_grad()
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+        other.zero_grad()
+        account.weigh(model(batch) + other(batch)).backward()
+        others.step()
+
+
 def writes_gradients_itself(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for batch in loader:
         [model.rows.grad] = torch.autograd.grad(account.weigh(model(batch)), [model.rows])
@@ -149,6 +163,7 @@ RIGHT = [
     steps_in_the_backward_pass,
     ascends_before,
     tries_again,
+    clears_both_models,
     writes_gradients_itself,
     has_losses_of_zero,
     keeps_gradients_of_zeros,

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import alone, run, tallied
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, random_split
 from witness import Direct, Noisy, Witness
@@ -289,6 +290,25 @@ def test_a_training_without_commits_is_no_evaluation() -> None:
     assert found["code"] == 2
     assert "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False" in found["err"]
     assert not holds([found])
+
+
+def reads_an_optimizer_while_it_evaluates() -> None:
+    """PyTorch makes a step at a learning rate of 0 to read the state of an optimizer that has none."""
+    training = Witness(N)
+    optimizer = training.optimizers[0]
+    with Account(task="t", plan={"train": 1, "test": 1}) as account:
+        account.optimizer(optimizer)
+        for _ in account.loader(Noisy(N), "test", batch_size=SIZE, trains=False):
+            get_optimizer_state_dict(training.counts, optimizer)
+        for batch in account.loader(Noisy(N), "train", batch_size=SIZE):
+            account.weigh(training.loss(*batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_an_evaluation_may_read_the_state_of_an_optimizer() -> None:
+    found = alone(reads_an_optimizer_while_it_evaluates)
+    assert found["code"] == 0, found["err"]
 
 
 def mixes_up(own: bool) -> None:

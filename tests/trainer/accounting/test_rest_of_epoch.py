@@ -1,5 +1,6 @@
 """What a loop makes once an epoch, after its batches, is made exactly once: steps of a scheduler, an evaluation."""
 
+import contextlib
 import json
 import os
 import signal
@@ -341,3 +342,31 @@ def test_a_library_that_counts_the_epochs_itself_goes_on_with_the_next() -> None
     resumed = alone(weighs, killed["result"], NEVER, "counts itself")
     assert resumed["code"] == 0, resumed["err"]
     assert resumed["result"]["times"] == [3] * N
+
+
+def names_an_optimizer_in_each_epoch(saved: Any = None) -> Any:
+    """Saves after the last step of the first epoch, whose body a resume begins again without a batch."""
+    counts = torch.nn.Embedding(N, 1)
+    torch.nn.init.zeros_(counts.weight)
+    with contextlib.suppress(InterruptedError), Account("t", epochs=3) as account:
+        loader = account.loader(range(N), batch_size=SIZE)
+        if saved:
+            account.load_state_dict(saved[0])
+            counts.load_state_dict(saved[1])
+        for _ in account.epochs():
+            optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
+            account.optimizer(optimizer)
+            for step, batch in enumerate(loader, 1):
+                optimizer.zero_grad()
+                account.weigh(-counts(batch).sum()).backward()
+                optimizer.step()
+                if not saved and step == len(loader):
+                    saved = account.state_dict(), {"weight": counts.weight.detach().clone()}
+                    raise InterruptedError
+    return counts.weight.detach().flatten().int().tolist() if account.last_line else saved
+
+
+def test_an_optimizer_may_be_new_in_each_epoch_also_after_a_resume() -> None:
+    saved = alone(names_an_optimizer_in_each_epoch)["result"]
+    found = alone(names_an_optimizer_in_each_epoch, saved)
+    assert (found["code"], found["result"]) == (0, [3] * N), found["err"]

@@ -164,9 +164,9 @@ class Account(Lifetime):
                 self._counting.catch_up()
 
     def stop(self, reason: str) -> None:
-        """End the run here, on purpose: call it on all ranks after the same commit. A collective call.
+        """End the run here, on purpose: call it on all ranks after the same step. A collective call.
 
-        What is committed is proved, and the last line states the reason. Epochs that do not train can still be made.
+        What counts is proved, and the last line states the reason. Epochs that do not train can still be made.
 
         Args:
             reason: Why the run ends before its plan, such as `patience`.
@@ -237,7 +237,7 @@ class Account(Lifetime):
 
         Raises:
             Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
-            Refused: No batch is left to count, or commits show that the loop fetches ahead.
+            Refused: No batch is left to count, or the account has received an optimizer, whose steps count.
         """
         with self._counting.final():
             self._counting.commit(*batches)
@@ -245,9 +245,9 @@ class Account(Lifetime):
     def skip(self, reason: str, batch: Batch | None = None) -> None:
         """Count a batch as dropped because the loop leaves it out of the weights. A collective call.
 
-        All ranks call it for the same step, in place of `optimizer.step()` and `commit()`. If the batch had a backward
-        pass, its gradients are cleared together with those accumulated before, so all batches since the last commit
-        count as dropped.
+        All ranks call it for the same step, in place of its backward pass, or of `commit()`. If the batch had a
+        backward pass, clear its gradients. Batches whose gradients are cleared with them count as dropped as well. A
+        loop that commits by hand skips each of them.
 
         Args:
             reason: Why, such as `loss is not finite`.
@@ -255,7 +255,8 @@ class Account(Lifetime):
 
         Raises:
             Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
-            Refused: The ranks skip different steps, the batch counts already, or an optimizer has stepped with it.
+            Refused: The ranks skip different steps, or the batch counts already. A later call raises it if an optimizer
+                has stepped with the gradients of the batch.
         """
         with self._counting.final():
             self._counting.skip(reason, batch)

@@ -114,6 +114,7 @@ class Counting:
         if self._progress.stopped is not None and self._phases.training.get(phase):
             return
         current = self._phases.begin(phase, epoch, batches)
+        current.weighed = current.trains and self.gradients.watches
         if wrong := self.weights.problem():
             raise Refused(f"{current.name}: {wrong}")
         run = replace(current.tally.run, data=self._phases.fingerprint)
@@ -134,14 +135,14 @@ class Counting:
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         ours = isinstance(batches, step_loader.StepLoader)
         if isinstance(batches, step_loader.StepLoader):
-            batches.fills = current.trains and self.gradients.watches
+            batches.fills = current.weighed
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.handed == current.total:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             self._before_batch(current)
             known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
-            if current.trains and self.gradients.watches:
+            if current.weighed:
                 self._weighs(current, batch)
             self.phase = phase
             self._randomness = randomness.mixed(seed + current.position_of(batch.step))
@@ -169,7 +170,6 @@ class Counting:
 
     def _weighs(self, current: EpochInProgress, batch: Batch) -> None:
         """Have the steps of named optimizers count a batch."""
-        current.weighed = True
         step, world = batch.step, self._attempt.members.world
         self.gradients.hand_out(
             Handed(
@@ -334,12 +334,12 @@ class Counting:
         if self._left_over and self._stepped:
             raise Unproven(
                 f"the run is not proved: after stop(), an optimizer has stepped with a batch of {self._left_over} that "
-                "was handed out and does not count: call stop() after commit(), and train no more"
+                "was handed out and does not count: call stop() after optimizer.step(), and train no more"
             )
         self._phases.measure()
         last = self._progress.last_line(self._attempt.run, discarded)
         for phase, made in last["phases"].items() if last and self.gradients.cleared else ():
-            if not made["consumed"]:
+            if self._phases.training.get(phase) and not made["consumed"]:
                 raise Unproven(
                     f"{phase} is not proved: all of its gradients were cleared before a step, so no sample is in the "
                     "weights: account.optimizer() must receive the optimizers that step"
@@ -400,7 +400,8 @@ class Counting:
             self._stepped |= self._left_over is not None
             self.weights.has_stepped(optimizer)
             self._trained_before = self._trained_before or self._attempt.trains(optimizer)
-        elif not self._pending:
+        elif not self._pending and any(group.get("lr") != 0 for group in optimizer.param_groups):
+            # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
             handed = (each for each in self._phases.open.values() if each.handed > each.counted)
             self._evaluated = next(handed, self._evaluated)
 
@@ -412,8 +413,7 @@ class Counting:
         if current.weighed:
             self.gradients.settle()
             current.leave()
-        by_hand = current.trains and not (current.weighed or self.gradients.watches)
-        tally.commits = current.commits if by_hand else None
+        tally.commits = current.commits if current.trains and not current.weighed else None
         problem = self._phases.changed(name)
         if self._evaluated is current:
             problem = problem or _trains(current)
@@ -435,5 +435,5 @@ def _trains(current: EpochInProgress) -> str:
     """Why an epoch is none of an evaluation."""
     return (
         f"an optimizer has stepped in {current.name}, whose loader or sampler has trains=False, so nothing tells which "
-        "batches are in the weights: it must have trains=True, and commit() after optimizer.step()"
+        "batches are in the weights: it must have trains=True, and its losses go through account.weigh()"
     )

@@ -18,7 +18,7 @@ from torchtally.log import log
 from torchtally.proof.digest import Digest
 from torchtally.proof.permutation import Indices
 
-_MANY_PENDING = 256  # batches without a commit: more than gradients are accumulated over
+_MANY_PENDING = 256  # batches that do not count: more than gradients are accumulated over
 
 
 class EpochInProgress:
@@ -136,8 +136,8 @@ class EpochInProgress:
         self._pending.append((indices, dropped))
         if self.trains and len(self._pending) == _MANY_PENDING:
             log.warning(
-                f"{self.name}: {_MANY_PENDING} batches are handed out and not committed; a batch counts once "
-                "commit() is called after optimizer.step()"
+                f"{self.name}: {_MANY_PENDING} batches are handed out and do not count; a batch counts once an "
+                "optimizer that account.optimizer() has received steps with its gradients, or once commit() is called"
             )
         return min(self._batch, self._samples - (self.handed - 1) * self._batch)
 

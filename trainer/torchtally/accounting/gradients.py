@@ -76,6 +76,11 @@ class _Named:
     looks: int = 0  # for gradients that a step has used
     reads: int = 0  # of gradients that were there
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Those that are there."""
+        return [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
+
     def mark(self) -> Mark:
         grads = [each.grad for each in parameters_of(self.optimizer)]
         return tuple(None if each is None else (id(each), compat.version_of(each)) for each in grads)
@@ -96,16 +101,16 @@ class _Named:
         """
         if not self.sought or self.is_zeroed():
             return
-        if self.held and not any(_tensors(before) != _tensors(self.mark()) for before in self.sought.values()):
-            return
-        self.find()
+        now = _tensors(self.mark())
+        if not self.held or any(_tensors(before) != now for before in self.sought.values()):
+            self.find()
 
     def forget_unreached(self) -> None:
         """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs.
 
         FSDP writes to the gradients in a later pass where the program accumulates them without communication.
         """
-        if not any(isinstance(each, DTensor) for each in parameters_of(self.optimizer)):
+        if self.sought and not any(isinstance(each, DTensor) for each in parameters_of(self.optimizer)):
             self.sought = {}
 
     def is_cleared(self) -> bool:
@@ -122,12 +127,11 @@ class _Named:
 
     def overflows(self) -> bool:
         """Whether a gradient is not finite, so that a GradScaler leaves out the step."""
-        grads = [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
-        return not all(bool(local(grad).isfinite().all()) for grad in grads)
+        return not all(bool(local(grad).isfinite().all()) for grad in self.gradients)
 
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
-        grads = [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
+        grads = self.gradients
         if any(grad.is_cuda for grad in grads) and self.reads == _READ:
             return False
         found = any(bool(grad.any()) for grad in grads)
@@ -305,6 +309,7 @@ class Gradients:
                 named.find_by_hand()
                 self._look(named)
                 named.used = named.keeps_used()
+                named.again &= named.used
                 named.forget_unreached()
                 named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
                 named.before = named.mark()
