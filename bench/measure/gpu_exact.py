@@ -21,7 +21,7 @@ from torch.nn import functional
 from bench.peers import common
 from bench.sample import emit
 from torchtally import tasks
-from torchtally.accounting import cuda
+from torchtally.accounting.order import cuda
 from torchtally.datasets import idx
 from torchtally.environment import Places
 from torchtally.proof import digest

@@ -34,8 +34,9 @@ def main() -> None:
 
 
 def _worker(arguments: list[str]) -> None:
-    from torchtally.accounting import counting, tally
-    from torchtally.accounting.epoch_in_progress import EpochInProgress
+    from torchtally.accounting.ledger import tally
+    from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+    from torchtally.accounting.run import counting
     from torchtally.commands import train
     from torchtally.proof.shards import Shard
     from torchtally.tasks.gpt import training

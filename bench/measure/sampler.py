@@ -53,7 +53,7 @@ def _torchtally(n: int) -> Iterator[int]:
 
 
 def _locality(n: int) -> Iterator[int]:
-    from torchtally.accounting.locality import Locality
+    from torchtally.accounting.order.locality import Locality
 
     full, rest = divmod(n, _SHARD)
     return _taken(Locality(window=8, lanes=_WORLD, sizes=[_SHARD] * full + [rest] * bool(rest)).of(n), n)

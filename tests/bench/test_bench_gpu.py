@@ -16,7 +16,7 @@ from bench import goals, goals_gpu, gpu, pack, processes, report, results
 from bench.measure import gpu as throughput
 from bench.measure import gpu_exact, gpu_ranks
 from bench.results import Results
-from torchtally.accounting import cuda
+from torchtally.accounting.order import cuda
 
 
 def whole() -> Results:

@@ -4,7 +4,7 @@ import re
 
 from prometheus_client import CollectorRegistry
 
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.tally import Run
 from torchtally.monitoring.pod_metrics import PodMetrics
 from torchtally.monitoring.run_metrics import RunMetrics
 from torchtally.observed.line import Handed, Loader, Process

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.accounting import proving
-from torchtally.accounting.proving import Proof
-from torchtally.accounting.tally import Phase, Run, Tally
+from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.proofs import proving
+from torchtally.accounting.proofs.proving import Proof
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.monitoring.callback import Callback
 from torchtally.options import Training

@@ -5,25 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchtally.accounting.account import Account as Account
-    from torchtally.accounting.collate import Batch as Batch
-    from torchtally.accounting.collate import each_row as each_row
+    from torchtally.accounting.batches.collate import Batch as Batch
+    from torchtally.accounting.batches.collate import each_row as each_row
+    from torchtally.accounting.data.mixture import Mixture as Mixture
+    from torchtally.accounting.data.packed import Packed as Packed
     from torchtally.accounting.evaluation import evaluate as evaluate
     from torchtally.accounting.evaluation import gather_predictions as gather_predictions
-    from torchtally.accounting.locality import Locality as Locality
-    from torchtally.accounting.mixture import Mixture as Mixture
-    from torchtally.accounting.packed import Packed as Packed
-    from torchtally.accounting.plan import Steps as Steps
-    from torchtally.accounting.plan import Tokens as Tokens
+    from torchtally.accounting.order.locality import Locality as Locality
+    from torchtally.accounting.order.plan import Steps as Steps
+    from torchtally.accounting.order.plan import Tokens as Tokens
 
 _EXPORTS = {
     "Account": "torchtally.accounting.account",
-    "Batch": "torchtally.accounting.collate",
-    "Locality": "torchtally.accounting.locality",
-    "Mixture": "torchtally.accounting.mixture",
-    "Packed": "torchtally.accounting.packed",
-    "Steps": "torchtally.accounting.plan",
-    "Tokens": "torchtally.accounting.plan",
-    "each_row": "torchtally.accounting.collate",
+    "Batch": "torchtally.accounting.batches.collate",
+    "Locality": "torchtally.accounting.order.locality",
+    "Mixture": "torchtally.accounting.data.mixture",
+    "Packed": "torchtally.accounting.data.packed",
+    "Steps": "torchtally.accounting.order.plan",
+    "Tokens": "torchtally.accounting.order.plan",
+    "each_row": "torchtally.accounting.batches.collate",
     "evaluate": "torchtally.accounting.evaluation",
     "gather_predictions": "torchtally.accounting.evaluation",
 }

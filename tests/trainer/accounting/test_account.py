@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.collate import Batch
-from torchtally.accounting.locality import Locality
+from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.order.locality import Locality
 from torchtally.proof.contract import Contract
 
 

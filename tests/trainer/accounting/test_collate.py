@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from transformers import BatchEncoding
 
 from torchtally import Account, Batch, each_row
-from torchtally.accounting.sampler import Sampler
-from torchtally.accounting.step_loader import ByStep, StepLoader
+from torchtally.accounting.batches.step_loader import ByStep, StepLoader
+from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Refused, Unproven
 from torchtally.proof.contract import Contract
 

@@ -15,9 +15,9 @@ from accounts import alone, run
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from torchtally import Account, Batch, Mixture
-from torchtally.accounting import contents
-from torchtally.accounting.sampler import Sampler
-from torchtally.accounting.step_loader import StepLoader
+from torchtally.accounting.batches import contents
+from torchtally.accounting.batches.step_loader import StepLoader
+from torchtally.accounting.order.sampler import Sampler
 
 N, SIZE = 40, 8
 IMAGES = torch.rand(N, 3, 4, generator=torch.Generator().manual_seed(1))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtally.accounting import cuda
+from torchtally.accounting.order import cuda
 from torchtally.proof import digest, permutation
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.modular import P

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, default_collate
 from witness import Noisy, Witness
 
 from torchtally import Account, Batch, Steps, compat
-from torchtally.accounting.drops import Drops
-from torchtally.accounting.state import State
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.drops import Drops
+from torchtally.accounting.ledger.state import State
+from torchtally.accounting.ledger.tally import Run
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import PREFIX

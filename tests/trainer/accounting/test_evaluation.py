@@ -19,8 +19,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, Mul
 
 from torchtally.accounting import evaluation as evaluating
 from torchtally.accounting.evaluation import CLASSIFICATION, Evaluation, compute, evaluate, gather_predictions
-from torchtally.accounting.proving import prove
-from torchtally.accounting.tally import Phase, Tally
+from torchtally.accounting.ledger.tally import Phase, Tally
+from torchtally.accounting.proofs.proving import prove
 from torchtally.options import Training
 
 DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int16, torch.complex64)

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 from witness import Noisy
 
 from torchtally import Mixture, Packed, compat_datasets
-from torchtally.accounting.fingerprint import UNKNOWN, fingerprint, is_unknown
+from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, is_unknown
 
 ROWS = datasets.Dataset.from_dict({"number": list(range(40))})
 PARTS = [TensorDataset(torch.zeros(size)) for size in (30, 10)]

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.collate import Batch, each_row
-from torchtally.accounting.sampler import Sampler
-from torchtally.accounting.step_loader import StepLoader
+from torchtally.accounting.batches.collate import Batch, each_row
+from torchtally.accounting.batches.step_loader import StepLoader
+from torchtally.accounting.order.sampler import Sampler
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.shards import Shard
 

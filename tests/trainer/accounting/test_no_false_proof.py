@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, random_split
 from witness import Direct, Noisy, Witness
 
 from torchtally import Account, Batch
-from torchtally.accounting.proving import prove
-from torchtally.accounting.tally import Phase, Run, Tally
+from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.proofs.proving import prove
 from torchtally.errors import Refused, Unproven
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import judge

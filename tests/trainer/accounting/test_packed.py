@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchtally import Packed
-from torchtally.accounting.packed import cu_seqlens
+from torchtally.accounting.data.packed import cu_seqlens
 from torchtally.errors import Refused
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from witness import Noisy, Witness
 
 from torchtally import Account, Steps, Tokens
-from torchtally.accounting.plan import extent
+from torchtally.accounting.order.plan import extent
 from torchtally.proof.contract import CONTRACTS
 from torchtally.proof.shards import Shard
 

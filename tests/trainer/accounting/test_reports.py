@@ -20,8 +20,8 @@ from squares import Squares
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from torchtally.accounting import reports
 from torchtally.accounting.account import Account
+from torchtally.accounting.run import reports
 
 SCRIPT = SCRIPTS / "reported.py"
 ENTRY = {

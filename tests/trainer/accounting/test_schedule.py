@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtally.accounting import schedule
-from torchtally.accounting.schedule import Schedule
+from torchtally.accounting.order import schedule
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.proof import permutation
 from torchtally.proof.contract import CONTRACTS, Contract
 from torchtally.proof.order import Order

@@ -15,7 +15,7 @@ from test_drops import judged
 from witness import Noisy, Witness
 
 from torchtally import Account, Batch, compat
-from torchtally.accounting.drops import Drops
+from torchtally.accounting.ledger.drops import Drops
 from torchtally.proof.digest import Digest
 
 N, SIZE = 30, 4

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import Account, events
-from torchtally.accounting import meeting, stragglers
-from torchtally.accounting.step_time import StepTime
-from torchtally.accounting.stragglers import RankTimes, Slow
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.reporting import meeting, stragglers
+from torchtally.accounting.reporting.step_time import StepTime
+from torchtally.accounting.reporting.stragglers import RankTimes, Slow
 from torchtally.distributed import own_group
 
 SLEEP = 0.1

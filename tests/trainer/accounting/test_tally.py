@@ -9,8 +9,8 @@ import ranks
 import torch
 import toy
 
-from torchtally.accounting.printing import emit
-from torchtally.accounting.tally import Phase, Run, Tally
+from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.proofs.printing import emit
 from torchtally.errors import Unproven
 from torchtally.options import Training
 from torchtally.proof import digest

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from torchtally import Account
-from torchtally.accounting import meeting
+from torchtally.accounting.reporting import meeting
 from torchtally.checkpoints.hashing import hash_of
 
 APART = "train models of their own, as none of the parameters that were compared is equal on both"

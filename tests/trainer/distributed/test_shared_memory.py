@@ -13,7 +13,7 @@ import toy
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.accounting.tally import Phase, Run
+from torchtally.accounting.ledger.tally import Phase, Run
 from torchtally.distributed.shared_memory import SharedGradients, connect
 from torchtally.errors import Lost
 from torchtally.options import Training

@@ -19,7 +19,7 @@ from commands import alone
 from launched import LIMIT, until
 
 from torchtally import tasks
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.tally import Run
 from torchtally.monitoring.mlflow_recorder import Recorder
 
 mlflow = pytest.importorskip("mlflow")

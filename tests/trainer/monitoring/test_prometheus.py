@@ -21,8 +21,8 @@ from scraping import scraped
 from witness import Noisy, Witness
 
 from torchtally import Account
-from torchtally.accounting.step_time import StepTime, Times
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.reporting.step_time import StepTime, Times
 from torchtally.checkpoints import checkpoints
 from torchtally.monitoring.pod_metrics import PARTS, PodMetrics
 from torchtally.monitoring.run_metrics import RunMetrics

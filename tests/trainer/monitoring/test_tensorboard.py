@@ -14,8 +14,8 @@ from torch.utils.tensorboard import SummaryWriter
 from witness import Noisy, Witness
 
 from torchtally import Account
-from torchtally.accounting import reports
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.run import reports
 from torchtally.checkpoints import checkpoints
 from torchtally.errors import Refused
 from torchtally.monitoring import tensorboard

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtally.accounting.last_line import last_line
-from torchtally.accounting.locality import Locality
-from torchtally.accounting.progress import Progress
-from torchtally.accounting.sampler import Sampler
-from torchtally.accounting.state import PhaseState, State
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.state import PhaseState, State
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.order.locality import Locality
+from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.proofs.last_line import last_line
+from torchtally.accounting.run.progress import Progress
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import digest
 from torchtally.proof.contract import Contract

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 from torch.nn import functional
 
 from torchtally import cli, events
-from torchtally.accounting.tally import Phase, Run
+from torchtally.accounting.ledger.tally import Phase, Run
 from torchtally.errors import Lost, Refused, Unproven
 from torchtally.pod import network_interface
 from torchtally.tasks.parameter_server import training

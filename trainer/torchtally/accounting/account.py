@@ -13,13 +13,13 @@ import torch
 import torch.distributed.nn  # imported after a group it would keep the group, whose threads can abort Python at exit
 from torch.optim.optimizer import Optimizer
 
-from torchtally.accounting import stateful
-from torchtally.accounting.collate import Batch
+from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.lifetime import Lifetime
 from torchtally.accounting.loader import Loader
-from torchtally.accounting.locality import Locality
-from torchtally.accounting.reports import problem
-from torchtally.accounting.sampler import Sampler
+from torchtally.accounting.order.locality import Locality
+from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.run import stateful
+from torchtally.accounting.run.reports import problem
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.distributed as dist
 
 from torchtally import events
-from torchtally.accounting import kept_lines, proof_file
-from torchtally.accounting.attempt import Attempt
-from torchtally.accounting.counting import Counting
 from torchtally.accounting.loader import Loader
-from torchtally.accounting.locality import Locality, check_order
-from torchtally.accounting.pace import Pace
-from torchtally.accounting.phases import Phases
-from torchtally.accounting.plan import Planned
-from torchtally.accounting.progress import Progress
-from torchtally.accounting.reports import Reports
+from torchtally.accounting.order.locality import Locality, check_order
+from torchtally.accounting.order.plan import Planned
+from torchtally.accounting.proofs import kept_lines, proof_file
+from torchtally.accounting.reporting.pace import Pace
+from torchtally.accounting.run.attempt import Attempt
+from torchtally.accounting.run.counting import Counting
+from torchtally.accounting.run.phases import Phases
+from torchtally.accounting.run.progress import Progress
+from torchtally.accounting.run.reports import Reports
 from torchtally.environment import Process, preflight_mode
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.log import log

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils import data
 
-from torchtally.accounting.collate import Batch
-from torchtally.accounting.step_loader import StepLoader
+from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.batches.step_loader import StepLoader
 from torchtally.errors import Refused
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchtally import events, standard_output, tasks
 from torchtally.accounting.evaluation import Evaluation
-from torchtally.accounting.printing import emit
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.proofs.printing import emit
 from torchtally.atomic_file import replace
 from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchtally import events, tasks
-from torchtally.accounting.pace import Pace
+from torchtally.accounting.reporting.pace import Pace
 from torchtally.distributed import preflight, process_group
 from torchtally.environment import Places, Process, preflight_mode
 from torchtally.errors import Refused

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtally import compat, events, tasks
-from torchtally.accounting.tally import Run
+from torchtally.accounting.ledger.tally import Run
 from torchtally.checkpoints import in_use
 from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group, shared_memory

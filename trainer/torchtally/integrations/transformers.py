@@ -18,9 +18,9 @@ from transformers import (
 from transformers.trainer_utils import RemoveColumnsCollator
 
 from torchtally.accounting.account import Account
-from torchtally.accounting.collate import Batch, EachRow, Samples, each_row
+from torchtally.accounting.batches.collate import Batch, EachRow, Samples, each_row
+from torchtally.accounting.batches.step_loader import LOADING_OPTIONS
 from torchtally.accounting.loader import Loader
-from torchtally.accounting.step_loader import LOADING_OPTIONS
 from torchtally.errors import Refused
 
 _KEY = "torchtally"  # in trainer_state.json

@@ -10,8 +10,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from torchtally import events
-from torchtally.accounting import kept_lines, proof_file
-from torchtally.accounting.printing import emit
+from torchtally.accounting.proofs import kept_lines, proof_file
+from torchtally.accounting.proofs.printing import emit
 from torchtally.atomic_file import clear, replace
 from torchtally.environment import pod_name
 from torchtally.errors import Refused

@@ -3,7 +3,7 @@
 from torch import nn
 
 from torchtally import compat
-from torchtally.accounting.tally import Run, Tally
+from torchtally.accounting.ledger.tally import Run, Tally
 from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training

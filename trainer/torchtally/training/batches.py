@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from torchtally.accounting.schedule import Schedule
-from torchtally.accounting.tally import Phase, Run
+from torchtally.accounting.ledger.tally import Phase, Run
+from torchtally.accounting.order.schedule import Schedule
 
 Batches = Callable[[Run, Phase], Iterator[Tensor]]
 

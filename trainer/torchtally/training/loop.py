@@ -16,13 +16,13 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from torchtally import events, standard_output
-from torchtally.accounting.epoch_in_progress import EpochInProgress
 from torchtally.accounting.evaluation import Evaluation, evaluate
-from torchtally.accounting.meeting import Meeting
-from torchtally.accounting.pace import Pace
-from torchtally.accounting.proving import enforce, prove
-from torchtally.accounting.step_time import StepTime
-from torchtally.accounting.tally import Phase, Run, Tally
+from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.proofs.proving import enforce, prove
+from torchtally.accounting.reporting.meeting import Meeting
+from torchtally.accounting.reporting.pace import Pace
+from torchtally.accounting.reporting.step_time import StepTime
 from torchtally.distributed import ddp, running_stats
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.log import log

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from torchtally import events, exchange
-from torchtally.accounting import kept_lines
-from torchtally.accounting.epoch_in_progress import EpochInProgress
-from torchtally.accounting.schedule import Schedule
-from torchtally.accounting.state import shared_out
-from torchtally.accounting.tally import Phase, Run, Tally
+from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.state import shared_out
+from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.order.schedule import Schedule
+from torchtally.accounting.proofs import kept_lines
 from torchtally.distributed import running_stats
 from torchtally.proof.digest import Digest
 from torchtally.proof.worlds import World

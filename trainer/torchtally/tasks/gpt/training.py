@@ -23,9 +23,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
 from torchtally import events, standard_output
-from torchtally.accounting import kept_lines, proof_file
 from torchtally.accounting.account import Account
-from torchtally.accounting.collate import Batch
+from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.atomic_file import clear, replace
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process

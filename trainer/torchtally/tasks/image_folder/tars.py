@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from torchtally.accounting.locality import Locality
+from torchtally.accounting.order.locality import Locality
 from torchtally.errors import Refused, require
 from torchtally.tasks.image_folder.images import Data, Labeled
 

@@ -22,10 +22,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import events, exchange, standard_output
-from torchtally.accounting import kept_lines
-from torchtally.accounting.pace import Pace
-from torchtally.accounting.proving import Proof, enforce, prove
-from torchtally.accounting.tally import Phase, Run, Tally
+from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.proofs import kept_lines
+from torchtally.accounting.proofs.proving import Proof, enforce, prove
+from torchtally.accounting.reporting.pace import Pace
 from torchtally.distributed import handshake, process_group
 from torchtally.environment import Places, Process, pod_of, store_address, trusts_network
 from torchtally.errors import Refused

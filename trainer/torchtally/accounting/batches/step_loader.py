@@ -1,0 +1,306 @@
+"""Loaders that carry each sample of any dataset to the loop with its index, through any number of workers."""
+
+import inspect
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import data
+
+from torchtally.accounting.batches.collate import (
+    Batch,
+    Collate,
+    Samples,
+    collated,
+    emptied,
+    is_known,
+    untold,
+    whole,
+    wrong_sizes,
+)
+from torchtally.accounting.data.facts import changed_length
+from torchtally.accounting.order import randomness
+from torchtally.accounting.order.sampler import Sampler
+from torchtally.errors import Ending, Refused, Unproven
+from torchtally.proof.permutation import Indices
+
+# Options of a DataLoader that say how it loads, and not what: it has them as attributes.
+LOADING_OPTIONS = (
+    "collate_fn",
+    "in_order",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+_TRIED = 1000  # samples, to make a batch of none
+_TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
+_OWN = "use account.sampler() with a DataLoader of your own"
+_ASKED_FOR_BY = {"batch_sampler": _OWN, "drop_last": "pass contract='drop_last'", "sampler": _OWN}
+# For streams of libraries, by the name of the package.
+_INSTEAD = {
+    "datasets": ": load it without streaming=True, or read its files by torchtally.streams.parquet.ParquetFiles",
+    "streaming": ": read it by torchtally.streams.mds.MDS",
+    "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
+}
+Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
+# Its number, the seed of what the dataset draws, the indices of its step, and where to begin with a filler if need be.
+Request = tuple[int, int, list[int], int | None]
+
+
+class ByStep(data.Dataset[Any]):
+    """A dataset whose items are the batches of steps, each with the mark of its request."""
+
+    def __init__(self, dataset: Any, n: int, collate: Collate):
+        self.dataset, self.n, self.collate = dataset, n, collate
+
+    def __getitem__(self, request: Request) -> tuple[int, Any]:
+        number, seed, indices, filler = request
+        if (now := len(self.dataset)) != self.n:
+            return number, Refused(changed_length(self.n, now))
+        randomness.reseed(seed)
+        try:
+            if not indices:
+                return number, self._none() if filler is None else self._filler(filler)
+            made = collated(self.collate, self._fetched(indices), indices, indices)
+            if not isinstance(made, Batch) or len(made.indices):
+                return number, made
+            if filler is None and made.data is not None:
+                return number, made
+            instead = self._none() if filler is None else self._filler(filler)
+            return number, instead if isinstance(instead, Ending) else made._replace(data=instead)
+        except Ending as ending:  # of a dataset: a worker would make a traceback of it
+            return number, ending
+
+    def _filler(self, first: int) -> Any:
+        """The data of one sample that is not dropped, from the `first` on, or the error."""
+        for index in islice(chain([first], range(len(self.dataset))), _TRIED):
+            made = collated(self.collate, self._fetched([index]), [index], [index])
+            if not isinstance(made, Batch):
+                return made
+            if len(made.indices):
+                return made.data
+        return self._dropped
+
+    @property
+    def _dropped(self) -> Refused:
+        tried = min(_TRIED, len(self.dataset))
+        return Refused(f"the collate_fn drops all of the first {tried} samples, so that no empty batch can be made")
+
+    def _none(self) -> Any:
+        """The data of 0 samples, or the error. It is cut from a sample that is not dropped."""
+        tried = min(_TRIED, len(self.dataset))
+        made = (emptied(self.collate, self._fetched, index) for index in range(tried))
+        return next((each for each in made if each is not None), self._dropped)
+
+    def _fetched(self, indices: list[int]) -> Any:
+        dataset = self.dataset
+        all_at_once = getattr(dataset, "__getitems__", None)
+        return all_at_once([*indices]) if all_at_once else [dataset[index] for index in indices]
+
+
+class StreamByStep(data.IterableDataset[Any]):
+    """The same for an IterableDataset that has `at_indices`: worker k of W reads the steps k, k + W, k + 2W, ..."""
+
+    def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
+        self.dataset, self.sampler, self.collate = dataset, sampler, collate
+        self.fills = torch.tensor(False).share_memory_()  # with workers that outlive an epoch
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
+        last: tuple[int, Any] = 0, None
+        kept: tuple[int, Any] | None = None  # a sample that is not dropped
+        seed = _seed(self.sampler)
+        for step in self._own():
+            randomness.reseed(randomness.mixed(seed + step[0]))
+            pairs = list(islice(samples, len(step)))
+            if not pairs:
+                return  # the stream ended early, which `Account.epoch` detects
+            last = pairs[-1]
+            indices, values = ([*each] for each in zip(*pairs, strict=True))
+            made = collated(self.collate, values, indices, step)
+            if self.fills and isinstance(made, Batch):
+                if len(made.indices):
+                    kept = pairs[indices.index(int(made.indices[0]))]
+                else:
+                    made = self._filled(made, kept)
+            yield _mark(step), made
+        # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
+        info = data.get_worker_info()
+        if self.sampler.idle and (info is None or info.id == 0):
+            index, sample = last if last[1] is not None else self._last_of_the_shard()
+            if self.fills:
+                index, sample = kept or (index, sample)
+                yield _mark([]), self._one(index, sample)
+            else:
+                yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
+
+    def _one(self, index: int, sample: Any) -> Any:
+        made = self.collate(Samples([sample], [index]))
+        return made.data if isinstance(made, Batch) else made
+
+    def _filled(self, made: Batch, kept: tuple[int, Any] | None) -> Any:
+        """A batch whose samples are all dropped, with a filler, or the error."""
+        if kept is None:
+            return Refused("the collate_fn drops all samples of a worker's first batch, so it has no filler")
+        return made._replace(data=self._one(*kept))
+
+    def _last_of_the_shard(self) -> tuple[int, Any]:
+        """A sample to cut an empty batch from, where all others are consumed before a resume."""
+        shard = self.sampler.shard
+        pair: tuple[int, Any] = next(iter(self.dataset.at_indices(iter(shard.indices(shard.size - 1).tolist()))))
+        return pair
+
+    def _own(self) -> Iterator[list[int]]:
+        info = data.get_worker_info()
+        first, stride = (info.id, info.num_workers) if info else (0, 1)
+        return filter(None, islice(self.sampler.steps(), first, None, stride))
+
+
+class Requests(data.Sampler[Request]):
+    """What DataLoader's workers are asked for: numbered index lists of steps. `asked` has those not yet answered."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler = sampler
+        self.asked: deque[Asked] = deque()
+        self.fills = False
+
+    def __iter__(self) -> Iterator[Request]:
+        self.asked = deque()
+        return self._made(self.asked)
+
+    def _made(self, asked: deque[Asked]) -> Iterator[Request]:
+        seed = _seed(self.sampler)
+        filler = self.sampler.filler if self.fills else None
+        for number, step in enumerate(self.sampler.arrays()):
+            asked.append((number, step))
+            indices = step.tolist()
+            yield number, randomness.mixed(seed + indices[0]) if indices else seed, indices, filler
+
+    def __len__(self) -> int:
+        return self.sampler.total_steps
+
+
+class StepLoader(data.DataLoader[Any]):
+    """A DataLoader of a sampler's steps, whose items are a Batch each.
+
+    The indices do not travel through the workers, which would need shared memory for each batch. This process knows
+    which it asked for, and each answer carries the mark of its request: for a map-style dataset the request's number,
+    for a stream, which is asked for nothing, the hash of the indices of its step. Only samples that are others than
+    those of the step, by the word of the collate_fn or of the stream, come with their indices.
+
+    Attributes:
+        fills: Whether a rank that has no sample in a step, as none is left or all are dropped, receives a filler, a
+            sample that is none of the step's, in place of an empty batch: `Account.weigh` multiplies its loss with 0.
+    """
+
+    fills = False
+
+    def __init__(self, dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any):
+        if taken := sorted(options.keys() & _TAKEN):
+            raise Refused(f"the loader of an account sets {', '.join(taken)} itself")
+        collate = collate_fn or data.default_collate
+        self._sampler_of_steps = sampler
+        if isinstance(dataset, data.IterableDataset):
+            super().__init__(StreamByStep(dataset, sampler, collate), batch_size=None, collate_fn=_as_it_is, **options)
+        else:
+            steps = Requests(sampler)
+            super().__init__(
+                ByStep(dataset, sampler.n, collate), batch_size=None, sampler=steps, collate_fn=_as_it_is, **options
+            )
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        requests, answers = self.sampler, super().__iter__
+        if not isinstance(requests, Requests):
+            stream: Any = self.dataset
+            stream.fills.fill_(self.fills)
+            return _batches(answers(), self._steps())
+        requests.fills = self.fills
+        if not self.num_workers and not self.pin_memory:
+            # DataLoader's own loop would take a third of a small step, most of it for the profiler.
+            return _batches(map(self.dataset.__getitem__, requests), _taken(requests.asked))
+        return _batches(answers(), _taken(requests.asked))
+
+    def _steps(self) -> Iterator[Asked]:
+        return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.arrays())
+
+
+def options_problem(options: Mapping[str, Any]) -> str | None:
+    """Return why account.loader() cannot take these arguments for the DataLoader."""
+    for name in options:
+        if name in _ASKED_FOR_BY:
+            return f"account.loader() sets {name} itself: {_ASKED_FOR_BY[name]}"
+        if name not in inspect.signature(data.DataLoader).parameters:
+            return f"account.loader() takes no argument {name}, and neither does a DataLoader"
+    collate = options.get("collate_fn")
+    return None if collate is None or callable(collate) else f"collate_fn={collate!r} must be a function"
+
+
+def dataset_problem(dataset: Any) -> str | None:
+    """Return why account.loader() cannot take a dataset, and what to do about it."""
+    stream = isinstance(dataset, data.IterableDataset)
+    if hasattr(dataset, "__len__") and (hasattr(dataset, "at_indices") or not stream):
+        return None
+    libraries = (kind.__module__.partition(".")[0] for kind in type(dataset).__mro__)
+    advice = next((_INSTEAD[library] for library in libraries if library in _INSTEAD), "")
+    return f"a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}{advice}"
+
+
+def checked(taken: Any, batches: Any, where: str) -> Batch:
+    """Return an item of any other loader as a Batch. Raises Refused and Unproven if its samples are not known."""
+    if isinstance(taken, Batch):
+        array = whole(taken.indices)
+        if array is None:
+            raise Refused(f"{where}: the indices of a Batch must be a list of integers")
+        return taken._replace(indices=torch.from_numpy(array))
+    # Without a batch_sampler, the batches are made by the dataset, or by what drives the loader.
+    own = isinstance(batches, data.DataLoader)
+    if not own or batches.batch_sampler is None:
+        kind = f"{type(batches).__name__}{' without batch_size' if own else ''}"
+        raise Refused(f"{where}: the batches of a {kind} must be torchtally.Batch(indices, data)")
+    if not is_known(batches.collate_fn):
+        raise Refused(f"{where}: {untold(batches.collate_fn, taken)}")
+    indices = taken[0] if isinstance(taken, list | tuple) and len(taken) == 2 else None
+    if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.ndim != 1:
+        raise Refused(f"{where}: the loader's batches must be pairs of indices and data, as account.loader makes them")
+    batch = Batch(indices, taken[1])
+    if problem := wrong_sizes(batches.collate_fn, batch.data, indices.tolist()):
+        raise type(problem)(f"{where}: {problem}")
+    return batch
+
+
+def _batches(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Batch]:
+    for mark, made in answers:
+        asked = next(requests, None)
+        if asked is None or mark != asked[0]:
+            raise Unproven("the loader's batches came in another order than that of its steps")
+        if isinstance(made, Ending):
+            raise made
+        if isinstance(made, Batch):
+            yield made._replace(indices=torch.from_numpy(made.indices))
+        else:
+            yield Batch(torch.from_numpy(asked[1]), made)
+
+
+def _taken(asked: deque[Asked]) -> Iterator[Asked]:
+    while asked:
+        yield asked.popleft()
+
+
+def _seed(sampler: Sampler) -> int:
+    """What a dataset draws follows from seed, epoch and step, whichever process fetches it: `mixed` with the step."""
+    return randomness.mixed(sampler.seed, sampler.shard.epoch)
+
+
+def _mark(step: list[int]) -> int:
+    return hash(tuple(step))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

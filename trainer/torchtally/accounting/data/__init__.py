@@ -1,0 +1,1 @@
+"""What a dataset tells of itself, and datasets made of others."""

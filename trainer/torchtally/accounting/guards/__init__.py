@@ -1,0 +1,1 @@
+"""What the ledger cannot know: whether the weights are those of the run."""

@@ -1,0 +1,1 @@
+"""What counts, and how far the run is."""

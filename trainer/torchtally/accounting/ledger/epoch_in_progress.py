@@ -1,0 +1,244 @@
+"""An epoch in progress on one rank: what the loop was handed, and what of that is in the weights."""
+
+from collections import Counter, deque
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.ledger import drops as dropping
+from torchtally.accounting.ledger.drops import Drops
+from torchtally.accounting.ledger.state import Position
+from torchtally.accounting.ledger.tally import Tally
+from torchtally.accounting.order.schedule import Schedule
+from torchtally.errors import Refused, Unproven
+from torchtally.log import log
+from torchtally.proof.digest import Digest
+from torchtally.proof.permutation import Indices
+
+_MANY_PENDING = 256  # batches that do not count: more than gradients are accumulated over
+
+
+class EpochInProgress:
+    """Counts the batches of one rank in one phase of one epoch.
+
+    `hand_out` compares each batch with its step at once. A position therefore says all: a rank that has committed s
+    steps has consumed exactly the samples of its first s steps. `take` leaves the comparison to the proof, for indices
+    on a GPU, which would have to be waited for. A position then says how far the steps are, and the tally of each rank
+    what they had.
+
+    Args:
+        tally: Receives the samples that are consumed.
+        schedule: The samples of each step.
+        drops: Tells all ranks what this one drops; none where nothing can be.
+        trains: Whether samples count when they are committed. Otherwise they count when the loop asks for the next.
+        commits: Commits of this epoch before a resume.
+    """
+
+    def __init__(
+        self, tally: Tally, schedule: Schedule, *, drops: Drops | None = None, trains: bool = True, commits: int = 0
+    ):
+        self.tally, self.drops, self.trains, self.commits = tally, drops, trains, commits
+        self.schedule, self._expected = schedule, schedule.arrays()
+        self.total = schedule.steps  # those that were skipped included
+        self._samples, self._batch, self.phase = schedule.total, schedule.batch, tally.phase.name
+        self.handed = self.counted = schedule.skip
+        self._pending: deque[tuple[Tensor, Indices | None]] = (
+            deque()
+        )  # indices, and those dropped, of the batches that are handed out and do not count yet
+        self._skipped: set[int] = set()  # steps of these, by the program
+        self.weighed = False  # whether the steps of named optimizers count its batches
+        self.stopped = False  # by the program, before the last step
+        phase = tally.phase
+        self.name = f"{phase.name} epoch {phase.epoch}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps count."""
+        return self.counted == self.total
+
+    @property
+    def reached(self) -> int:
+        """How far: `position.consumed`."""
+        return self.position_of(self.counted + 1)
+
+    @property
+    def saved(self) -> Position:
+        """How far the samples that count reach, and what of them is dropped, on any rank. It asks the job's store."""
+        dropped = self.drops.upto(self.counted) if self.drops else Digest()
+        return replace(self.position, dropped=dropped.packed if any(dropped.words) else None)
+
+    @property
+    def position(self) -> Position:
+        """How far the samples that count reach."""
+        phase, world = self.tally.phase, self.schedule.shard.world
+        return Position(
+            epoch=phase.epoch,
+            start=phase.start,
+            steps=self.counted,
+            commits=self.commits,
+            batch=phase.batch,
+            world=world,
+        )
+
+    def position_of(self, step: int) -> int:
+        """The position of the order at which a step begins."""
+        return self.tally.phase.start + (step - 1) * self._batch
+
+    def samples(self, first: int, last: int) -> int:
+        """Samples of all ranks in the steps after step `first`, up to step `last`."""
+        return min(last * self._batch, self._samples) - min(first * self._batch, self._samples)
+
+    @property
+    def title(self) -> str:
+        """The epoch for a line of progress."""
+        phase = self.tally.phase
+        return f"{phase.name} epoch {phase.epoch}/{self.tally.run.plan[phase.name]}"
+
+    @property
+    def progress(self) -> str:
+        """A line of progress."""
+        return f"{self.title}: step {self.counted} of {self.total}"
+
+    def where(self, step: int) -> str:
+        """The step for a sentence."""
+        return f"{self.name}, step {step} of {self.total}"
+
+    def hand_out(self, batch: Batch) -> Batch:
+        """Return the batch as the loop receives it. Raises Unproven unless its samples are those of the step."""
+        step = self.handed + 1
+        taken, expected, dropped = batch.indices.numpy(), next(self._expected), None
+        if batch.dropped:
+            dropping.check(batch.dropped, self.where(step))
+            left_out = np.isin(expected, [*batch.dropped])
+            if foreign := sorted({*batch.dropped} - {*expected.tolist()}):
+                raise Unproven(f"{self.where(step)} is not proved: the batch drops {_shown(foreign)}, not of this step")
+            dropped, expected = expected[left_out], expected[~left_out]
+        same = taken.tobytes() == expected.tobytes()  # a tenth of the time of np.array_equal
+        if not same and not np.array_equal(np.sort(taken), np.sort(expected)):
+            lacks, foreign = _less(expected, taken), _less(taken, expected)
+            parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
+            size = self._batch // self.schedule.shard.world
+            hint = f"; the loader's batch_size must be the sampler's, {size}" if len(taken) != len(expected) else ""
+            raise Unproven(f"{self.where(step)} is not proved: the batch {' and '.join(parts)}{hint}")
+        rows = self.take(batch.indices, dropped)
+        if dropped is not None and self.drops:
+            self.drops.say(self.where(step), batch.dropped)
+            if self.trains:
+                self.drops.post(step, self.tally.digest_of(torch.from_numpy(dropped)))
+        return Batch(batch.indices, batch.data, rows, self.phase, step, self.total, batch.dropped)
+
+    def take(self, indices: Tensor, dropped: Indices | None = None) -> int:
+        """Note a batch as handed out, whatever samples it has. Returns the samples of all ranks that its step has."""
+        self.handed += 1
+        self._pending.append((indices, dropped))
+        if self.trains and len(self._pending) == _MANY_PENDING:
+            log.warning(
+                f"{self.name}: {_MANY_PENDING} batches are handed out and do not count; a batch counts once an "
+                "optimizer that account.optimizer() has received steps with its gradients, or once commit() is called"
+            )
+        return min(self._batch, self._samples - (self.handed - 1) * self._batch)
+
+    def count(self, upto: int) -> None:
+        """Count the batches up to step `upto`, and those after it that are skipped."""
+        while self.counted < upto or self.counted + 1 in self._skipped:
+            self.tally.record(*self._pending.popleft())
+            self.counted += 1
+            self._skipped.discard(self.counted)
+
+    def unskippable(self, step: int, batch: Batch | None) -> str | None:
+        """Why a step cannot be skipped."""
+        own = self._waiting(step)
+        if own is not None and step not in self._skipped and (batch is None or batch.indices is own):
+            return None
+        return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
+
+    def waiting(self, step: int) -> list[int]:
+        """The steps up to this one that are handed out, and neither committed nor skipped."""
+        return [each for each in range(self.counted + 1, step + 1) if each not in self._skipped]
+
+    def skip(self, step: int, reason: str) -> None:
+        """Count a step's samples as dropped, once the steps before it count."""
+        place = step - self.counted - 1
+        indices, dropped = self._pending[place]
+        left = indices.numpy(force=True)
+        self._pending[place] = indices[:0], left if dropped is None else np.concatenate([left, dropped])
+        if self.drops:
+            self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
+            self.drops.post(step, self.tally.digest_of(torch.from_numpy(left)))
+        self._skipped.add(step)
+        self.commits += not place
+        self.count(self.counted)
+
+    def decide(self, step: int) -> None:
+        """Count a step's samples, once the steps before it are decided as well."""
+        self._skipped.add(step)
+        self.count(self.counted)
+
+    @property
+    def undecided(self) -> int | None:
+        """The first step that neither counts nor is dropped, if a later one does: it has no place in a state."""
+        return self.counted + 1 if self._skipped else None
+
+    def leave(self) -> None:
+        """Record what counts after a step that is lost."""
+        for step, (indices, dropped) in enumerate(self._pending, self.counted + 1):
+            if step in self._skipped:
+                self.tally.record(indices, dropped)
+
+    def commit(self) -> None:
+        """Count all batches that are handed out."""
+        self.commits += 1
+        self.count(self.handed)
+
+    def commit_upto(self, step: int, indices: Tensor) -> None:
+        """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
+        own = self._waiting(step)
+        if own is None or not (own is indices or torch.equal(own, torch.as_tensor(indices, device=own.device))):
+            raise Refused(
+                f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
+                f"{self.counted} of {self.handed} batches are committed"
+            )
+        self.commits += 1
+        self.count(step)
+
+    def _waiting(self, step: int) -> Tensor | None:
+        """The indices of a batch that is handed out and does not count yet."""
+        return self._pending[step - self.counted - 1][0] if self.counted < step <= self.handed else None
+
+    def stop(self) -> None:
+        """End the epoch after the samples that count."""
+        self.stopped = True
+        self.total = self.counted
+        self.tally.end_at(min(self.position.consumed, self.tally.phase.n))
+
+    @property
+    def left(self) -> str:
+        """Why samples are lost, for a sentence."""
+        if self.weighed and self.handed < self.total:
+            return f": the loop left the epoch in step {self.handed} of {self.total}"
+        if self.weighed and self._pending:
+            lost = self.handed - self.counted - len(self._skipped)
+            return (
+                f": of {lost} of the {self.handed} batches that were handed out, no step of an optimizer has used "
+                "gradients; each batch needs account.weigh(loss).backward() and a step of an optimizer that "
+                "account.optimizer() has received, also the last of the run; skip(reason) leaves one out"
+            )
+        if self.trains and self._pending:
+            return (
+                f": {self.counted} of the {self.handed} batches that were handed out are committed; call commit() "
+                "after optimizer.step(), also after the last one of the epoch"
+            )
+        asks = "" if self.trains else "; a batch counts once the loop asks for the next one, also the last"
+        return f": the loop left the epoch in step {self.handed} of {self.total}{asks}"
+
+
+def _less(one: Indices, other: Indices) -> list[int]:
+    """What `one` has more often than `other`."""
+    return sorted((Counter(one.tolist()) - Counter(other.tolist())).elements())
+
+
+def _shown(indices: list[int]) -> str:
+    return f"sample{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:8]))}{', …' * (len(indices) > 8)}"

@@ -1,0 +1,388 @@
+"""Which batches are in the weights: an optimizer has stepped while the gradients of their losses were there.
+
+`weigh` ties a loss to its batches by a hook of autograd, and the hooks of each named optimizer tell when it steps. A
+batch whose gradients are cleared before a step is dropped by the program, unless its loss has another backward pass.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer
+
+from torchtally import compat
+from torchtally.accounting.batches.collate import Batch
+from torchtally.checkpoints.objects import local, parameters_of
+from torchtally.errors import Refused
+
+CLEARED = "its gradients were cleared before a step"
+AGAIN = (
+    "an optimizer has stepped with the gradients of batches that count already, so it has trained them again: call "
+    "optimizer.zero_grad() after each step"
+)
+SKIPPED = (
+    "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
+    "backward pass, or optimizer.zero_grad() after it"
+)
+_READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
+
+Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
+
+
+@dataclass(eq=False)
+class Handed:
+    """A batch that the loop was handed and that is to be in the weights.
+
+    Attributes:
+        place: Where it is, for a sentence.
+        phase: Name of its phase.
+        batch: What the loop has received: this, or its data.
+        share: What its mean loss is multiplied with, for the mean over the samples of all ranks in the step.
+        count: Counts it.
+        drop: Drops it, for a reason.
+    """
+
+    place: str
+    phase: str
+    batch: Batch
+    share: float
+    count: Callable[[], None]
+    drop: Callable[[str], None]
+    weighed: bool = False
+    counted: bool = False
+    dropped: bool = False
+
+
+@dataclass(eq=False)
+class _Named:
+    """An optimizer that the program has named.
+
+    Attributes:
+        held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
+        sought: Batches of which that is not known, with the gradients before their backward pass.
+    """
+
+    optimizer: Optimizer
+    held: dict[Handed, None] = field(default_factory=dict)
+    sought: dict[Handed, Mark] = field(default_factory=dict)
+    before: Mark = ()  # the backward pass in progress
+    after: Mark = ()  # the last backward pass
+    ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
+    used: bool = False  # whether a step has used the gradients, which nothing has cleared since
+    again: bool = False  # whether a backward pass has added to such gradients
+    looks: int = 0  # for gradients that a step has used
+    reads: int = 0  # of gradients that were there
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Those that are there."""
+        return [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
+
+    def mark(self) -> Mark:
+        grads = [each.grad for each in parameters_of(self.optimizer)]
+        return tuple(None if each is None else (id(each), compat.version_of(each)) for each in grads)
+
+    def find(self) -> None:
+        """Hold those whose backward passes have reached the parameters."""
+        if not self.sought:
+            return
+        now = self.mark()
+        for each in [each for each, before in self.sought.items() if before != now and any(now)]:
+            del self.sought[each]
+            self.held[each] = None
+
+    def find_by_hand(self) -> None:
+        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`.
+
+        Where other batches have gradients there, it must have put new ones there: clipping writes to these as well.
+        """
+        if not self.sought or self.is_zeroed():
+            return
+        now = _tensors(self.mark())
+        if not self.held or any(_tensors(before) != now for before in self.sought.values()):
+            self.find()
+
+    def forget_unreached(self) -> None:
+        """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs.
+
+        FSDP writes to the gradients in a later pass where the program accumulates them without communication.
+        """
+        if self.sought and not any(isinstance(each, DTensor) for each in parameters_of(self.optimizer)):
+            self.sought = {}
+
+    def is_cleared(self) -> bool:
+        """Whether the gradients that batches hold are gone since the end of the last backward pass."""
+        now = self.mark()
+        return not any(now) or (now != self.after and self.is_zeroed())
+
+    def keeps_used(self) -> bool:
+        """Whether the gradients that a step has used are still there. A loop clears them each time, or never."""
+        if not self.used or _READ in (self.looks, self.reads):
+            return False
+        self.looks += 1
+        return not self.is_cleared()
+
+    def overflows(self) -> bool:
+        """Whether a gradient is not finite, so that a GradScaler leaves out the step."""
+        return not all(bool(local(grad).isfinite().all()) for grad in self.gradients)
+
+    def is_zeroed(self) -> bool:
+        """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
+        grads = self.gradients
+        if any(grad.is_cuda for grad in grads) and self.reads == _READ:
+            return False
+        found = any(bool(grad.any()) for grad in grads)
+        self.reads += found and self.reads < _READ
+        return not found
+
+
+def _tensors(mark: Mark) -> list[int | None]:
+    return [each and each[0] for each in mark]
+
+
+class Gradients:
+    """The batches of one account, from the loop to the weights.
+
+    Args:
+        will_step: Called before a named optimizer steps.
+        has_stepped: Called after it has, and whether with gradients of batches.
+    """
+
+    def __init__(self, will_step: Callable[[Optimizer], None], has_stepped: Callable[[Optimizer, bool], None]) -> None:
+        self._told = will_step, has_stepped
+        self._named: list[_Named] = []
+        self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
+        self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
+        self._cleared: list[Handed] = []  # dropped, unless they have another backward pass before others
+        self._hooks: list[Any] = []
+        self._pass = -1  # the number of the last backward pass
+        self._passing: list[Handed] = []  # of the backward pass in progress
+        self._wrong: str | None = None  # what a step has done
+        self.counts = 0  # steps that have counted a batch
+        self.cleared = False  # whether a batch was dropped because its gradients were
+
+    @property
+    def watches(self) -> bool:
+        """Whether the program has named an optimizer."""
+        return bool(self._named)
+
+    def names(self, optimizer: Optimizer) -> bool:
+        """Whether the program has named this optimizer."""
+        return any(each.optimizer is optimizer for each in self._named)
+
+    def name(self, optimizer: Optimizer) -> None:
+        """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
+        if self.names(optimizer):
+            return
+        if hasattr(optimizer, "defaults"):  # torch's PostLocalSGDOptimizer has none, and no hooks
+            self._watch(optimizer)
+        for each in vars(optimizer).values():
+            if isinstance(each, Optimizer):
+                self.name(each)
+
+    def _watch(self, optimizer: Optimizer) -> None:
+        named = _Named(optimizer)
+        self._named.append(named)
+        self._hooks += [
+            optimizer.register_step_pre_hook(lambda *_: self._will_step(named)),
+            optimizer.register_step_post_hook(lambda *_: self._has_stepped(named)),
+        ]
+        # On the instance, as schedulers wrap step(): a cleared gradient of zeros cannot be told from a computed one.
+        zero_grad = optimizer.zero_grad
+
+        @functools.wraps(zero_grad)
+        def noted(*arguments: Any, **options: Any) -> None:
+            named.find_by_hand()
+            zero_grad(*arguments, **options)
+            named.sought = {}
+            waiting = [each for each in named.held if not each.counted]
+            self._clear(named)
+            for other in self._named:  # of the same parameters
+                if any(each in other.held for each in waiting):
+                    self._look(other)
+
+        optimizer.zero_grad = noted  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Leave the optimizers alone."""
+        for hook in self._hooks:
+            hook.remove()
+        for each in self._named:
+            vars(each.optimizer).pop("zero_grad", None)  # another account may have named it as well
+
+    def hand_out(self, batch: Handed) -> None:
+        """Take note of a batch that the loop receives."""
+        self._out = [each for each in self._out if not (each.counted or each.dropped)]
+        self._out.append(batch)
+
+    def weigh(self, loss: Tensor, named: Collection[Any]) -> Tensor:
+        """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
+        self._check()
+        if not self.watches:
+            raise Refused("weigh() needs account.optimizer(optimizer) before the first batch, with each one that steps")
+        batches = tuple(map(self._find, named)) if named else self._unnamed()
+        shares = {each.share for each in batches}
+        if len(shares) > 1:
+            raise Refused(
+                f"weigh() ties one loss to {len(batches)} batches that are different shares of their steps: weigh the "
+                "mean loss of each, weigh(loss, batch), and add them up"
+            )
+        self._last = batches
+        for each in batches:
+            each.weighed = True
+        (share,) = shares
+
+        def passes(gradient: Tensor) -> Tensor | None:
+            self._passes(batches)
+            return None if share == 1 else gradient * share
+
+        if loss.requires_grad:
+            loss.register_hook(passes)
+        return loss
+
+    def skip(self, phase: str, step: int) -> None:
+        """Take note that the program leaves a batch out of the weights: no step may use its gradients."""
+        for each in self._out:
+            each.dropped |= each.phase == phase and each.batch.step == step
+        self._cleared = [each for each in self._cleared if not each.dropped]
+        for named in self._named:
+            named.sought = {each: before for each, before in named.sought.items() if not each.dropped}
+
+    @property
+    def held(self) -> list[Handed]:
+        """Batches whose gradients wait for a step."""
+        found = dict.fromkeys(each for named in self._named for each in named.held)
+        return [each for each in found if not (each.counted or each.dropped)]
+
+    def settle(self) -> None:
+        """Drop for good what was cleared, or is left out by a GradScaler: no other backward pass comes.
+
+        Raises Refused if a step has trained batches again.
+        """
+        self._check()
+        for named in self._named:
+            if named.held and named.overflows():
+                self._clear(named)
+        self._drop()
+
+    def _check(self) -> None:
+        if self._wrong:
+            raise Refused(self._wrong)
+
+    def _drop(self) -> None:
+        for each in self._cleared:
+            each.dropped = True
+            each.drop(CLEARED)
+            self.cleared = True
+        self._cleared = []
+
+    def _find(self, named: Any) -> Handed:
+        for each in reversed(self._out):
+            if each.batch is named or each.batch.data is named:
+                return each
+        raise Refused("weigh() must receive batches as the loop has received them, of an epoch in progress that trains")
+
+    def _unnamed(self) -> tuple[Handed, ...]:
+        """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
+        waiting = [each for each in self._out if not (each.weighed or each.dropped)]
+        waiting = [each for each in waiting if each.share] or waiting[-1:]
+        if not waiting and self._last:
+            return self._last
+        if not waiting:
+            raise Refused("weigh() must come after the loop has received a batch of a phase that trains")
+        for each in waiting:
+            if sum(other.phase == each.phase for other in waiting) > 1:
+                raise Refused(
+                    f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} have none "
+                    "yet: weigh(loss, batch) with what the loop has received, and skip(reason) for one that is left out"
+                )
+        return tuple(waiting)
+
+    def _passes(self, batches: Iterable[Handed]) -> None:
+        """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
+        before, self._pass = self._pass, compat.backward_number()
+        if self._pass != before:
+            for named in self._named:
+                named.find_by_hand()
+                self._look(named)
+                named.used = named.keeps_used()
+                named.again &= named.used
+                named.forget_unreached()
+                named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
+                named.before = named.mark()
+            if not any(each in self._cleared for each in batches):
+                self._drop()
+            self._passing = []
+            # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
+            compat.after_backward(lambda: compat.after_backward(self._has_passed))
+        self._cleared = [each for each in self._cleared if each not in batches]
+        self._passing += batches
+        for each in batches:
+            for named in self._named if not each.counted else ():
+                if each not in named.held:
+                    named.sought.setdefault(each, named.before)
+
+    def _has_passed(self) -> None:
+        """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
+        for named in self._named:
+            named.again |= named.used and named.mark() != named.before
+            named.find()
+            named.after = named.mark()
+        for each in self._passing:
+            if any(each in named.held for named in self._named):
+                for named in self._named:
+                    named.sought.pop(each, None)
+        self._passing = []
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that the program has named."""
+        return [each.optimizer for each in self._named]
+
+    def _will_step(self, named: _Named) -> None:
+        self._told[0](named.optimizer)
+        named.find() if self._passing else named.find_by_hand()
+        self._look(named)
+        named.ready = [*named.held]
+
+    def _has_stepped(self, named: _Named) -> None:
+        ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
+        named.ready = []
+        named.forget_unreached()  # what the step has not used is not put there later
+        if _is_left_out(named.optimizer):
+            return
+        if ready:
+            self.counts += 1
+            named.used = True
+            if named.again:
+                self._wrong = AGAIN
+            if any(each.dropped for each in ready):
+                self._wrong = SKIPPED
+        for each in ready:
+            if not (each.counted or each.dropped):
+                each.counted = True
+                each.count()
+            named.held.pop(each, None)
+        self._told[1](named.optimizer, bool(ready))
+
+    def _look(self, named: _Named) -> None:
+        """Let go of batches whose gradients something else than the optimizer has cleared."""
+        if named.held and named.is_cleared():
+            self._clear(named)
+
+    def _clear(self, named: _Named) -> None:
+        named.used = named.again = False
+        held, named.held = named.held, {}
+        for each in held:
+            elsewhere = any(each in other.held for other in self._named)
+            if not (each.counted or each.dropped or elsewhere or each in self._cleared):
+                self._cleared.append(each)
+
+
+def _is_left_out(optimizer: Optimizer) -> bool:
+    """Whether the step of a fused optimizer was none: a GradScaler tells it that gradients overflow."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and not compat.captures() and bool(found)

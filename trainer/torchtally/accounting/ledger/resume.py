@@ -1,0 +1,43 @@
+"""Going on at a position: where the ranks of today begin, and the digest of what is consumed already."""
+
+import numpy as np
+
+from torchtally.accounting.ledger.state import Position
+from torchtally.accounting.ledger.tally import Tally
+from torchtally.accounting.order.schedule import Schedule
+from torchtally.proof import digest
+from torchtally.proof.digest import Digest
+from torchtally.proof.permutation import Indices
+from torchtally.proof.shards import Shard
+
+_CHUNK = 1 << 20  # positions at a time
+
+
+def place(position: Position, world: int, batch: int) -> tuple[int, int]:
+    """From which position on the ranks share the samples, and how many steps they skip from there.
+
+    The same ranks go on with their shards. Others, or other batches, share out what is left. So do the same ranks if
+    samples are dropped: of these it is known how many there are, and not which rank had them.
+    """
+    if position.dropped is None and (position.world, position.batch) == (world, batch):
+        return position.start, position.steps
+    return position.consumed, 0
+
+
+def restore(tally: Tally, skip: int, dropped: Digest) -> None:
+    """Give a new tally what is consumed or dropped before `skip` steps of its phase. O(samples / ranks)."""
+    shard, phase = tally.shard, tally.phase
+    before = np.arange(shard.rank, phase.start, shard.world, dtype=np.int64)
+    own = shard.positions(0, Schedule(shard, phase.batch).begin(skip))
+    tally.restore(_digest(before, shard, tally), _digest(own, shard, tally), len(own), [])
+    if shard.rank == 0:  # for all
+        tally.carried_dropped = dropped
+
+
+def _digest(positions: Indices, shard: Shard, tally: Tally) -> Digest:
+    g = digest.base(tally.run.run)
+    total = Digest()
+    for at in range(0, len(positions), _CHUNK):
+        some = positions[at : at + _CHUNK]
+        total += digest.of_samples(some, shard.samples_at(some), g)
+    return total

@@ -1,0 +1,280 @@
+"""The state of an account: a position, which travels in the user's own checkpoint as a line of JSON.
+
+It is the same on every rank. Which samples are in the weights follows from it, so it holds no tally: the digest of an
+epoch in progress is computed again from the position.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Self
+
+from torchtally.accounting.order.plan import Extent
+from torchtally.proof import digest, drop_counts, rules
+from torchtally.proof.contract import Contract
+from torchtally.proof.digest import Digest
+from torchtally.proof.order import Order, sizes_of
+from torchtally.proof.rules import HUGE, MANY, Values
+from torchtally.proof.shard_sizes import ShardSizes, stated_runs
+from torchtally.proof.worlds import World
+
+VERSION = 1
+WITH_DROPS = 2  # an earlier release would take what is dropped for consumed
+UNFINISHED = 3  # an earlier release would leave out the rest of an epoch
+_KNOWN = (VERSION, WITH_DROPS, UNFINISHED)
+Hash = tuple[str, int, int]  # of a parameter: data type, number of values, and the hash of these
+
+
+def _dropped(line: Values, name: str) -> bytes | None:
+    return None if line.values[name] is None else rules.packed_digest(line, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far an epoch's order is consumed: `steps` steps of `batch` samples by `world` ranks, from `start` on."""
+
+    epoch: Annotated[int, rules.integer(1, MANY)]
+    start: Annotated[int, rules.integer(0, HUGE)]
+    steps: Annotated[int, rules.integer(0, HUGE)]
+    commits: Annotated[int, rules.integer(0, HUGE)]  # of the epoch so far
+    batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
+    world: Annotated[int, rules.world]
+    dropped: Annotated[bytes | None, _dropped] = None  # digest of what the program has dropped in the epoch so far
+
+    @property
+    def consumed(self) -> int:
+        """Samples of the order that all ranks have consumed, as if it had no end."""
+        return self.start + self.steps * self.batch
+
+
+def shared_out(worlds: tuple[World, ...], epoch: int, start: int, world: int) -> tuple[World, ...]:
+    """The worlds of a phase after `world` ranks have shared out an epoch from position `start` on."""
+    if worlds:
+        since, position, ranks = worlds[-1]
+        if (position if since == epoch else 0, ranks) == (start, world):
+            return worlds
+    return (*(each for each in worlds if each[:2] != (epoch, start)), (epoch, start, world))
+
+
+def _position(line: Values, name: str) -> Position | None:
+    value = line.values.get(name)
+    if value is None and name in line.values:
+        return None
+    if not isinstance(value, dict):
+        raise line.bad(name, "an object or null")
+    return Position(**rules.checked(Position, Values(value, f"{name}.")))
+
+
+def _worlds(line: Values, name: str) -> tuple[World, ...]:
+    value = line.values.get(name)
+    if isinstance(value, list) and value and all(_is_world(each) for each in value):
+        return tuple((epoch, position, ranks) for epoch, position, ranks in value)
+    raise line.bad(name, "a list of [epoch, position, ranks]")
+
+
+def _end(line: Values, name: str) -> tuple[int, int] | None:
+    value = line.values.get(name)
+    if value is None and name in line.values:
+        return None
+    if isinstance(value, list) and [type(each) for each in value] == [int] * 2 and min(value) >= 0:
+        return value[0], value[1]
+    raise line.bad(name, "[epoch, position] or null")
+
+
+def _extents(line: Values, name: str) -> dict[str, Extent]:
+    value, given = line.values.get(name), line.values.get("plan")
+    stated = value if isinstance(value, dict) and isinstance(given, dict) and value.keys() == given.keys() else None
+    if stated is not None and all(_is_extent(each) for each in stated.values()):
+        return {phase: (epochs, end) for phase, (epochs, end) in stated.items()}
+    raise line.bad(name, "an object that gives each phase of the plan [epochs, end]")
+
+
+def _is_extent(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    epochs, end = value
+    return type(epochs) is int and 0 <= epochs <= MANY and (end is None or (type(end) is int and 0 < end < HUGE))
+
+
+def _given(line: Values, name: str) -> dict[str, Any]:
+    value = line.values.get(name)
+    if isinstance(value, dict):
+        return value
+    raise line.bad(name, "an object that gives each phase its plan")
+
+
+def _is_world(value: Any) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] == [int] * 3 and min(value) >= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseState:
+    """A phase: its data, what its completed epochs have consumed, and the position in the epoch after those."""
+
+    n: Annotated[int, rules.samples]
+    contract: Annotated[Contract, rules.contract]
+    order: Annotated[str, rules.order]
+    data: Annotated[str, rules.text]
+    completed: Annotated[int, rules.integer(0, MANY)]  # epochs
+    consumed: Annotated[int, rules.integer(0, HUGE * MANY)]  # samples in those
+    digest: Annotated[bytes, rules.packed_digest]  # of those, folded
+    worlds: Annotated[tuple[World, ...], _worlds]
+    end: Annotated[tuple[int, int] | None, _end]  # epoch and position where the phase has ended before its plan
+    position: Annotated[Position | None, _position]  # None between two epochs
+    sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
+    dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
+    dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
+    dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # the same by epoch; empty if not known
+    before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
+
+    @classmethod
+    def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
+        """A phase without an epoch yet."""
+        return cls(
+            n=n,
+            contract=contract,
+            order=str(order),
+            sizes=sizes_of(order),
+            data=data,
+            completed=0,
+            consumed=0,
+            digest=Digest().packed,
+            worlds=(),
+            end=None,
+            position=None,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must not change within a run."""
+        return {"number of samples": self.n, "contract": self.contract, "order": self.order, "data": self.data}
+
+    @property
+    def accounted(self) -> int:
+        """Samples of the completed epochs that were consumed or dropped."""
+        return self.consumed + self.dropped
+
+    def shared_out(self, start: int, world: int) -> Self:
+        """The phase after `world` ranks have shared out the epoch in progress from position `start` on."""
+        return replace(self, worlds=shared_out(self.worlds, self.completed + 1, start, world))
+
+    def after(self, line: Mapping[str, Any]) -> Self:
+        """The phase after one more epoch, of which this is the line of all ranks together."""
+        epoch, run = line["epoch"], line["run"]
+        folded = digest.fold([(epoch, digest.parse(line["digest"]))], run)
+        of_dropped = digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+        if "dropped_digest" in line:
+            of_dropped += digest.fold([(epoch, digest.parse(line["dropped_digest"]))], run)
+        return replace(
+            self,
+            completed=self.completed + 1,
+            consumed=self.consumed + line["consumed"],
+            digest=(digest.unpack(self.digest) + folded).packed,
+            dropped=self.dropped + line.get("dropped", 0),
+            dropped_digest=of_dropped.packed if any(of_dropped.words) else None,
+            dropped_in=self._dropped_in(line.get("dropped", 0)),
+            position=None,
+        )
+
+    def _dropped_in(self, samples: int) -> drop_counts.Runs:
+        """The dropped samples by epoch, after one more epoch; empty until an epoch has dropped any."""
+        if not self.dropped_in and (self.dropped or not samples):
+            return ()
+        before = self.dropped_in or (((self.completed, 0),) if self.completed else ())
+        after = drop_counts.extended(before, samples)
+        return after if len(after) <= drop_counts.STATED else ()
+
+
+def _phases(line: Values, name: str) -> dict[str, PhaseState]:
+    value, planned = line.values.get(name), _given(line, "plan")
+    if not isinstance(value, dict) or not value.keys() <= planned.keys():
+        raise line.bad(name, "an object of the plan's phases")
+    found = {}
+    for phase, own in value.items():
+        if not isinstance(own, dict):
+            raise Values(value, f"{name}.").bad(phase, "an object")
+        found[phase] = PhaseState(**rules.checked(PhaseState, Values(own, f"{name}.{phase}.")))
+    return found
+
+
+def _weights(line: Values, name: str) -> tuple[Hash, ...]:
+    value = line.values.get(name)
+    if isinstance(value, list) and all(_is_hash(each) for each in value):
+        return tuple((kind, size, found) for kind, size, found in value)
+    raise line.bad(name, "a list of [data type, number of values, hash]")
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] == [str, int, int]
+
+
+def _stopped(line: Values, name: str) -> str | None:
+    return None if line.values.get(name, "") is None else str(rules.text(line, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """The state of a run: its identity, and how far each phase is."""
+
+    run: Annotated[str, rules.text]
+    attempt: Annotated[int, rules.attempt]
+    task: Annotated[str, rules.text]
+    seed: Annotated[int, rules.seed]
+    plan: Annotated[Mapping[str, Any], _given]  # as the program has given it
+    extents: Annotated[Mapping[str, Extent], _extents]  # how far it reaches, with the batch of the beginning
+    stopped: Annotated[str | None, _stopped]
+    phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
+    # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
+    unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
+    over: Annotated[int | None, rules.integer(1, MANY)] = None  # the completed epoch whose body the program has left
+    weights: Annotated[tuple[Hash, ...], _weights] = ()  # a few parameters of the same moment
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """The epoch in progress of the plan's first phase, and how many of its samples are consumed."""
+        first = self.phases.get(next(iter(self.plan), ""))
+        if first is None:
+            return 1, 0
+        return first.completed + 1, first.position.consumed if first.position else 0
+
+    def to_text(self) -> str:
+        """The state as JSON."""
+        phases, drops = {}, False
+        for name, phase in self.phases.items():
+            phases[name] = asdict(replace(phase, sizes=None)) | {"digest": digest.as_text(phase.digest)}
+            phases[name]["sizes"] = stated_runs(phase.sizes)
+            position = phases[name]["position"] or {}
+            for where, field in ((phases[name], "dropped_digest"), (position, "dropped")):
+                where[field] = where.get(field) and digest.as_text(where[field])
+                drops = drops or bool(where[field])
+            for where, fields in (
+                (phases[name], ("sizes", "dropped", "dropped_digest", "dropped_in")),
+                (position, ("dropped",)),
+            ):
+                for field in fields:
+                    if not where[field]:
+                        del where[field]
+            if phase.before is None:
+                del phases[name]["before"]
+        version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION
+        values = {"v": version, **asdict(replace(self, phases={})), "phases": phases}
+        for field in ("unfinished", "over", "weights"):
+            if not values[field]:
+                del values[field]
+        return json.dumps(values, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: object) -> Self:
+        """The state in a text that `to_text` made. Raises ValueError that says what is wrong with it."""
+        if not isinstance(text, str):
+            raise ValueError(f"it must be a text, not a {type(text).__name__}")
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(f"it is cut off or damaged: {rules.short(text, 60)!r}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"it must be an object, not {rules.short(text, 60)!r}")
+        if values.get("v") not in _KNOWN:
+            known = ", ".join(map(str, _KNOWN))
+            raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads {known}")
+        return cls(**rules.checked(cls, Values(values)))

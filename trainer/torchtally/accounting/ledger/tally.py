@@ -1,0 +1,152 @@
+"""What was consumed: recorded by the loop, sample by sample. `proving` compares it with the contract."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from torchtally import events
+from torchtally.accounting.order import cuda
+from torchtally.pod import stacks
+from torchtally.proof import digest
+from torchtally.proof.contract import Contract
+from torchtally.proof.digest import Digest
+from torchtally.proof.interleaving import Mix
+from torchtally.proof.line import NAMED
+from torchtally.proof.order import Order
+from torchtally.proof.permutation import Indices
+from torchtally.proof.shards import Shard
+
+# Indices that enter the digest at a time. On a GPU, this waits for it.
+_FLUSH, _FLUSH_ON_GPU = 1 << 15, 1 << 20
+_COUNTABLE = 1 << 24  # samples; up to so many all consumed indices are kept, to count faults that cannot be named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What all lines of a rank have in common: their fields, by their names."""
+
+    run: str
+    attempt: int
+    pod: str
+    task: str
+    plan: Mapping[str, int]  # phase -> epochs of it that this run will make
+    rank: int
+    world: int
+    seed: int
+    data: str  # the data's fingerprint
+    began: int = 0  # when rank 0 began the attempt: milliseconds since 1970
+
+    @property
+    def source(self) -> events.Source:
+        """This process, as its events name it: by its rank among all, of which some may not train."""
+        return events.Source(pod=self.pod, rank=dist.get_rank(), run=self.run, attempt=self.attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One pass over n samples, from position `start` of their order on."""
+
+    name: str
+    epoch: int
+    n: int
+    batch: int  # samples a step, of all ranks together
+    contract: Contract
+    order: Order
+    start: int = 0
+    end: int | None = None  # the position before which it ends, if not that of the order
+    mix: Mix | None = None  # of a mixture of datasets
+
+    def shard(self, run: Run) -> Shard:
+        """What the rank of `run` consumes in this phase."""
+        return Shard(
+            n=self.n,
+            rank=run.rank,
+            world=run.world,
+            contract=self.contract,
+            order=self.order,
+            seed=run.seed,
+            epoch=self.epoch,
+            start=self.start,
+            end=self.end,
+        )
+
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+class Tally:
+    """The record of what one rank consumed in one phase."""
+
+    def __init__(self, run: Run, phase: Phase):
+        self.run, self.phase, self.shard = run, phase, phase.shard(run)
+        # This rank's share of the digest of what was consumed before phase.start: the shares of all ranks add up.
+        self.carried = Digest()
+        self.dropped = Digest()  # what the program's collate_fn has dropped
+        self.carried_dropped = Digest()  # this rank's share of what was dropped before phase.start, a part of `carried`
+        self.commits: int | None = None  # of the loop, if it makes any
+        self.count = 0
+        self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
+        self._digest = Digest()
+        self._pending: list[torch.Tensor] = []
+        self._pending_count = 0
+        self._kept: list[torch.Tensor] | None = [] if phase.n <= _COUNTABLE else None
+
+    def record(self, indices: torch.Tensor, dropped: Indices | None = None) -> None:
+        """Note `indices` (int64) as consumed, others as dropped: call it after the step that used them."""
+        stacks.consumed()
+        if dropped is not None:
+            self._flush()
+            self.dropped += self.digest_of(torch.from_numpy(dropped))
+            if self._kept is not None:
+                self._kept.append(torch.from_numpy(dropped))
+        self._pending.append(indices)
+        self._pending_count += indices.numel()
+        if self._pending_count >= (_FLUSH_ON_GPU if indices.is_cuda else _FLUSH):
+            self._flush()
+
+    @property
+    def digest(self) -> Digest:
+        """Of all that was recorded."""
+        self._flush()
+        return self._digest
+
+    @property
+    def kept(self) -> Indices | None:
+        """All recorded indices, also of what was dropped; None where they are too many to keep."""
+        self._flush()
+        return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
+
+    def end_at(self, position: int) -> None:
+        """End the phase before a position of its order."""
+        self.phase = replace(self.phase, end=position)
+        self.shard = self.phase.shard(self.run)
+
+    def restore(self, carried: Digest, consumed: Digest, count: int, outside: list[int]) -> None:
+        """Go on from a share of what was consumed before phase.start, and from what this rank consumed after it."""
+        self.carried, self._digest, self.count, self.outside = carried, consumed, count, outside
+        self._kept = None  # not all of it was seen here
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        consumed = torch.cat(self._pending)
+        self._pending, self._pending_count = [], 0
+        self.count += len(consumed)
+        samples = consumed
+        if len(consumed) and not 0 <= int(consumed.min()) <= int(consumed.max()) < self.phase.n:
+            inside = (consumed >= 0) & (consumed < self.phase.n)
+            self.outside = sorted([*self.outside, *consumed[~inside].tolist()])[:NAMED]
+            samples = consumed[inside]
+        self._digest += self.digest_of(samples)
+        if self._kept is not None:
+            self._kept.append(consumed)
+
+    def digest_of(self, indices: torch.Tensor) -> Digest:
+        """The digest of samples (int64) of the phase."""
+        g = digest.base(self.run.run)
+        if indices.is_cuda:
+            return cuda.digest_of(cuda.positions_of(indices, self.shard), indices, g)
+        words = indices.numpy()
+        return digest.of_samples(self.shard.positions_of(words), words, g)

@@ -1,0 +1,132 @@
+"""This rank's part of an epoch's order, as samplers for a DataLoader."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils import data
+
+from torchtally.accounting.order.locality import Locality
+from torchtally.accounting.order.schedule import Schedule
+from torchtally.errors import Refused
+from torchtally.proof.contract import Contract
+from torchtally.proof.order import Order
+from torchtally.proof.permutation import Indices
+from torchtally.proof.shards import Shard
+
+_WHOLE = -1  # the end of an epoch that has none of its own
+
+
+class Sampler(data.Sampler[int]):
+    """This rank's part of an epoch's order.
+
+    On its own, it replaces a DistributedSampler and proves nothing:
+    `DataLoader(dataset, batch_size=32, sampler=Sampler(len(dataset)))`, with `set_epoch` before each epoch. If DDP
+    needs equally many batches on every rank, use the contract `padded` or `drop_last`.
+
+    Args:
+        n: Number of samples of the dataset.
+        batch_size: Samples of this rank in a step. It only matters for `steps`.
+        seed: Seed of the order of samples, from 0.
+        shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
+        order: An order with locality, with the sizes of the shard files, in place of one over all samples.
+        contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+        rank: This process's rank (default: that of the process group).
+        world: Number of ranks (default: that of the process group).
+
+    Example:
+        >>> list(Sampler(9, shuffle=False, rank=1, world=2))
+        [1, 3, 5, 7]
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        batch_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        order: Locality | None = None,
+        contract: Contract = "exact",
+        rank: int | None = None,
+        world: int | None = None,
+    ):
+        self.n, self.batch_size, self.seed, self.contract = n, batch_size, seed, contract
+        if order and not shuffle:
+            raise Refused(f"order={order} needs shuffle=True")
+        self.order: Order = order.of(n) if order else "feistel-1" if shuffle else "sequential"
+        self.rank = dist.get_rank() if rank is None else rank
+        self.world = dist.get_world_size() if world is None else world
+        # Epoch, start, steps to skip, and end: shared with workers that outlive an epoch.
+        self._place = torch.tensor([0, 0, 0, _WHOLE]).share_memory_()
+
+    @property
+    def shard(self) -> Shard:
+        """What this rank consumes in the epoch that `set_epoch` chose."""
+        epoch, start, _, end = self._place.tolist()
+        return Shard(
+            n=self.n,
+            rank=self.rank,
+            world=self.world,
+            contract=self.contract,
+            order=self.order,
+            seed=self.seed,
+            epoch=epoch,
+            start=start,
+            end=None if end == _WHOLE else end,
+        )
+
+    @property
+    def batch(self) -> int:
+        """Samples of all ranks in a step."""
+        return self.batch_size * self.world
+
+    @property
+    def total(self) -> int:
+        """Samples of all ranks in an epoch, or in what is left of it from `start` on."""
+        return self.shard.total
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of an epoch, or of what is left of it from `start` on, those that are skipped included."""
+        return self.shard.steps(self.batch)
+
+    @property
+    def idle(self) -> bool:
+        """Whether this rank has no sample in the last step, which all ranks make."""
+        return self.total_steps * self.batch_size - len(self) >= self.batch_size
+
+    @property
+    def filler(self) -> int:
+        """The index of a sample for a rank that has none in a step."""
+        shard = self.shard
+        return int(shard.samples_at(np.array([shard.start]))[0])
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps of what was chosen."""
+        return Schedule(self.shard, self.batch, int(self._place[2]))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next, from its beginning."""
+        self.choose(epoch, 0, 0)
+
+    def choose(self, epoch: int, start: int, skip: int, end: int | None = None) -> None:
+        """Choose a part of an epoch: positions `start` to `end` of its order, without the first `skip` steps."""
+        self._place.copy_(torch.tensor([epoch, start, skip, _WHOLE if end is None else end]))
+
+    def steps(self) -> Iterator[list[int]]:
+        """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
+        return (step.tolist() for step in self.arrays())
+
+    def arrays(self) -> Iterator[Indices]:
+        """Yield the same as arrays."""
+        return self.schedule.arrays()
+
+    def __iter__(self) -> Iterator[int]:
+        for indices in self.steps():
+            yield from indices
+
+    def __len__(self) -> int:
+        return self.shard.size

@@ -1,0 +1,68 @@
+"""The steps of a rank in one phase of one epoch: for the tensors of a built-in task, and for a user's loader."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchtally.accounting.order import cuda
+from torchtally.proof.permutation import Indices
+from torchtally.proof.shards import Shard
+
+# Indices computed at a time: many steps' worth, little memory.
+_CHUNK, _CHUNK_ON_GPU = 1 << 15, 1 << 20
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Step s covers the positions [start + s · batch, start + (s + 1) · batch) of the order, at any number of ranks.
+
+    All ranks have equally many steps. The last one has fewer samples, on some ranks none.
+
+    Attributes:
+        shard: What the rank consumes.
+        batch: Samples of all ranks together in a step.
+        skip: Number of steps, from the first on, that are made already.
+    """
+
+    shard: Shard
+    batch: int
+    skip: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Number of steps, those that are skipped included."""
+        return self.shard.steps(self.batch)
+
+    @property
+    def total(self) -> int:
+        """Samples of all ranks in all steps, repeats counted."""
+        return self.shard.total
+
+    def begin(self, step: int) -> int:
+        """The number, in this rank's shard, of its first sample at or after a step's first position."""
+        return -(-(step * self.batch - self.shard.rank) // self.shard.world)
+
+    def arrays(self) -> Iterator[Indices]:
+        """Yield this rank's sample indices of each step that is left, int64 (samples,)."""
+        return self._cut(self.shard.indices, _CHUNK)
+
+    def tensors(self, device: torch.device) -> Iterator[Tensor]:
+        """Yield the same on `device`."""
+        if device.type == "cuda":
+            return self._cut(lambda begin, end: cuda.indices(self.shard, begin, end, device), _CHUNK_ON_GPU)
+        return self._cut(lambda begin, end: torch.from_numpy(self.shard.indices(begin, end)), _CHUNK)
+
+    def _cut(self, computed: Callable[[int, int], Any], chunk: int) -> Iterator[Any]:
+        own, uneven = divmod(self.batch, self.shard.world)
+        steps, at_once = self.steps, max(1, chunk * self.shard.world // self.batch)
+        for first in range(self.skip, steps, at_once):
+            last = min(first + at_once, steps)
+            numbers = range(first, last + 1)
+            bounds: Sequence[int] = [*map(self.begin, numbers)] if uneven else range(first * own, last * own + 1, own)
+            some = computed(bounds[0], bounds[-1])
+            for low, high in pairwise(bounds):
+                yield some[low - bounds[0] : high - bounds[0]]

@@ -1,0 +1,77 @@
+"""The last line of an account's run, from what its phases have consumed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchtally.accounting.ledger.state import PhaseState
+from torchtally.accounting.ledger.tally import Run
+from torchtally.errors import Refused, Unproven
+from torchtally.proof import drop_counts
+from torchtally.proof.local_order import UnknownSizes
+from torchtally.proof.run_summary import PhaseSummary, RunSummary
+from torchtally.proof.worlds import RESUMED, World
+
+
+def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, discarded: int) -> dict[str, Any]:
+    """Return the line, after a check that it proves all phases on its own. `stopped` says why the run ends early.
+
+    Raises Unproven, or Refused if the order of a phase is not known.
+    """
+    worlds = _of_run(phases)
+    summary = RunSummary(
+        run=run.run,
+        attempt=run.attempt,
+        began=run.began,
+        pod=run.pod,
+        task=run.task,
+        plan=run.plan,
+        seed=run.seed,
+        worlds=worlds,
+        stopped=stopped,
+        phases={
+            name: PhaseSummary(
+                n=phase.n,
+                contract=phase.contract,
+                order=phase.order,
+                sizes=phase.sizes,
+                data=phase.data,
+                consumed=phase.consumed,
+                digest=phase.digest,
+                dropped=phase.dropped or None,
+                dropped_digest=phase.dropped_digest,
+                dropped_in=(phase.dropped_in or None) if phase.completed > 1 else None,
+                end=phase.end,
+                worlds=None if _as_the_run(name, phase, worlds) else phase.worlds,
+            )
+            for name, phase in phases.items()
+        },
+        model=None,
+        discarded=discarded,
+    )
+    printed = RunSummary.parse(summary.printed()).printed()
+    for name, stated in summary.phases.items():
+        try:
+            expected = summary.expected(name)
+        except UnknownSizes:
+            raise Refused(f"{name}: its loader or sampler must be made before the run ends, for its order") from None
+        if expected != (stated.accounted, stated.accounted_digest):
+            raise Unproven(f"{name} is not proved: its epochs together have not consumed what the contract says")
+        if (runs := stated.dropped_in) and (drop_counts.total(runs), drop_counts.folded(runs, run.run)) != (
+            stated.dropped,
+            stated.of_dropped.words[0],
+        ):
+            raise Unproven(f"{name} is not proved: its epochs together have not dropped what each has")
+    return printed
+
+
+def _of_run(phases: Mapping[str, PhaseState]) -> tuple[World, ...]:
+    """The worlds of the phase that the line takes for the run, or of the first one: there, without positions."""
+    if training := phases.get(RESUMED):
+        return training.worlds
+    places = {epoch: ranks for epoch, _, ranks in next(iter(phases.values())).worlds}
+    return tuple((epoch, 0, ranks) for epoch, ranks in places.items())
+
+
+def _as_the_run(name: str, phase: PhaseState, worlds: tuple[World, ...]) -> bool:
+    resumes = name == RESUMED or not any(position for _, position, _ in worlds)
+    return phase.worlds == worlds and resumes

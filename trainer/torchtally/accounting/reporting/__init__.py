@@ -1,0 +1,1 @@
+"""Speed and progress, for people and metrics."""

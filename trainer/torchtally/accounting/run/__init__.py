@@ -1,0 +1,1 @@
+"""One start of a run, driven by the loop."""

@@ -1,0 +1,205 @@
+"""One start of a run: this process's place in it, and whether it goes on with what another start has done."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.optim.optimizer import Optimizer
+
+from torchtally import compat, events
+from torchtally.accounting.data.fingerprint import is_unknown
+from torchtally.accounting.guards import trained
+from torchtally.accounting.guards.trained import Trained
+from torchtally.accounting.ledger.membership import Membership
+from torchtally.accounting.ledger.state import State
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.run import restart
+from torchtally.accounting.run.restart import Record
+from torchtally.distributed import preflight
+from torchtally.distributed.handshake import agree
+from torchtally.environment import Process
+from torchtally.errors import Refused
+from torchtally.pod import retries, stacks
+from torchtally.proof import line as tally_line
+
+_handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
+_accounts = count(1)  # of this process
+_completed: set[str] = set()  # ids of the runs that this process has completed
+
+
+def _device() -> torch.device:
+    """That on which the program's group communicates."""
+    return torch.device("cuda" if "nccl" in dist.get_backend_config() else "cpu")
+
+
+class Attempt:
+    """One start of a run. Making one is a collective call of all processes.
+
+    Args:
+        task: Name of the run.
+        plan: The plan of each phase, as JSON has it.
+        seed: Seed of the order of samples.
+        group: The ranks that share the samples.
+        anew: Whether a restart that loads no state begins anew.
+        problem: What is wrong with the environment of this process.
+
+    Attributes:
+        anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
+
+    Raises:
+        Refused: The processes contradict each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        plan: Mapping[str, Any],
+        seed: int,
+        group: dist.ProcessGroup | None,
+        anew: bool,
+        problem: str | None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise Refused("call torch.distributed.init_process_group before you make an Account")
+        self._process, self.anew, self._stated_anew = Process.from_env(os.environ), anew, anew
+        process, number = self._process, next(_accounts)
+        if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
+            problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
+        else:
+            problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
+        stacks.listen()
+        own, self._path, record = restart.find(number, process.run, task)
+        # A seed of another type, which is refused with the other facts, may have no JSON form.
+        facts = {"task": task, "plan": dict(plan), "seed": seed if type(seed) is int else repr(seed), "anew": anew}
+        of_rank_0 = {
+            "_run": own,
+            "_record": [record.run, record.attempt] if record else None,
+            "_began": time.time_ns() // 1_000_000,
+        }
+        agreed = self.agree(facts | of_rank_0, problem)
+        self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
+        self.members = Membership.of(group)
+        self.begun = self._stepped = self._reported = False
+        self._loaded: State | None = None
+        self._trained = Trained()
+        self.run = Run(
+            run=self._known[0] if self._known else agreed["_run"],
+            attempt=max(process.attempt, self._known[1] + 1 if self._known else 0),
+            pod=process.pod,
+            task=task,
+            plan={},  # in epochs, once the batches are known
+            rank=self.members.rank,
+            world=self.members.world,
+            seed=seed,
+            data="",
+            began=agreed["_began"],
+        )
+        preflight.run(process, _device())
+        restart.claim(self._path)  # not of a start that is refused: another one in this process is a restart, too
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints what is said once for all."""
+        return self.members.leads and self.members.rank == 0
+
+    def agree(
+        self,
+        facts: Mapping[str, Any],
+        problem: str | None,
+        judge: Callable[[list[dict[str, Any]]], str | None] = lambda all_ranks: None,
+    ) -> Mapping[str, Any]:
+        """Compare facts with all processes; returns rank 0's. A collective call. Raises Refused."""
+        process = self._process
+        store = PrefixStore(f"torchtally/{next(_handshakes)}", compat.default_store())
+        return agree(store, process.rank, process.world, process.pod, facts, problem, judge)
+
+    def problem(self, loaded: State | None) -> str | None:
+        """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""
+        if self.begun or loaded or self.anew or not (self._known or self._process.attempt):
+            return None
+        file = f", or delete {self._path}" if self._known and self._path else ""
+        return (
+            f"run {self.run.run} of {self.run.task} is not complete, and this start has not loaded its state: call "
+            "load_state_dict() with the state in the checkpoint that the weights come from; only if the weights begin "
+            f"anew, too, pass anew=True{file}"
+        )
+
+    def take_up(self, loaded: State, *, reported: bool, grown: bool = False) -> None:
+        """Go on with the run of a loaded state, to a plan that may have `grown`, unless that is `reported` already.
+
+        Raises Refused.
+        """
+        # The data of the next fold can have the same length.
+        unnamed = [name for name, phase in loaded.phases.items() if is_unknown(phase.data)]
+        if loaded.run in _completed and (unnamed or not grown):
+            more = f"; to make more epochs of a run, the data of {unnamed[0]} must have a fingerprint" if grown else ""
+            raise Refused(
+                f"the state is of run {loaded.run}, which this process has completed: give another account, such as "
+                f"that of the next fold, its own state or its own folder of checkpoints{more}"
+            )
+        reached = self._known[1] if self._known and self._known[0] == loaded.run else -1
+        attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
+        self.run = replace(self.run, run=loaded.run, attempt=attempt)
+        self._loaded, self._reported = loaded, reported
+        trained.forget(loaded.run)
+
+    def begin(self) -> None:
+        """Record the run, and report the beginning."""
+        if self.begun:
+            return
+        self.begun = True
+        if self.prints:
+            self._write(complete=False)
+            if not self._reported:
+                beginning = self._beginning()
+                events.emit(beginning, self.run.source)
+                if isinstance(beginning, events.Resumed):
+                    retries.resumed(beginning, self.run.source)
+
+    def trains(self, optimizer: Optimizer) -> str | None:
+        """Take note of an optimizer's step with samples. Returns why its parameters are none of a beginning."""
+        left = self._trained.add(optimizer)
+        if left is None or self._loaded or self._stated_anew:
+            return None
+        return (
+            f"run {left} has ended in this process before its plan, and the model has its samples: load the state of "
+            "that run and its weights; only if the weights begin anew, pass anew=True"
+        )
+
+    def stepped(self, epoch: int) -> None:
+        """Report the first step."""
+        if not self._stepped and self.prints:
+            events.emit(events.Step(epoch=epoch), self.run.source)
+        self._stepped = True
+
+    def complete(self) -> None:
+        """Record and report that the plan is fulfilled."""
+        stacks.over()
+        _completed.add(self.run.run)
+        if self.prints:
+            events.emit(events.Complete(model=None, output=None), self.run.source)
+            self._write(complete=True)
+
+    def close(self) -> None:
+        """End this start."""
+        restart.release(self._path)
+        if self.run.run not in _completed:
+            self._trained.leave(self.run.run)
+
+    def _beginning(self) -> events.Event:
+        if not self._loaded:
+            return events.Begun(task=self.run.task, world=self.run.world)
+        epoch, consumed = self._loaded.reached
+        return events.Resumed(
+            task=self.run.task, world=self.run.world, checkpoint=None, epoch=epoch, position=consumed, discarded=0
+        )
+
+    def _write(self, *, complete: bool) -> None:
+        restart.write(self._path, Record(self.run.run, self.run.attempt, self.run.task, complete))

@@ -1,0 +1,440 @@
+"""Counts the batches that an account hands out to the loop, and proves each epoch once all of them count."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+from torch.utils import data
+
+from torchtally.accounting.batches import step_loader
+from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.guards.weights import Weights
+from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.gradients import Gradients, Handed
+from torchtally.accounting.order import randomness
+from torchtally.accounting.proofs.printing import emit
+from torchtally.accounting.proofs.proving import enforce, prove
+from torchtally.accounting.reporting.meeting import Meeting
+from torchtally.accounting.reporting.pace import Pace
+from torchtally.accounting.reporting.step_time import StepTime
+from torchtally.accounting.run.attempt import Attempt
+from torchtally.accounting.run.phases import Phases
+from torchtally.accounting.run.progress import Progress
+from torchtally.accounting.run.reports import Reports
+from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.errors import Ending, Refused, Unproven
+from torchtally.proof import line as tally_line
+
+if TYPE_CHECKING:
+    from torchtally.monitoring.prometheus import Exporter
+
+_LEFT_OUT = "its step was left out, as where gradients overflow"
+_COMPARED = 8  # commits before ranks leave their weights for a warning
+
+
+class Counting:
+    """What one start of a run counts.
+
+    Args:
+        attempt: That start.
+        progress: How far the run is.
+        phases: Its phases, and their epochs in progress.
+        reports: On the process that prints for all.
+        pace: On the first rank of a pod.
+        exporter: As well, if metrics are requested.
+
+    Attributes:
+        checkpoints: Told of each commit and each batch, if there are any.
+        phase: Name of the phase of the last batch.
+        weights: What the optimizers step.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        progress: Progress,
+        phases: Phases,
+        reports: Reports | None,
+        pace: Pace | None,
+        exporter: "Exporter | None",
+    ):
+        self._attempt, self._progress, self._phases = attempt, progress, phases
+        self._reports, self._pace, self._exporter = reports, pace, exporter
+        self._steps = StepTime(attempt.members.everyone.size())
+        self._meeting: Meeting | None = None  # once the run is known
+        self.checkpoints: Checkpoints | None = None
+        self.phase = next(iter(progress.given), "")
+        self.gradients = Gradients(self._will_step, self._has_stepped)
+        self.weights = Weights(attempt.members, lambda: self.gradients.optimizers)
+        self._counts = 0  # steps of named optimizers that are taken note of
+        self._proved = 0  # epochs of this attempt
+        self._randomness = 0  # the seed of the last batch
+        self._failure: Ending | None = None  # a loop that catches it must not go on
+        self._trained_before: str | None = None  # why the weights are none of a beginning
+        self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
+        self._stepped = False  # an optimizer, with that batch
+        self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
+        self._committing: threading.Thread | None = None  # the thread that has made the last commit
+        self._commits = 0  # of this attempt
+        self._over = False  # this attempt: the other ranks may be gone
+        self._committed_in = 0  # the number of the body of an epoch in which that was
+
+    @contextmanager
+    def final(self) -> Iterator[None]:
+        """Make a failure final, also for a loop that catches it."""
+        if self._failure:
+            raise self._failure
+        try:
+            yield
+        except Ending as ending:
+            self._failure = ending
+            raise
+
+    def loop(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
+        """Yield the batches of one epoch to a loop of the program's own: `Account.epoch`. Raises as `batches`."""
+        if self._phases.training.get(phase):
+            with self._progress.body.loop(epoch):
+                yield from self.batches(phase, epoch, batches)
+        else:
+            yield from self.batches(phase, epoch, batches)
+
+    def batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
+        """Yield the batches of one epoch. Raises Unproven and Refused."""
+        if getattr(batches, "next_iter_state", None) is not None:  # as torchdata names it
+            raise Refused(
+                f"the state of the {type(batches).__name__} was loaded, which would skip batches once more "
+                "than the account does: load the account's state alone"
+            )
+        self.settle(phase)
+        if epoch >= 1 and self._progress.was_complete(phase, epoch):
+            return
+        if self._progress.stopped is not None and self._phases.training.get(phase):
+            return
+        current = self._phases.begin(phase, epoch, batches)
+        current.weighed = current.trains and self.gradients.watches
+        if wrong := self.weights.problem():
+            raise Refused(f"{current.name}: {wrong}")
+        run = replace(current.tally.run, data=self._phases.fingerprint)
+        if self._exporter:
+            self._exporter.open(run)
+            if current.trains:
+                self._exporter.begin(current, self._steps)
+        if self._reports:
+            self._reports.begin(current, run, self.checkpoints)
+        if current.trains:
+            self._steps.begin()
+            self._meeting = self._meeting or Meeting(self._attempt.run, self._steps)
+            if self._pace:
+                self._pace.begin(phase, current.samples(0, current.counted), self._phases.share)
+        seed = randomness.mixed(self._attempt.run.seed, randomness.number_of(phase), epoch, self._attempt.members.rank)
+        if isinstance(batches, data.DataLoader):
+            # iter() draws the workers' seed: not from the generator that the training uses.
+            batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        ours = isinstance(batches, step_loader.StepLoader)
+        if isinstance(batches, step_loader.StepLoader):
+            batches.fills = current.weighed
+        for taken in self._steps.fetched(batches) if current.trains else batches:
+            if current.handed == current.total:
+                raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
+            self._before_batch(current)
+            known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
+            batch = current.hand_out(known)
+            if current.weighed:
+                self._weighs(current, batch)
+            self.phase = phase
+            self._randomness = randomness.mixed(seed + current.position_of(batch.step))
+            self.reseed()
+            try:
+                yield batch
+            except GeneratorExit:  # the loop leaves the epoch, perhaps at its last batch
+                if not self._over:
+                    self.catch_up()
+                raise
+            if self._failure:
+                raise self._failure
+            self.catch_up()
+            if current.stopped:
+                return
+            if not current.trains:
+                current.count(current.handed)
+        if current.handed < current.total:
+            raise Unproven(
+                f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
+            )
+        # The last batches of a loop that fetches ahead, or accumulates, count after the end.
+        if self._phases.open.get(phase) is current and not current.trains:
+            self._close(current)
+
+    def _weighs(self, current: EpochInProgress, batch: Batch) -> None:
+        """Have the steps of named optimizers count a batch."""
+        step, world = batch.step, self._attempt.members.world
+        self.gradients.hand_out(
+            Handed(
+                place=current.where(step),
+                phase=current.phase,
+                batch=batch,
+                share=len(batch.indices) * world / batch.rows,
+                count=lambda: current.decide(step),
+                drop=lambda reason: current.skip(step, reason),
+            )
+        )
+
+    def name(self, optimizer: Optimizer) -> None:
+        """Have the steps of an optimizer count batches: `Account.optimizer`. Raises Refused."""
+        for current in self._phases.open.values():
+            if current.trains and not current.weighed:
+                raise Refused(
+                    f"{current.where(current.handed)}: account.optimizer() must come before the first batch of the "
+                    "epoch, as the steps of the optimizer count its batches"
+                )
+        self.gradients.name(optimizer)
+
+    def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...]) -> torch.Tensor:
+        """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
+        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
+        return self.gradients.weigh(loss, batches)
+
+    def catch_up(self) -> None:
+        """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
+        self._note_steps()
+        if threading.current_thread() is self._committing:
+            for current in [each for each in self._phases.open.values() if each.weighed and each.complete]:
+                self._close(current)
+
+    def after_step(self) -> None:
+        """Drop what a library's step has left out, and catch up: `Account.after_step`. A call of all ranks."""
+        self._note_steps()
+        if left := self.gradients.held:
+            for each in left:
+                each.drop(_LEFT_OUT)
+                self.gradients.skip(each.phase, each.batch.step)
+            # A state of any rank has then what all have dropped.
+            self._attempt.agree({"steps left out": [f"{each.phase} {each.batch.step}" for each in left]}, None)
+        self.catch_up()
+
+    def _note_steps(self) -> None:
+        """Take note of what optimizers have stepped since the last call. Not a call of all ranks."""
+        if self._counts == self.gradients.counts or threading.current_thread() is not self._committing:
+            return
+        self._counts = self.gradients.counts
+        if self._trained_before:
+            raise Refused(self._trained_before)
+        self._after_step()
+
+    def check_saved(self) -> None:
+        """Refuse a state of this moment if the weights have more samples than those that count."""
+        self._note_steps()
+        for current in self._phases.open.values():
+            if current.weighed and (step := current.undecided):
+                raise Refused(
+                    f"{current.where(step)}: the batch has no gradients in the weights, and later ones do, so a state "
+                    "cannot tell how far the epoch is: call skip(reason) for a batch that is left out"
+                )
+        if self._evaluated and self._evaluated in self._phases.open.values():
+            raise Refused(_trains(self._evaluated))
+
+    def commit(self, *batches: Batch) -> None:
+        """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
+        if any(each.weighed for each in self._phases.open.values()):
+            raise Refused(
+                "commit() is for loops that name no optimizer: account.optimizer() was called, so the steps of the "
+                "optimizer count the batches whose losses account.weigh() has received"
+            )
+        for batch in batches:
+            current = self._phases.open.get(batch.phase)
+            if current is None or not current.trains:
+                raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
+            current.commit_upto(batch.step, batch.indices)
+        if not batches:
+            pending = [each for each in self._phases.open.values() if each.trains and each.handed > each.counted]
+            if not pending:
+                raise Refused(
+                    "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
+                    "ahead must pass the batch: commit(batch)"
+                )
+            for current in pending:
+                current.commit()
+        self._after_step()
+
+    def _after_step(self) -> None:
+        """Take note of a step whose batches count."""
+        self._steps.stepped()
+        self._commits += 1
+        if self._meeting and self._commits == _COMPARED:
+            self._meeting.leave_weights(self.weights.few())
+        if self._meeting and self._meeting.due:
+            self._meeting.hold()
+        for current in [each for each in self._phases.open.values() if each.trains]:
+            self._attempt.stepped(current.tally.phase.epoch)
+            if self._reports:
+                self._reports.stepped(current)
+            if self._pace and self._pace.due:
+                loss = self._reports.loss(current.phase) if self._reports else None
+                self._pace.report(current, self._phases.share, loss, self._steps.total)
+            if current.complete and not current.weighed:
+                self._close(current)
+        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
+        if self.checkpoints:
+            self.checkpoints.after_commit()
+        self._steps.begin()
+
+    def skip(self, reason: str, batch: Batch | None) -> None:
+        """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
+        current = self._phases.open.get(batch.phase if batch else self.phase)
+        wrong = tally_line.text_problem("reason", reason)
+        steps: list[int] = []
+        if current is None or not current.trains:
+            wrong = "skip() must have a batch of an epoch in progress that trains"
+        else:
+            step = batch.step if batch else current.handed
+            wrong = wrong or current.unskippable(step, batch)
+            steps = [step]
+        if current and not wrong:
+            # Before the ranks agree: then a state of any rank has what all have dropped.
+            current.skip(steps[0], reason)
+            self.gradients.skip(current.phase, steps[0])
+        self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
+        if current and current.complete:
+            self._close(current)
+
+    def stop(self, reason: str, state: str) -> None:
+        """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
+        self.catch_up()
+        wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
+        self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
+        self._progress.stopped = reason
+        for current in list(self._phases.open.values()):
+            if current.trains and current.handed > current.counted:
+                self._left_over = current.name
+            current.stop()
+            if current.trains and current.position.consumed:
+                self._close(current)
+            else:
+                del self._phases.open[current.tally.phase.name]
+
+    def settle(self, phase: str) -> None:
+        """Prove an epoch that the loop has left: `Account.settle`. Raises Unproven."""
+        if phase in self._phases.open:
+            self._close(self._phases.open[phase])
+
+    def finish(self, discarded: int) -> dict[str, Any] | None:
+        """Prove what is left; print and return the last line of the run. Raises Unproven and Refused.
+
+        Args:
+            discarded: Samples known to be lost with restarts.
+        """
+        self.catch_up()
+        for phase in list(self._phases.open):
+            self.settle(phase)
+        if self.checkpoints:
+            self.checkpoints.finish()
+        if self._left_over and self._stepped:
+            raise Unproven(
+                f"the run is not proved: after stop(), an optimizer has stepped with a batch of {self._left_over} that "
+                "was handed out and does not count: call stop() after optimizer.step(), and train no more"
+            )
+        self._phases.measure()
+        last = self._progress.last_line(self._attempt.run, discarded)
+        for phase, made in last["phases"].items() if last and self.gradients.cleared else ():
+            if self._phases.training.get(phase) and not made["consumed"]:
+                raise Unproven(
+                    f"{phase} is not proved: all of its gradients were cleared before a step, so no sample is in the "
+                    "weights: account.optimizer() must receive the optimizers that step"
+                )
+        if self._attempt.prints and last:
+            emit(last)
+        if self._reports and last:
+            self._reports.complete(last)
+        self._attempt.complete()
+        return last
+
+    def reseed(self) -> None:
+        """Seed the generators as they were when the last batch was handed out."""
+        randomness.reseed(self._randomness)
+
+    def close(self) -> None:
+        """No longer watch the optimizers."""
+        self._over = True
+        self.gradients.close()
+
+    @property
+    def _pending(self) -> bool:
+        """Whether a batch is handed out that commits count, and none has."""
+        return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
+
+    def _before_batch(self, current: EpochInProgress) -> None:
+        """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
+
+        No step is in progress where the body of the next epoch has begun, or where the thread that commits has ended:
+        each epoch may have a thread of its own.
+        """
+        if not self.checkpoints or not current.trains:
+            return
+        over = self._committed_in < self._progress.body.begun or not (self._committing and self._committing.is_alive())
+        if self._committing not in (None, threading.current_thread()) and (self._pending or not over):
+            raise Refused(
+                f"{current.name}: another thread than the one that commits has fetched a batch, so a checkpoint could "
+                "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "
+                "num_workers"
+            )
+        self._steps.pause()
+        self.checkpoints.before_batch()
+        self._steps.go_on()
+
+    def _will_step(self, optimizer: Optimizer) -> None:
+        """A named optimizer is about to step."""
+        if self._pending:
+            self.weights.will_step(optimizer, self._commits)
+
+    def _has_stepped(self, optimizer: Optimizer, counts: bool) -> None:
+        """A named optimizer has stepped, with gradients of batches if it `counts`. Raises Refused."""
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise Refused(
+                f"a {type(optimizer).__name__} with overlap_with_ddp=True leaves out its first steps, so their samples "
+                "would count without being in the weights: it must be False"
+            )
+        if counts:
+            self._stepped |= self._left_over is not None
+            self.weights.has_stepped(optimizer)
+            self._trained_before = self._trained_before or self._attempt.trains(optimizer)
+        elif not self._pending and any(group.get("lr") != 0 for group in optimizer.param_groups):
+            # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
+            handed = (each for each in self._phases.open.values() if each.handed > each.counted)
+            self._evaluated = next(handed, self._evaluated)
+
+    def _close(self, current: EpochInProgress) -> None:
+        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
+        members, tally = self._attempt.members, current.tally
+        name = tally.phase.name
+        del self._phases.open[name]
+        if current.weighed:
+            self.gradients.settle()
+            current.leave()
+        tally.commits = current.commits if current.trains and not current.weighed else None
+        problem = self._phases.changed(name)
+        if self._evaluated is current:
+            problem = problem or _trains(current)
+        weights = self.weights.few() if current.trains else None
+        proof = prove(tally, members.everyone, leads=members.leads, problem=problem, weights=weights)
+        if current.drops:
+            current.drops.end()
+        if self._reports:
+            self._reports.close(current, proof)
+        self._progress.close(proof.lines[-1])
+        self._proved += 1
+        try:
+            enforce(proof, "enforce", self._proved == 1)
+        except Unproven as sentence:
+            raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
+
+
+def _trains(current: EpochInProgress) -> str:
+    """Why an epoch is none of an evaluation."""
+    return (
+        f"an optimizer has stepped in {current.name}, whose loader or sampler has trains=False, so nothing tells which "
+        "batches are in the weights: it must have trains=True, and its losses go through account.weigh()"
+    )

@@ -1,0 +1,232 @@
+"""How far the phases of a run are, over all its starts, and how far they have to go."""
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from torchtally.accounting.ledger.body import Body
+from torchtally.accounting.ledger.state import PhaseState, Position, State
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.order.plan import Extent, Planned, as_values, extent
+from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.proofs.last_line import last_line
+from torchtally.errors import Refused, Unproven
+from torchtally.log import log
+from torchtally.proof.shards import Shard
+
+
+class Progress:
+    """The plan of a run, and what its completed epochs have consumed."""
+
+    def __init__(self, plan: Mapping[str, Planned]):
+        self.given = as_values(plan)
+        self._plan = dict(plan)
+        self.extents: dict[str, Extent] = {}  # by phase, as `phases`; once the batches are known
+        self.phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
+        self.loaded: State | None = None
+        self.body = Body()
+        self.stopped: str | None = None  # why the program has stopped the run
+        self._rested: set[str] = set()  # phases whose loaders have been asked in a body that is begun again
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The epochs of each phase."""
+        return {phase: epochs for phase, (epochs, _) in self.extents.items()}
+
+    def completed(self, phase: str) -> int:
+        """Number of completed epochs."""
+        return self.phases[phase].completed if phase in self.phases else 0
+
+    def was_complete(self, phase: str, epoch: int) -> bool:
+        """Whether the loaded state has this epoch as complete."""
+        return self.loaded is not None and phase in self.loaded.phases and epoch <= self.loaded.phases[phase].completed
+
+    def upcoming(self, phase: str) -> int:
+        """The epoch of a phase that trains whose batches come next: first that of a body that is begun again."""
+        if self.body.rest is not None and phase not in self._rested:
+            self._rested.add(phase)
+            if self.was_complete(phase, epoch := min(self.body.rest, self.epochs[phase])):
+                return epoch
+        return self.completed(phase) + 1
+
+    def end(self, phase: str, epoch: int) -> int | None:
+        """The position before which an epoch ends, if not that of its order."""
+        epochs, end = self.extents[phase]
+        return end if epoch == epochs else None
+
+    def stop_problem(self, opened: Iterable[str]) -> str | None:
+        """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not gone on yet."""
+        for phase, state in self.phases.items():
+            if state.position and state.position.consumed and phase not in opened:
+                return f"{phase} epoch {state.completed + 1} is in progress: call stop() after its loop has gone on"
+        return None
+
+    def declare(self, phase: str, found: PhaseState) -> None:
+        """Add a phase. Raises Refused if its data or its order is not the run's."""
+        known = self.phases.setdefault(phase, found)
+        for name, before in known.identity.items():
+            if (now := found.identity[name]) != before:
+                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}")
+        self.phases[phase] = replace(known, sizes=found.sizes)  # a state can have their fingerprint alone
+
+    def measure(self, samplers: Mapping[str, Sampler]) -> None:
+        """Find how far the plan reaches: a plan in steps needs the phase's batch. Raises Refused."""
+        for phase, planned in self._plan.items():
+            if phase in self.extents:
+                continue
+            sampler = samplers.get(phase)
+            if sampler is None and not isinstance(planned, int):
+                raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
+            whole = replace(sampler.shard, start=0, end=None) if sampler else Shard(n=1, rank=0, world=1)
+            if not whole.total and not isinstance(planned, int):
+                raise Refused(f"{phase} has no sample: {whole.n} for {whole.world} ranks, contract {whole.contract}")
+            self.extents[phase] = extent(planned, whole, sampler.batch if sampler else 1)
+
+    def close(self, line: Mapping[str, Any]) -> None:
+        """Add a completed epoch, of which this is the line of all ranks together."""
+        after = self.phases[line["phase"]].after(line)
+        if (end := line.get("end")) is not None:
+            after = replace(after, end=(line["epoch"], end))
+        self.phases[line["phase"]] = after
+
+    def left(self, evaluates: Set[str]) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left: `Account.epochs`. `evaluates` has phases that do not train."""
+        self._note_those_before(evaluates)
+        longest, done = self._longest, self._done
+        # The state of another phase can be within the epoch that these have completed.
+        begun = {done for phase in self.phases.values() if phase.position and phase.position.epoch == done}
+        between = not any(self.phases[phase].position for phase in longest if phase in self.phases)
+        due = [phase for phase in self.epochs if between and phase not in longest and self._is_due(phase, done)]
+        # More evaluations than epochs of training: several in each, or some after them.
+        trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)
+        trains = [phase for phase in self.epochs if phase not in evaluates and self._planned(phase) == trained]
+        for epoch in range(1, self._last + 1):
+            left = epoch in begun or any(self._made(phase) < epoch for phase in longest)
+            left = left or (epoch <= trained and any(self._made(phase) < epoch for phase in trains))
+            guessed = epoch == done and not left and epoch != self.body.loaded and bool(due)
+            if epoch == self.body.loaded or (self.stopped is None and (left or guessed)):
+                made = {phase: self._made(phase) for phase in due}
+                with self.body.epoch(epoch):
+                    yield epoch
+                if self._done >= epoch:  # not of a program that lists the epochs first
+                    self.body.over = epoch
+                if guessed and all(self._made(phase) == made[phase] for phase in due) and dist.get_rank() == 0:
+                    log.warning(
+                        f"what follows the batches of epoch {epoch} was made again, as the state does not tell whether "
+                        f"{due[0]} was to follow: save it in the batch loop, after commit(), to have all made once"
+                    )
+
+    def _note_those_before(self, evaluates: Set[str]) -> None:
+        """Note which evaluations precede the first of these epochs, such as one of the first weights."""
+        trained = [self.phases.get(name) for name, epochs in self.epochs.items() if epochs and name not in evaluates]
+        first = bool(trained) and not any(phase and (phase.completed or phase.position) for phase in trained)
+        for name in evaluates & self.phases.keys():
+            if (phase := self.phases[name]).before is None:
+                self.phases[name] = replace(phase, before=phase.completed if first else 0)
+
+    @property
+    def _last(self) -> int:
+        """The number of the last epoch of `Account.epochs`."""
+        return max(map(self._planned, self.epochs))
+
+    @property
+    def _longest(self) -> list[str]:
+        """The phases with the most epochs in `Account.epochs`. Other phases skip epochs."""
+        return [phase for phase in self.epochs if self._planned(phase) == self._last]
+
+    @property
+    def _done(self) -> int:
+        """The number of epochs that these have completed."""
+        return min(map(self._made, self._longest))
+
+    def _planned(self, phase: str) -> int:
+        """The epochs of a phase in those of `Account.epochs`."""
+        return self.epochs[phase] - self._before(phase)
+
+    def _made(self, phase: str) -> int:
+        """Those of them that are completed."""
+        return self.completed(phase) - self._before(phase)
+
+    def _before(self, phase: str) -> int:
+        return (self.phases[phase].before or 0) if phase in self.phases else 0
+
+    def _is_due(self, phase: str, done: int) -> bool:
+        """Whether a phase that skips epochs has still to be made in epoch `done`, which the others have completed.
+
+        It is taken to be made in every k-th epoch, such as an evaluation, or else in the last one, unless the state
+        was made outside the body of `done`. After the batches of `done` nothing tells whether it follows.
+        """
+        planned, made, last = self._planned(phase), self._made(phase), self._last
+        if not done or made >= planned or self.body.over == done:
+            return False
+        number, rest = divmod(done, last // planned)
+        return (done == last and made == planned - 1) or (not rest and made == number - 1)
+
+    def state(self, run: Run, positions: Mapping[str, Position]) -> State:
+        """The state of the run, with the positions of epochs in progress."""
+        phases = {
+            name: replace(phase, position=positions.get(name, phase.position))
+            for name, phase in self.phases.items()
+            if phase.worlds
+        }
+        return State(
+            run=run.run,
+            attempt=run.attempt,
+            task=run.task,
+            seed=run.seed,
+            plan=self.given,
+            extents=self.extents,
+            stopped=self.stopped,
+            unfinished=self._unfinished,
+            over=self.body.over if self.body.over == self._done else None,
+            phases=phases,
+        )
+
+    @property
+    def _unfinished(self) -> int | None:
+        """The epoch whose body a resume must finish, if this does not follow from what its phases have consumed."""
+        epoch = self.body.unfinished
+        if epoch is None or (self.stopped is None and any(self._made(phase) < epoch for phase in self._longest)):
+            return None
+        return epoch
+
+    def load(self, loaded: State) -> None:
+        """Go on at a state. Raises Refused if it is of other data, or of a plan that has not grown to this one."""
+        if loaded.plan != self.given and not self._grows_from(loaded):
+            raise Refused(f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}")
+        declared, self.phases = self.phases, dict(loaded.phases)
+        for name, phase in declared.items():
+            self.declare(name, phase)
+        self.loaded, self.stopped = loaded, loaded.stopped
+        self.extents = {} if self.grown_from else dict(loaded.extents)
+        self.body.loaded, self.body.over = loaded.unfinished, loaded.over
+
+    @property
+    def grown_from(self) -> Mapping[str, Any] | None:
+        """The plan of the loaded state, if that planned fewer epochs."""
+        return self.loaded.plan if self.loaded is not None and self.loaded.plan != self.given else None
+
+    def _grows_from(self, loaded: State) -> bool:
+        """Whether this plan has the same phases as a state's plan, in whole epochs, and no phase has fewer."""
+        ended = loaded.stopped is not None or any(phase.end for phase in loaded.phases.values())
+        whole = all(type(epochs) is int for epochs in (*loaded.plan.values(), *self.given.values()))
+        same = [*loaded.plan] == [*self.given]
+        return not ended and whole and same and all(loaded.plan[phase] <= self.given[phase] for phase in self.given)
+
+    def last_line(self, run: Run, discarded: int) -> dict[str, Any] | None:
+        """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""
+        for phase, planned in self.epochs.items():
+            if (made := self.completed(phase)) < planned:
+                if self.stopped is None:
+                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
+                if phase in self.phases and self.phases[phase].end is None:
+                    self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
+        if unproven := self.stop_problem(()):
+            raise Unproven(f"the run is not proved: {unproven}")
+        begun = {name: phase for name, phase in self.phases.items() if phase.worlds}
+        in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)
+        if not begun:
+            return None
+        return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None, discarded)

@@ -1,0 +1,47 @@
+"""The state of an account as checkpoints have it: an entry of a dictionary, which is text."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torchtally.accounting.guards.weights import Weights
+from torchtally.accounting.ledger.state import Hash, State
+from torchtally.accounting.run.attempt import Attempt
+from torchtally.accounting.run.phases import Phases
+from torchtally.accounting.run.progress import Progress
+from torchtally.errors import Refused
+from torchtally.log import log
+
+KEY = "torchtally"
+
+
+def state(phases: Phases, progress: Progress, attempt: Attempt, weights: tuple[Hash, ...] = ()) -> dict[str, str]:
+    """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
+    phases.measure()
+    positions = {name: each.saved for name, each in phases.open.items() if each.trains}
+    return {KEY: replace(progress.state(attempt.run, positions), weights=weights).to_text()}
+
+
+def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, weights: Weights, *, reported: bool) -> None:
+    """Go on at a state, unless that is `reported` already: `Account.load_state_dict`. Raises Refused."""
+    if attempt.begun:
+        raise Refused("load_state_dict() must be called before the first epoch of this start")
+    if progress.loaded:
+        raise Refused("load_state_dict() was called before in this start: an account takes one state")
+    if not isinstance(state, Mapping):
+        raise Refused(f"the state of an account must be what state_dict() returned, not a {type(state).__name__}")
+    if KEY not in state:
+        found = ", ".join(map(str, state)) or "no entry"
+        raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")
+    try:
+        loaded = State.from_text(state[KEY])
+    except ValueError as error:
+        raise Refused(f"the state of the account cannot be loaded: {error}") from None
+    for name, value in (("task", attempt.run.task), ("seed", attempt.run.seed)):
+        if (before := getattr(loaded, name)) != value:
+            raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
+    progress.load(loaded)
+    if progress.grown_from and attempt.prints:
+        log.info(f"the plan has grown from {loaded.plan} to {progress.given}")
+    weights.seek(loaded.weights)
+    attempt.take_up(loaded, reported=reported, grown=progress.grown_from is not None)
