@@ -31,10 +31,11 @@ ails, output = sys.argv[1:]
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with Account(task=ails, plan={"train": 1}, anew=True) as account:
+with Account(task=ails, plan={"train": 2}, anew=True) as account:
     account.checkpoints(output, {"model": model, "optimizer": optimizer}, every=1).resume()
     try:
-        for batch in account.epoch("train", 1, account.loader(torch.ones(40_000, 1), "train", batch_size=1)):
+        loader = account.loader(torch.ones(40_000, 1), "train", batch_size=1)
+        for batch in account.epoch("train", 1, loader):
             if ails == "straggler" and dist.get_rank() == 1:
                 time.sleep(0.05)
             if ails == "stands still" and batch.step == 100:
@@ -46,7 +47,7 @@ with Account(task=ails, plan={"train": 1}, anew=True) as account:
             if ails == "unproven" and batch.step == 10:
                 break
             account.commit()
-        account.settle("train")
+        [*account.epoch("train", 2, loader)]
     except Unproven:
         time.sleep(1000)
 """

@@ -184,7 +184,7 @@ def test_a_state_that_has_the_fingerprint_alone_has_the_sizes_again_from_the_loa
     order = LocalOrder(1, 1, ShardSizes.of([*range(1, STATED + 2)]))
     declared = PhaseState.beginning(n=order.sizes.total, contract="padded", order=order, data="numbers")
     before, after = Progress({"train": 1}), Progress({"train": 1})
-    before.declare("train", declared.shared_out(0, 2))
+    before.declare("train", declared.shared_out(1, 0, 2))
     before.extents = {"train": (1, None)}
     run = Run(run="a", attempt=0, pod="p", task="t", plan={"train": 1}, rank=0, world=2, seed=0, data="numbers")
     text = before.state(run, {}).to_text()

@@ -317,7 +317,7 @@ def test_a_phase_may_be_called_all() -> None:
 
 TRAIN = LAST["phases"]["train"]
 WORLDS = "a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
-WORLDS += "up to epoch 2 and position 59, with 1 to 1000000 ranks"
+WORLDS += "up to epoch 2 and position 60, with 1 to 1000000 ranks"
 HUGE = 1 << 63
 INTEGERS = {"attempt": (0, HUGE), "began": (0, 253_402_300_799_999), "seed": (0, 2**64 - 1), "discarded": (0, HUGE)}
 OF_PHASE = {"n": (1, 2**61 - 2), "consumed": (0, HUGE * 10**6), "dropped": (1, HUGE * 10**6)}
@@ -332,7 +332,7 @@ BAD_OF_PHASE += [("end", value) for value in no_lists((1, 2), (0, 59))]
 BAD_OF_PHASE += [("dropped_in", value) for value in ([], 7, *([each] for each in no_lists((1, 10**6), (0, 2**61 - 2))))]
 BAD_WORLDS: list[Any] = [[], 7, None, [[1, 1, 4]], [[2, 0, 4]], [[1, 0, 4], [1, 0, 3]]]
 BAD_WORLDS += [[[1, 0, 4], [2, 5, 3], [2, 5, 2]], [[1, 0, 4], [2, 5, 3], [2, 4, 2]]]
-BAD_WORLDS += [[[1, 0, 4], each] for each in no_lists((1, 2), (0, 59), (1, 10**6))]
+BAD_WORLDS += [[[1, 0, 4], each] for each in no_lists((1, 2), (0, 60), (1, 10**6))]
 
 
 def test_values_that_cannot_be() -> None:

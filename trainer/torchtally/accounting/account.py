@@ -334,11 +334,7 @@ class Account(Lifetime):
 
         def epoch() -> Iterator[Batch]:
             with self._counting.final():
-                self._counting.catch_up()
-                self._counting.settle(phase)
-                drives = self._counting.loop if self._progress.body.within else self._counting.batches
-                number = self._progress.upcoming(phase) if trains else self.completed(phase) + 1
-                yield from drives(phase, number, batches)
+                yield from self._counting.loop(phase, None, batches)
 
         self._driven.append(Loader(self, phase, batches, epoch, steps, trains))
         return self._driven[-1]
@@ -399,14 +395,6 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._counting.after_step()
-
-    def settle(self, phase: str) -> None:
-        """Prove an epoch that the loop left before its end, so that its line names the lost samples.
-
-        Raises:
-            Unproven: Samples were lost. All ranks raise it.
-        """
-        self._counting.settle(phase)
 
     def steps(self, phase: str, epoch: int) -> int:
         """Return the number of steps of an epoch of the plan. The last one of a plan in steps can have fewer."""

@@ -50,11 +50,12 @@ def _rank(line: Values, name: str) -> Rank:
 
 
 def _start(line: Values, name: str) -> int:
-    return line.integer(name, 0, rules.samples(line, "n") - 1)
+    return line.integer(name, 0, rules.samples(line, "n"))
 
 
 def _end(line: Values, name: str) -> int:
-    return line.integer(name, max(1, _start(line, "start")), rules.samples(line, "n") - 1)
+    n = rules.samples(line, "n")
+    return line.integer(name, min(max(1, _start(line, "start")), n - 1), n - 1)
 
 
 def _mixture(line: Values, name: str) -> dict[str, Counts]:

@@ -14,7 +14,7 @@ RESUMED = "train"  # the only phase that resumes in its middle, among those with
 def worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]:
     """The worlds that a line states for so many epochs of n samples. Raises ValueError."""
     stated = line.values.get(name)
-    allowed = range(1, epochs + 1), range(n), range(1, MANY + 1)
+    allowed = range(1, epochs + 1), range(n + 1), range(1, MANY + 1)
     if isinstance(stated, list) and all(are_in(each, *allowed) for each in stated):
         worlds = tuple((epoch, position, ranks) for epoch, position, ranks in stated)
         places = [(epoch, position) for epoch, position, _ in worlds]
@@ -23,7 +23,7 @@ def worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]
     raise line.bad(
         name,
         f"a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
-        f"up to epoch {epochs} and position {n - 1}, with 1 to {MANY} ranks",
+        f"up to epoch {epochs} and position {n}, with 1 to {MANY} ranks",
     )
 
 

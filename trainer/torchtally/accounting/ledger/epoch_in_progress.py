@@ -18,7 +18,7 @@ from torchtally.log import log
 from torchtally.proof.digest import Digest
 from torchtally.proof.permutation import Indices
 
-_MANY_PENDING = 256  # batches that do not count: more than gradients are accumulated over
+MANY_PENDING = 256  # batches that do not count: more than gradients are accumulated over
 
 
 class EpochInProgress:
@@ -58,6 +58,11 @@ class EpochInProgress:
     def complete(self) -> bool:
         """Whether all steps count."""
         return self.counted == self.total
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loop was handed all batches."""
+        return self.handed == self.total
 
     @property
     def reached(self) -> int:
@@ -134,9 +139,9 @@ class EpochInProgress:
         """Note a batch as handed out, whatever samples it has. Returns the samples of all ranks that its step has."""
         self.handed += 1
         self._pending.append((indices, dropped))
-        if self.trains and len(self._pending) == _MANY_PENDING:
+        if self.trains and len(self._pending) == MANY_PENDING:
             log.warning(
-                f"{self.name}: {_MANY_PENDING} batches are handed out and do not count; a batch counts once an "
+                f"{self.name}: {MANY_PENDING} batches are handed out and do not count; a batch counts once an "
                 "optimizer that account.optimizer() has received steps with its gradients, or once commit() is called"
             )
         return min(self._batch, self._samples - (self.handed - 1) * self._batch)
@@ -147,6 +152,11 @@ class EpochInProgress:
             self.tally.record(*self._pending.popleft())
             self.counted += 1
             self._skipped.discard(self.counted)
+
+    def has(self, batch: Batch) -> bool:
+        """Whether the batch is one of this epoch that does not count yet."""
+        own = self._waiting(batch.step)
+        return own is not None and (own is batch.indices or torch.equal(own, batch.indices.to(own.device)))
 
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""

@@ -243,10 +243,10 @@ class Gradients:
             loss.register_hook(passes)
         return loss
 
-    def skip(self, phase: str, step: int) -> None:
+    def skip(self, place: str) -> None:
         """Take note that the program leaves a batch out of the weights: no step may use its gradients."""
         for each in self._out:
-            each.dropped |= each.phase == phase and each.batch.step == step
+            each.dropped |= each.place == place
         self._cleared = [each for each in self._cleared if not each.dropped]
         for named in self._named:
             named.sought = {each: before for each, before in named.sought.items() if not each.dropped}

@@ -65,6 +65,13 @@ def _position(line: Values, name: str) -> Position | None:
     return Position(**rules.checked(Position, Values(value, f"{name}.")))
 
 
+def _positions(line: Values, name: str) -> tuple[Position, ...]:
+    value = line.values.get(name)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise line.bad(name, "a list of objects")
+    return tuple(Position(**rules.checked(Position, Values(each, f"{name}."))) for each in value)
+
+
 def _worlds(line: Values, name: str) -> tuple[World, ...]:
     value = line.values.get(name)
     if isinstance(value, list) and value and all(_is_world(each) for each in value):
@@ -126,6 +133,7 @@ class PhaseState:
     dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
     dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # the same by epoch; empty if not known
     before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
+    ahead: Annotated[tuple[Position, ...], _positions] = ()  # in the epochs after that of `position`, if it is complete
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -150,13 +158,18 @@ class PhaseState:
         return {"number of samples": self.n, "contract": self.contract, "order": self.order, "data": self.data}
 
     @property
+    def positions(self) -> tuple[Position, ...]:
+        """Those of the epochs in progress. All but the last are complete, and not proved yet."""
+        return (self.position, *self.ahead) if self.position else ()
+
+    @property
     def accounted(self) -> int:
         """Samples of the completed epochs that were consumed or dropped."""
         return self.consumed + self.dropped
 
-    def shared_out(self, start: int, world: int) -> Self:
-        """The phase after `world` ranks have shared out the epoch in progress from position `start` on."""
-        return replace(self, worlds=shared_out(self.worlds, self.completed + 1, start, world))
+    def shared_out(self, epoch: int, start: int, world: int) -> Self:
+        """The phase after `world` ranks have shared out an epoch in progress from position `start` on."""
+        return replace(self, worlds=shared_out(self.worlds, epoch, start, world))
 
     def after(self, line: Mapping[str, Any]) -> Self:
         """The phase after one more epoch, of which this is the line of all ranks together."""
@@ -173,7 +186,8 @@ class PhaseState:
             dropped=self.dropped + line.get("dropped", 0),
             dropped_digest=of_dropped.packed if any(of_dropped.words) else None,
             dropped_in=self._dropped_in(line.get("dropped", 0)),
-            position=None,
+            position=self.ahead[0] if self.ahead else None,
+            ahead=self.ahead[1:],
         )
 
     def _dropped_in(self, samples: int) -> drop_counts.Runs:
@@ -235,7 +249,7 @@ class State:
         first = self.phases.get(next(iter(self.plan), ""))
         if first is None:
             return 1, 0
-        return first.completed + 1, first.position.consumed if first.position else 0
+        return first.completed + max(1, len(first.positions)), first.positions[-1].consumed if first.positions else 0
 
     def to_text(self) -> str:
         """The state as JSON."""
@@ -243,13 +257,13 @@ class State:
         for name, phase in self.phases.items():
             phases[name] = asdict(replace(phase, sizes=None)) | {"digest": digest.as_text(phase.digest)}
             phases[name]["sizes"] = stated_runs(phase.sizes)
-            position = phases[name]["position"] or {}
-            for where, field in ((phases[name], "dropped_digest"), (position, "dropped")):
+            positions = [phases[name]["position"] or {}, *phases[name]["ahead"]]
+            for where, field in ((phases[name], "dropped_digest"), *((each, "dropped") for each in positions)):
                 where[field] = where.get(field) and digest.as_text(where[field])
                 drops = drops or bool(where[field])
             for where, fields in (
-                (phases[name], ("sizes", "dropped", "dropped_digest", "dropped_in")),
-                (position, ("dropped",)),
+                (phases[name], ("sizes", "dropped", "dropped_digest", "dropped_in", "ahead")),
+                *((each, ("dropped",)) for each in positions),
             ):
                 for field in fields:
                     if not where[field]:

@@ -4,16 +4,18 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
 from torchtally.accounting.batches import step_loader
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.guards.weights import Weights
-from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.epoch_in_progress import MANY_PENDING, EpochInProgress
 from torchtally.accounting.ledger.gradients import Gradients, Handed
 from torchtally.accounting.order import randomness
 from torchtally.accounting.proofs.printing import emit
@@ -94,27 +96,33 @@ class Counting:
             self._failure = ending
             raise
 
-    def loop(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Yield the batches of one epoch to a loop of the program's own: `Account.epoch`. Raises as `batches`."""
-        if self._phases.training.get(phase):
+    def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
+        """Yield the batches of one epoch, the next one by default, to the program's loop. Raises as `batches`."""
+        self.settle(phase)
+        trains = self._phases.training.get(phase)
+        within = epoch is not None or self._progress.body.within
+        if epoch is None:
+            epoch = self._progress.upcoming(phase) if trains else self._progress.completed(phase) + 1
+        if trains and within:
             with self._progress.body.loop(epoch):
                 yield from self.batches(phase, epoch, batches)
         else:
             yield from self.batches(phase, epoch, batches)
 
     def batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Yield the batches of one epoch. Raises Unproven and Refused."""
+        """Yield the batches of one epoch, once those before it are settled. Raises Unproven and Refused."""
         if getattr(batches, "next_iter_state", None) is not None:  # as torchdata names it
             raise Refused(
                 f"the state of the {type(batches).__name__} was loaded, which would skip batches once more "
                 "than the account does: load the account's state alone"
             )
-        self.settle(phase)
         if epoch >= 1 and self._progress.was_complete(phase, epoch):
             return
         if self._progress.stopped is not None and self._phases.training.get(phase):
             return
-        current = self._phases.begin(phase, epoch, batches)
+        *complete, current = self._phases.begin(phase, epoch, batches)
+        for each in complete:
+            self._close(each)
         current.weighed = current.trains and self.gradients.watches
         if wrong := self.weights.problem():
             raise Refused(f"{current.name}: {wrong}")
@@ -138,7 +146,7 @@ class Counting:
         if isinstance(batches, step_loader.StepLoader):
             batches.fills = current.weighed
         for taken in self._steps.fetched(batches) if current.trains else batches:
-            if current.handed == current.total:
+            if current.ended:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             self._before_batch(current)
             known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
@@ -166,7 +174,7 @@ class Counting:
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
             )
         # The last batches of a loop that fetches ahead, or accumulates, count after the end.
-        if self._phases.open.get(phase) is current and not current.trains:
+        if not current.trains and current in self._phases.in_progress:
             self._close(current)
 
     def _weighs(self, current: EpochInProgress, batch: Batch) -> None:
@@ -185,7 +193,7 @@ class Counting:
 
     def name(self, optimizer: Optimizer) -> None:
         """Have the steps of an optimizer count batches: `Account.optimizer`. Raises Refused."""
-        for current in self._phases.open.values():
+        for current in self._phases.in_progress:
             if current.trains and not current.weighed:
                 raise Refused(
                     f"{current.where(current.handed)}: account.optimizer() must come before the first batch of the "
@@ -201,9 +209,27 @@ class Counting:
     def catch_up(self) -> None:
         """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
         self._note_steps()
-        if threading.current_thread() is self._committing:
-            for current in [each for each in self._phases.open.values() if each.weighed and each.complete]:
-                self._close(current)
+        if threading.current_thread() is (self._committing or threading.main_thread()):
+            for phase in [*self._phases.open]:
+                self._prove_decided(phase, overdue=0)
+
+    def _prove_decided(self, phase: str, *, overdue: int) -> None:
+        """Prove a phase's epochs that are decided on all ranks, and the first ones that are `overdue` on any.
+
+        A call of all ranks, each of which was handed all batches of an epoch, or has one that is overdue.
+        """
+        epochs = self._phases.open.get(phase, [])
+        if not overdue and not any(each.weighed and each.ended for each in epochs):
+            return
+        if overdue or epochs[-1].ended:
+            self.gradients.settle()
+        decided = len([*takewhile(lambda each: each.weighed and each.complete, epochs)])
+        late = [number for number, each in enumerate(epochs) if number > decided and each.weighed and each.complete]
+        counts = torch.tensor([decided, -max([overdue, *late])])
+        dist.all_reduce(counts, dist.ReduceOp.MIN, self._attempt.members.everyone)
+        least, most = counts.tolist()
+        for each in epochs[: max(least, -most)]:
+            self._close(each)
 
     def after_step(self) -> None:
         """Drop what a library's step has left out, and catch up: `Account.after_step`. A call of all ranks."""
@@ -211,9 +237,9 @@ class Counting:
         if left := self.gradients.held:
             for each in left:
                 each.drop(_LEFT_OUT)
-                self.gradients.skip(each.phase, each.batch.step)
+                self.gradients.skip(each.place)
             # A state of any rank has then what all have dropped.
-            self._attempt.agree({"steps left out": [f"{each.phase} {each.batch.step}" for each in left]}, None)
+            self._attempt.agree({"steps left out": [each.place for each in left]}, None)
         self.catch_up()
 
     def _note_steps(self) -> None:
@@ -228,29 +254,31 @@ class Counting:
     def check_saved(self) -> None:
         """Refuse a state of this moment if the weights have more samples than those that count."""
         self._note_steps()
-        for current in self._phases.open.values():
-            if current.weighed and (step := current.undecided):
+        for phase, epochs in self._phases.open.items():
+            reached = self._phases.reached_in(phase)
+            last, later = reached[-1], epochs[len(reached) :]
+            if last.weighed and (last.undecided or any(each.counted or each.undecided for each in later)):
                 raise Refused(
-                    f"{current.where(step)}: the batch has no gradients in the weights, and later ones do, so a state "
-                    "cannot tell how far the epoch is: call skip(reason) for a batch that is left out"
+                    f"{last.where(last.counted + 1)}: the batch has no gradients in the weights, and later ones do, so "
+                    "a state cannot tell how far the epoch is: call skip(reason) for a batch that is left out"
                 )
-        if self._evaluated and self._evaluated in self._phases.open.values():
+        if self._evaluated and self._evaluated in self._phases.in_progress:
             raise Refused(_trains(self._evaluated))
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
-        if any(each.weighed for each in self._phases.open.values()):
+        if any(each.weighed for each in self._phases.in_progress):
             raise Refused(
                 "commit() is for loops that name no optimizer: account.optimizer() was called, so the steps of the "
                 "optimizer count the batches whose losses account.weigh() has received"
             )
         for batch in batches:
-            current = self._phases.open.get(batch.phase)
+            current = next(iter(self._phases.open.get(batch.phase, [])), None)
             if current is None or not current.trains:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
             current.commit_upto(batch.step, batch.indices)
         if not batches:
-            pending = [each for each in self._phases.open.values() if each.trains and each.handed > each.counted]
+            pending = [each for each in self._phases.in_progress if each.trains and each.handed > each.counted]
             if not pending:
                 raise Refused(
                     "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
@@ -268,7 +296,7 @@ class Counting:
             self._meeting.leave_weights(self.weights.few())
         if self._meeting and self._meeting.due:
             self._meeting.hold()
-        for current in [each for each in self._phases.open.values() if each.trains]:
+        for current in [each for each in self._phases.in_progress if each.trains]:
             self._attempt.stepped(current.tally.phase.epoch)
             if self._reports:
                 self._reports.stepped(current)
@@ -284,7 +312,8 @@ class Counting:
 
     def skip(self, reason: str, batch: Batch | None) -> None:
         """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
-        current = self._phases.open.get(batch.phase if batch else self.phase)
+        epochs = self._phases.open.get(batch.phase if batch else self.phase, [])
+        current = next((each for each in epochs if batch and each.has(batch)), epochs[-1] if epochs else None)
         wrong = tally_line.text_problem("reason", reason)
         steps: list[int] = []
         if current is None or not current.trains:
@@ -296,9 +325,11 @@ class Counting:
         if current and not wrong:
             # Before the ranks agree: then a state of any rank has what all have dropped.
             current.skip(steps[0], reason)
-            self.gradients.skip(current.phase, steps[0])
+            self.gradients.skip(current.where(steps[0]))
         self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
-        if current and current.complete:
+        if current and current.weighed:
+            self._prove_decided(current.phase, overdue=0)
+        elif current and current.complete:
             self._close(current)
 
     def stop(self, reason: str, state: str) -> None:
@@ -306,20 +337,34 @@ class Counting:
         self.catch_up()
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
+        self.gradients.settle()
         self._progress.stopped = reason
-        for current in list(self._phases.open.values()):
+        for current in self._phases.in_progress:
             if current.trains and current.handed > current.counted:
                 self._left_over = current.name
-            current.stop()
+            if not current.complete:
+                current.stop()
             if current.trains and current.position.consumed:
                 self._close(current)
             else:
-                del self._phases.open[current.tally.phase.name]
+                self._phases.leave(current)
 
-    def settle(self, phase: str) -> None:
-        """Prove an epoch that the loop has left: `Account.settle`. Raises Unproven."""
-        if phase in self._phases.open:
-            self._close(self._phases.open[phase])
+    def settle(self, phase: str, *, ends: bool = False) -> None:
+        """Prove what the loop has left, as the next epoch of the phase begins, or the run `ends`. Raises Unproven.
+
+        An epoch whose last batches wait for a step stays open until the next one has ended as well.
+        """
+        self._note_steps()
+        epochs = self._phases.open.get(phase, [])
+        if epochs and epochs[-1].weighed:
+            after = [sum(each.total for each in epochs[number:]) for number in range(1, len(epochs))]
+            late = sum(batches >= MANY_PENDING for batches in after)
+            self._prove_decided(phase, overdue=len(epochs) if ends or not epochs[-1].ended else late)
+        else:
+            for each in epochs:
+                self._close(each)
+        if epochs:
+            self._progress.waiting[phase] = len(self._phases.open.get(phase, []))
 
     def finish(self, discarded: int) -> dict[str, Any] | None:
         """Prove what is left; print and return the last line of the run. Raises Unproven and Refused.
@@ -328,8 +373,8 @@ class Counting:
             discarded: Samples known to be lost with restarts.
         """
         self.catch_up()
-        for phase in list(self._phases.open):
-            self.settle(phase)
+        for phase in [*self._phases.open]:
+            self.settle(phase, ends=True)
         if self.checkpoints:
             self.checkpoints.finish()
         if self._left_over and self._stepped:
@@ -364,7 +409,7 @@ class Counting:
     @property
     def _pending(self) -> bool:
         """Whether a batch is handed out that commits count, and none has."""
-        return any(each.trains and each.handed > each.counted for each in self._phases.open.values())
+        return any(each.trains and each.handed > each.counted for each in self._phases.in_progress)
 
     def _before_batch(self, current: EpochInProgress) -> None:
         """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
@@ -403,16 +448,15 @@ class Counting:
             self._trained_before = self._trained_before or self._attempt.trains(optimizer)
         elif not self._pending and any(group.get("lr") != 0 for group in optimizer.param_groups):
             # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
-            handed = (each for each in self._phases.open.values() if each.handed > each.counted)
+            handed = (each for each in self._phases.in_progress if each.handed > each.counted)
             self._evaluated = next(handed, self._evaluated)
 
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
-        del self._phases.open[name]
+        self._phases.leave(current)
         if current.weighed:
-            self.gradients.settle()
             current.leave()
         tally.commits = current.commits if current.trains and not current.weighed else None
         problem = self._phases.changed(name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torchtally.accounting.data.mixture import Mixture
 from torchtally.accounting.ledger import resume
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
-from torchtally.accounting.ledger.state import PhaseState
+from torchtally.accounting.ledger.state import PhaseState, Position
 from torchtally.accounting.ledger.tally import Phase, Tally
 from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.sampler import Sampler
@@ -35,14 +36,14 @@ class Phases:
     Attributes:
         samplers: The order of each declared phase.
         trains: Whether commits count its samples.
-        open: Its epoch in progress, if there is one.
+        open: The epochs in progress of those that have any, the oldest first. All but the last are handed out in full.
     """
 
     def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None):
         self._progress, self._attempt, self._order = progress, attempt, order
         self.samplers: dict[str, Sampler] = {}
         self.training: dict[str, bool] = {}
-        self.open: dict[str, EpochInProgress] = {}
+        self.open: dict[str, list[EpochInProgress]] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
         self._data: dict[str, tuple[Any, Facts]] = {}  # of those loaders
         self._read: dict[str, Any] = {}  # the data of which samples were read
@@ -52,9 +53,9 @@ class Phases:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
         if not self.training:
             raise Refused("checkpoints: save() needs the loader or the sampler of a phase: make it before")
-        known = self._progress.phases[self._first]
-        reached = self._position(self._first)
-        return known.completed + 1, reached, known.accounted + reached
+        known, positions = self._progress.phases[self._first], self.positions(self._first)
+        reached = [each.consumed for each in positions] or [0]
+        return known.completed + len(reached), reached[-1], known.accounted + sum(reached)
 
     @property
     def steps_so_far(self) -> int:
@@ -71,7 +72,8 @@ class Phases:
             if self.training.get(phase):
                 whole = replace(self.samplers[phase].shard, start=0, end=None).total
                 planned += epochs * whole - (whole - end if end is not None else 0)
-                consumed += self._progress.phases[phase].accounted + self._position(phase)
+                consumed += self._progress.phases[phase].accounted
+                consumed += sum(each.consumed for each in self.positions(phase))
         return planned, consumed
 
     @property
@@ -99,10 +101,29 @@ class Phases:
         if phase not in self.samplers:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
 
-    def _position(self, phase: str) -> int:
-        """The position in the order of a phase's epoch in progress."""
-        known = self.open[phase].position if phase in self.open else self._progress.phases[phase].position
-        return known.consumed if known else 0
+    @property
+    def in_progress(self) -> list[EpochInProgress]:
+        """All epochs in progress."""
+        return [each for epochs in self.open.values() for each in epochs]
+
+    def leave(self, current: EpochInProgress) -> None:
+        """Take note that an epoch is over."""
+        epochs = self.open[current.phase]
+        epochs.remove(current)
+        if not epochs:
+            del self.open[current.phase]
+
+    def reached_in(self, phase: str) -> list[EpochInProgress]:
+        """A phase's epochs in progress up to the first one that is not complete. Nothing counts in those after it."""
+        epochs = self.open.get(phase, [])
+        complete = len([*takewhile(lambda each: each.complete, epochs)])
+        return epochs[: complete + 1]
+
+    def positions(self, phase: str) -> list[Position]:
+        """The positions in the orders of these, or of those of a loaded state."""
+        if phase in self.open:
+            return [each.position for each in self.reached_in(phase)]
+        return [*self._progress.phases[phase].positions]
 
     def named(self, phase: str | None) -> str:
         """The phase, or the only one of the plan. Raises Refused."""
@@ -217,19 +238,21 @@ class Phases:
     def skipped(self, phase: str) -> int:
         """Return the number of steps of a phase's next epoch that a loaded state has."""
         epoch = self._progress.completed(phase) + 1
-        steps, sampler, (start, skip) = self.steps(phase, epoch), self.samplers[phase], self._place(phase)
+        steps, sampler, (start, skip) = self.steps(phase, epoch), self.samplers[phase], self._place(phase, epoch)
         shard = replace(sampler.shard, start=start, end=self._progress.end(phase, epoch))
         return steps - (shard.steps(sampler.batch) - skip)
 
-    def begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> EpochInProgress:
-        """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it. A collective call."""
+    def begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> list[EpochInProgress]:
+        """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it. A collective call.
+
+        Returns it after those of a loaded state that are complete and not proved yet.
+        """
         self._check_declared(phase)
         self.measure()
         progress, sampler = self._progress, self.samplers[phase]
-        chosen, end = progress.phases[phase], progress.end(phase, epoch)
-        position, loaded = chosen.position, progress.loaded
-        start, skip = self._place(phase)
-        sampler.choose(epoch, start, skip, end)
+        chosen, loaded = progress.phases[phase], progress.loaded
+        start, skip = self._place(phase, epoch)
+        sampler.choose(epoch, start, skip, progress.end(phase, epoch))
         facts = {
             "phase": phase,
             "epoch": epoch,
@@ -248,6 +271,24 @@ class Phases:
         if is_unknown(chosen.data) and self._attempt.prints and epoch == 1:
             of_samples = f" and the contents of {len(samples)} samples" if samples else ""
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length{of_samples}")
+        waiting = self.open.get(phase, [])
+        begun = [self._begun(phase, each.epoch) for each in chosen.positions[:-1] if not waiting]
+        if not all(each.complete for each in begun):  # more ranks have left out samples that fewer do not
+            raise Refused(
+                f"{phase}: the state is within a step of two epochs, of which the contract {sampler.contract} leaves "
+                f"out other samples at {sampler.world} ranks: go on with the number of ranks that has saved it"
+            )
+        progress.waiting[phase] = len(waiting) + len(begun)
+        self.open[phase] = [*waiting, *begun, self._begun(phase, epoch)]
+        return self.open[phase][len(waiting) :]
+
+    def _begun(self, phase: str, epoch: int) -> EpochInProgress:
+        """An epoch, or the rest of it."""
+        progress, sampler = self._progress, self.samplers[phase]
+        chosen, end = progress.phases[phase], progress.end(phase, epoch)
+        position = next((each for each in chosen.positions if each.epoch == epoch), None)
+        start, skip = self._place(phase, epoch)
+        sampler.choose(epoch, start, skip, end)
         dataset, _ = self._data.get(phase, (None, None))
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
@@ -266,13 +307,10 @@ class Phases:
         before = digest.unpack(position.dropped) if position and position.dropped else Digest()
         if start or skip:
             resume.restore(tally, skip, before)
-        progress.phases[phase] = chosen.shared_out(start, sampler.world)
+        progress.phases[phase] = chosen.shared_out(epoch, start, sampler.world)
         commits = position.commits if position else 0
         drops = Drops(tally.run, phase, epoch, before, leads=self._attempt.members.leads)
-        self.open[phase] = EpochInProgress(
-            tally, sampler.schedule, drops=drops, trains=self.training[phase], commits=commits
-        )
-        return self.open[phase]
+        return EpochInProgress(tally, sampler.schedule, drops=drops, trains=self.training[phase], commits=commits)
 
     def _samples(self, phase: str) -> list[contents.Sample]:
         """A few samples of a phase's data, for the ranks that share it to compare, once."""
@@ -282,10 +320,14 @@ class Phases:
         self._read[phase] = dataset
         return contents.read(self._loaders[phase])
 
-    def _place(self, phase: str) -> tuple[int, int]:
-        """From which position on the ranks share the phase's next epoch, and how many steps they skip from there."""
-        position, sampler = self._progress.phases[phase].position, self.samplers[phase]
-        return resume.place(position, sampler.world, sampler.batch) if position else (0, 0)
+    def _place(self, phase: str, epoch: int) -> tuple[int, int]:
+        """From which position on the ranks share an epoch of the phase, and how many steps they skip from there."""
+        sampler = self.samplers[phase]
+        for position in self._progress.phases[phase].positions:
+            if position.epoch == epoch:
+                start, skip = resume.place(position, sampler.world, sampler.batch)
+                return min(start, sampler.n), skip  # the last step has fewer samples
+        return 0, 0
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
         """Why an epoch cannot begin with these batches."""

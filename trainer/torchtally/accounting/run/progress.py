@@ -1,6 +1,7 @@
 """How far the phases of a run are, over all its starts, and how far they have to go."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ class Progress:
         self.loaded: State | None = None
         self.body = Body()
         self.stopped: str | None = None  # why the program has stopped the run
+        self.waiting: Counter[str] = Counter()  # by phase: epochs that wait for their proof while a later one goes on
         self._rested: set[str] = set()  # phases whose loaders have been asked in a body that is begun again
 
     @property
@@ -36,12 +38,13 @@ class Progress:
         return {phase: epochs for phase, (epochs, _) in self.extents.items()}
 
     def completed(self, phase: str) -> int:
-        """Number of completed epochs."""
-        return self.phases[phase].completed if phase in self.phases else 0
+        """Number of completed epochs, those that wait for their proof included."""
+        return self.phases[phase].completed + self.waiting[phase] if phase in self.phases else 0
 
     def was_complete(self, phase: str, epoch: int) -> bool:
         """Whether the loaded state has this epoch as complete."""
-        return self.loaded is not None and phase in self.loaded.phases and epoch <= self.loaded.phases[phase].completed
+        known = self.loaded.phases.get(phase) if self.loaded else None
+        return known is not None and epoch <= known.completed + len(known.ahead)
 
     def upcoming(self, phase: str) -> int:
         """The epoch of a phase that trains whose batches come next: first that of a body that is begun again."""
@@ -60,7 +63,8 @@ class Progress:
         """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not gone on yet."""
         for phase, state in self.phases.items():
             if state.position and state.position.consumed and phase not in opened:
-                return f"{phase} epoch {state.completed + 1} is in progress: call stop() after its loop has gone on"
+                epoch = state.positions[-1].epoch
+                return f"{phase} epoch {epoch} is in progress: call stop() after its loop has gone on"
         return None
 
     def declare(self, phase: str, found: PhaseState) -> None:
@@ -90,13 +94,14 @@ class Progress:
         if (end := line.get("end")) is not None:
             after = replace(after, end=(line["epoch"], end))
         self.phases[line["phase"]] = after
+        self.waiting[line["phase"]] -= self.waiting[line["phase"]] > 0
 
     def left(self, evaluates: Set[str]) -> Iterator[int]:
         """Yield the numbers of the epochs that are left: `Account.epochs`. `evaluates` has phases that do not train."""
         self._note_those_before(evaluates)
         longest, done = self._longest, self._done
         # The state of another phase can be within the epoch that these have completed.
-        begun = {done for phase in self.phases.values() if phase.position and phase.position.epoch == done}
+        begun = {done for phase in self.phases.values() if phase.positions and phase.positions[-1].epoch == done}
         between = not any(self.phases[phase].position for phase in longest if phase in self.phases)
         due = [phase for phase in self.epochs if between and phase not in longest and self._is_due(phase, done)]
         # More evaluations than epochs of training: several in each, or some after them.
@@ -164,13 +169,11 @@ class Progress:
         number, rest = divmod(done, last // planned)
         return (done == last and made == planned - 1) or (not rest and made == number - 1)
 
-    def state(self, run: Run, positions: Mapping[str, Position]) -> State:
+    def state(self, run: Run, positions: Mapping[str, Sequence[Position]]) -> State:
         """The state of the run, with the positions of epochs in progress."""
-        phases = {
-            name: replace(phase, position=positions.get(name, phase.position))
-            for name, phase in self.phases.items()
-            if phase.worlds
-        }
+        phases = {name: phase for name, phase in self.phases.items() if phase.worlds}
+        for name, (first, *others) in positions.items():
+            phases[name] = replace(phases[name], position=first, ahead=tuple(others))
         return State(
             run=run.run,
             attempt=run.attempt,
@@ -199,6 +202,7 @@ class Progress:
         declared, self.phases = self.phases, dict(loaded.phases)
         for name, phase in declared.items():
             self.declare(name, phase)
+        self.waiting = Counter({name: len(phase.ahead) for name, phase in self.phases.items()})
         self.loaded, self.stopped = loaded, loaded.stopped
         self.extents = {} if self.grown_from else dict(loaded.extents)
         self.body.loaded, self.body.over = loaded.unfinished, loaded.over

@@ -41,8 +41,8 @@ class Reports:
         self._open = ExitStack()
         self._begun = False
         self._planned = self._consumed = 0  # samples of all phases that train
-        self._counted: dict[str, int] = {}  # steps of each phase's epoch that are reported
-        self._trained: dict[str, tuple[float, int]] = {}  # where its epoch began: time and steps
+        self._counted: dict[str, int] = {}  # steps of each epoch that are reported
+        self._trained: dict[str, tuple[float, int]] = {}  # where an epoch began: time and steps
         self._logged: dict[str, Any] = {}  # by name, not read yet
         self._known: dict[str, float] = {}  # numbers that are read
         self._in_log = not sys.stderr.isatty()  # on a terminal, a program has a bar of its own
@@ -56,15 +56,15 @@ class Reports:
             self._begun = True
             self._notify(run, checkpoints)
         if current.trains:
-            self._counted[current.phase] = current.counted
-            self._trained[current.phase] = time.perf_counter(), current.counted
+            self._counted[current.name] = current.counted
+            self._trained[current.name] = time.perf_counter(), current.counted
 
     def stepped(self, current: EpochInProgress) -> None:
         """The optimizer has stepped, with what counts now."""
-        before, counted = self._counted[current.phase], current.counted
+        before, counted = self._counted[current.name], current.counted
         if before == counted:
             return
-        self._counted[current.phase] = counted
+        self._counted[current.name] = counted
         if self._watchers:
             samples = current.samples(before, counted)
             self._consumed += samples
@@ -94,8 +94,8 @@ class Reports:
             self._read()
         if not self._watchers:
             return
-        if current.trains and current.phase in self._trained:
-            began, counted = self._trained[current.phase]
+        if current.trains and current.name in self._trained:
+            began, counted = self._trained[current.name]
             speed = current.samples(counted, current.counted) / max(time.perf_counter() - began, 1e-9)
             self._watchers.metrics(self._phases.steps_so_far, samples_per_second=speed)
         self._watchers.proof(proof.lines[-1], proof.holds)

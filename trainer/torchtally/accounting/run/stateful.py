@@ -18,7 +18,8 @@ KEY = "torchtally"
 def state(phases: Phases, progress: Progress, attempt: Attempt, weights: tuple[Hash, ...] = ()) -> dict[str, str]:
     """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
     phases.measure()
-    positions = {name: each.saved for name, each in phases.open.items() if each.trains}
+    trains = (name for name in phases.open if phases.training[name])
+    positions = {name: [each.saved for each in phases.reached_in(name)] for name in trains}
     return {KEY: replace(progress.state(attempt.run, positions), weights=weights).to_text()}
 
 
