@@ -92,6 +92,7 @@ class Counting:
             yield
         except Ending as ending:
             self._failure = ending
+            self._attempt.tell(ending)
             raise
 
     def loop(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
@@ -213,7 +214,9 @@ class Counting:
                 each.drop(_LEFT_OUT)
                 self.gradients.skip(each.phase, each.batch.step)
             # A state of any rank has then what all have dropped.
-            self._attempt.agree({"steps left out": [f"{each.phase} {each.batch.step}" for each in left]}, None)
+            self._attempt.agree(
+                {"steps left out": [f"{each.phase} {each.batch.step}" for each in left]}, None, call="after_step()"
+            )
         self.catch_up()
 
     def _note_steps(self) -> None:
@@ -297,7 +300,7 @@ class Counting:
             # Before the ranks agree: then a state of any rank has what all have dropped.
             current.skip(steps[0], reason)
             self.gradients.skip(current.phase, steps[0])
-        self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
+        self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong, call="skip()")
         if current and current.complete:
             self._close(current)
 
@@ -305,7 +308,7 @@ class Counting:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
         self.catch_up()
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
-        self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
+        self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self._progress.stopped = reason
         for current in list(self._phases.open.values()):
             if current.trains and current.handed > current.counted:
@@ -410,6 +413,7 @@ class Counting:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
+        self._attempt.check_group(f"{current.name} is not proved")
         del self._phases.open[name]
         if current.weighed:
             self.gradients.settle()
