@@ -246,7 +246,7 @@ def test_a_call_of_one_rank_alone_ends_in_time_and_names_the_others(what: str, w
     found = run(2, calls_alone, what, which)
     assert [each["code"] for each in found] == [203, 203]
     assert found[which]["err"].endswith(f"torchtally: {said}\n")
-    assert found[1 - which]["err"].splitlines()[-1].startswith(f"torchtally: rank {1 - which}")
+    assert found[1 - which]["err"].endswith(f"torchtally: rank {which} (pod-{which}): {said}\n")
 
 
 def test_a_time_that_is_none_is_refused() -> None:
