@@ -292,9 +292,11 @@ def leave(run: Callable[[], None]) -> NoReturn:
     except SystemExit as end:
         code = end.code
     except BaseException as error:
-        sys.last_value = error
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-        code = 1
+        sys.last_value, code = error, 1
+        try:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        except SystemExit as end:
+            code = end.code
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     if isinstance(code, str):

@@ -15,6 +15,8 @@ from squares import Squares
 from torch.distributed.distributed_c10d import Store
 
 from torchtally import Account
+from torchtally.errors import Ending
+from torchtally.pod import failure
 from torchtally.proof.line import PREFIX
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import Verdict, judge
@@ -31,10 +33,15 @@ def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *argu
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             result = body(*arguments)
-        except SystemExit as end:
-            code = end.code
+        except (Ending, SystemExit) as end:
+            code = code_of(end)
     printed, lines = out.getvalue(), tallies(out.getvalue())[0]
     return {"result": result, "lines": lines, "out": printed, "code": code, "err": err.getvalue()}
+
+
+def code_of(end: Ending | SystemExit) -> Any:
+    """The exit code of a program that does not catch this; it prints a sentence of torchtally."""
+    return failure.end(end) if isinstance(end, Ending) else end.code
 
 
 def tallied(text: str) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from witness import Noisy, Witness
 from torchtally import Account, Batch, Steps, Tokens
 from torchtally.atomic_file import replace
 from torchtally.checkpoints import checkpoints
+from torchtally.errors import Ending
+from torchtally.pod import failure
 from torchtally.proof.contract import Contract
 
 KILLED = 9
@@ -99,8 +101,8 @@ def _as_rank(
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     try:
         return 0, _trains(program, number, attempt, folder, rank)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1, None
+    except Ending as ending:
+        return failure.end(ending), None
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

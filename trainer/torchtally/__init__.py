@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torchtally.accounting.order.locality import Locality as Locality
     from torchtally.accounting.order.plan import Steps as Steps
     from torchtally.accounting.order.plan import Tokens as Tokens
+    from torchtally.errors import Refused as Refused
+    from torchtally.errors import Unproven as Unproven
+    from torchtally.pod.failure import exit_codes as exit_codes
 
 _EXPORTS = {
     "Account": "torchtally.accounting.account",
@@ -21,10 +24,13 @@ _EXPORTS = {
     "Locality": "torchtally.accounting.order.locality",
     "Mixture": "torchtally.accounting.data.mixture",
     "Packed": "torchtally.accounting.data.packed",
+    "Refused": "torchtally.errors",
     "Steps": "torchtally.accounting.order.plan",
     "Tokens": "torchtally.accounting.order.plan",
+    "Unproven": "torchtally.errors",
     "each_row": "torchtally.accounting.batches.collate",
     "evaluate": "torchtally.accounting.evaluation",
+    "exit_codes": "torchtally.pod.failure",
     "gather_predictions": "torchtally.accounting.evaluation",
 }
 __all__ = [
@@ -33,10 +39,13 @@ __all__ = [
     "Locality",
     "Mixture",
     "Packed",
+    "Refused",
     "Steps",
     "Tokens",
+    "Unproven",
     "each_row",
     "evaluate",
+    "exit_codes",
     "gather_predictions",
 ]
 

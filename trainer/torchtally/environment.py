@@ -22,6 +22,7 @@ ProcessCount = int | Literal["auto", "cpu", "gpu"]
 # PyTorchJob sets the former only in a job with a Master, and the latter only in an elastic one.
 _STATIC = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _ELASTIC = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID")
+_OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,22 +134,26 @@ class Process:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "Process":
-        """Read the variables that torchrun's agent and the entry point set. Raises Refused if torchrun has set none."""
-        try:
-            return cls(
-                rank=int(env["RANK"]),
-                local_rank=int(env["LOCAL_RANK"]),
-                local_world=int(env["LOCAL_WORLD_SIZE"]),
-                world=int(env["WORLD_SIZE"]),
-                run=env.get("TORCHTALLY_RUN") or _drawn(),
-                attempt=int(env["TORCHELASTIC_RESTART_COUNT"]),
-                pod=pod_name(env),
-            )
-        except KeyError as missing:
+        """Read the variables that torchrun's agent and the entry point set. Raises Refused if one is not set."""
+        if missing := [name for name in _OF_RANK if name not in env]:
             raise Refused(
-                f"{missing.args[0]} is not set: start the program with `torchtally run -- COMMAND` or torchrun, which "
-                "set it"
-            ) from None
+                f"not set: {', '.join(missing)}; start the program with `torchtally run -- COMMAND` or torchrun, which "
+                "set them"
+            )
+        return cls.of_group(int(env["RANK"]), int(env["WORLD_SIZE"]), env)
+
+    @classmethod
+    def of_group(cls, rank: int, world: int, env: Mapping[str, str]) -> "Process":
+        """The place of a rank of a process group. Without a launcher, all ranks are on one machine. Raises Refused."""
+        return cls(
+            rank=rank,
+            local_rank=_counted(env, "LOCAL_RANK", rank),
+            local_world=_counted(env, "LOCAL_WORLD_SIZE", world),
+            world=world,
+            run=env.get("TORCHTALLY_RUN") or _drawn(),
+            attempt=_counted(env, "TORCHELASTIC_RESTART_COUNT", 0),
+            pod=pod_name(env),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +282,11 @@ def hang_seconds(env: Mapping[str, str] = os.environ) -> float:
     return _seconds(env, "TORCHTALLY_HANG_SECONDS", "240")
 
 
+def call_seconds(env: Mapping[str, str] = os.environ) -> float:
+    """Seconds that ranks wait in a call of all ranks for those that do not make it. Raises Refused."""
+    return _seconds(env, "TORCHTALLY_CALL_SECONDS", "300", 1)
+
+
 def preflight_mode(env: Mapping[str, str] = os.environ) -> Literal["report", "refuse"] | None:
     """Whether the pods are checked before the first step, and what a slow one means. Raises Refused."""
     match env.get("TORCHTALLY_PREFLIGHT") or None:
@@ -337,6 +347,11 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | Non
     if not text.isdecimal() or not low <= int(text) <= high:
         raise Refused(f"{name}={text!r} must be a whole number from {low} to {high}")
     return int(text)
+
+
+def _counted(env: Mapping[str, str], name: str, default: int) -> int:
+    number = _number(env, name, 0, 1 << 31)
+    return default if number is None else number
 
 
 def _seconds(env: Mapping[str, str], name: str, default: str, low: float = 0) -> float:

@@ -18,6 +18,7 @@ class Ending(Exception):
     """The end of a run: one sentence and an exit code."""
 
     code: int
+    recorded = False  # for the entry point, or as the termination message
 
 
 class Refused(Ending):

@@ -168,7 +168,10 @@ def misuses(how: str) -> None:
             account.checkpoints(__file__, {"model": nn.Linear(1, 1)})
 
 
-NEEDS = 'an Account needs epochs=10, or the epochs of each phase, plan={"train": 10, "test": 10}, and not plan='
+NEEDS = (
+    "rank 0 (pod-0): an Account needs epochs=10, or the epochs of each phase, "
+    'plan={"train": 10, "test": 10}, and not plan='
+)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import contextlib
 import io
 from typing import Any
 
-from accounts import run
+from accounts import code_of, run
 from witness import Noisy, Witness
 
 from torchtally import Account, Locality
+from torchtally.errors import Ending
 from torchtally.proof.line import PREFIX
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import judge
@@ -79,8 +80,8 @@ def one_after_another() -> list[tuple[Any, str, str]]:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 trains(*case)
-            except SystemExit as end:
-                code = end.code  # type: ignore[assignment]
+            except Ending as end:
+                code = code_of(end)
         ended.append((code, out.getvalue(), err.getvalue()))
     return ended
 

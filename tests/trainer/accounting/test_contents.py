@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accounts import alone, run
+from accounts import alone, code_of, run
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from torchtally import Account, Batch, Mixture
 from torchtally.accounting.batches import contents
 from torchtally.accounting.batches.step_loader import StepLoader
 from torchtally.accounting.order.sampler import Sampler
+from torchtally.errors import Ending
 
 N, SIZE = 40, 8
 IMAGES = torch.rand(N, 3, 4, generator=torch.Generator().manual_seed(1))
@@ -127,8 +128,8 @@ def ended(body: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[in
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             body(*arguments, **options)
-        except SystemExit as end:
-            code = end.code  # type: ignore[assignment]
+        except Ending as end:
+            code = code_of(end)
     return code, err.getvalue()
 
 

@@ -12,7 +12,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from accounts import alone, run, tallied
+from accounts import alone, code_of, run, tallied
 from mixtures import Numbers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,6 +23,7 @@ from torchtally import Account, Batch, Steps, compat
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.state import State
 from torchtally.accounting.ledger.tally import Run
+from torchtally.errors import Ending
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import PREFIX
@@ -297,8 +298,8 @@ def wrongly() -> list[tuple[Any, str]]:
                     ):
                         account.commit()
                 ended.append((0, err.getvalue()))
-            except SystemExit as end:
-                ended.append((end.code, err.getvalue()))
+            except Ending as end:
+                ended.append((code_of(end), err.getvalue()))
     return ended
 
 

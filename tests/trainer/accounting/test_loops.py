@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from accounts import alone
+from accounts import alone, code_of
 from loops import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -16,6 +16,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from torchtally import Account
+from torchtally.errors import Ending
 
 Batches = Iterable[Tensor]
 
@@ -268,9 +269,9 @@ def test_a_loop_is_proved_to_have_in_the_weights_what_the_weights_have(loop: Loo
 def weights_after(loop: Loop) -> tuple[list[int], int]:
     """The same for a loop that is not proved, with its exit code."""
     model = Times()
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(Ending) as end:
         in_the_weights(loop, model)
-    return model.times, int(end.value.code or 0)
+    return model.times, code_of(end.value)
 
 
 @pytest.mark.parametrize(("loop", "code", "said"), WRONG)

@@ -85,8 +85,9 @@ def test_a_program_that_catches_the_error_that_ended_its_run_has_it_said(tries: 
 
 
 ENDS = """
-import sys, torch.distributed as dist
+import sys, torch.distributed as dist, torchtally
 from torchtally import Account
+torchtally.exit_codes()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 with Account(task="t", plan={{"train": 1}}) as account:
     for batch in account.epoch("train", 1, account.loader(range(9), "train", batch_size=2)):

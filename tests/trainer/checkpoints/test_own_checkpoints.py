@@ -174,6 +174,17 @@ class Sharp(torch.optim.SGD):
         return super().step()
 
 
+class Sharper(torch.optim.SGD):
+    """Clears the gradients before it fails without a closure, and needs those from before and of the closure."""
+
+    def step(self, closure: Any = None) -> Any:
+        gradients = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        torch.stack([each.norm() for each in gradients]).norm()
+        self.zero_grad()
+        closure()
+        return super().step()
+
+
 class Plain(torch.optim.SGD):
     """Takes no closure."""
 
@@ -188,7 +199,7 @@ def goes_on(folder: Path, how: str, kind: str) -> str:
     training = Witness(N)
     part = training.model[0]
     if kind != "frozen":
-        own = Sharp if kind == "needs a closure" else Plain
+        own = {"needs a closure": Sharp, "clears before it": Sharper, "takes no closure": Plain}[kind]
         training.optimizers[1] = own(training.model.parameters(), lr=0.01, momentum=0.9)
     with Account(task="t", plan={"train": 2}, anew=how != "goes on") as account:
         loader = account.loader(Noisy(N), "train", batch_size=SIZE)
@@ -202,7 +213,14 @@ def goes_on(folder: Path, how: str, kind: str) -> str:
                 for each in (*training.counts.parameters(), *training.model.parameters()):
                     each.grad = torch.zeros_like(each) if each.grad is None and each.requires_grad else each.grad
                 training.optimizers[0].step()
-                training.optimizers[1].step(*[lambda: 0.0] * (kind == "needs a closure"))
+                found = [(each, each.grad) for each in training.model.parameters()]
+
+                def closure(found: Any = found) -> float:
+                    for each, gradient in found:
+                        each.grad = gradient
+                    return 0.0
+
+                training.optimizers[1].step(*[closure] * (kind in ("needs a closure", "clears before it")))
                 training.zero_grad()
                 account.commit()
                 if (epoch, batch.step) == (2, 3) and how == "stops":
@@ -211,7 +229,7 @@ def goes_on(folder: Path, how: str, kind: str) -> str:
     return training.sha256
 
 
-@pytest.mark.parametrize("kind", ["frozen", "needs a closure", "takes no closure"])
+@pytest.mark.parametrize("kind", ["frozen", "needs a closure", "clears before it", "takes no closure"])
 def test_a_part_that_was_frozen_and_optimizers_with_and_without_a_closure_go_on(kind: str, tmp_path: Path) -> None:
     whole = alone(goes_on, tmp_path / "other", "", kind)["result"]
     assert isinstance(ranks.run(1, as_rank, goes_on, tmp_path / "own", "stops", kind)[0], ZeroDivisionError)

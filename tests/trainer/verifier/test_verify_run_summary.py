@@ -273,12 +273,17 @@ def test_it_may_be_printed_again_by_a_later_attempt() -> None:
 
 def test_it_may_not_be_printed_again_with_other_values() -> None:
     said = "demo.log:22: the last line of run 3f9c2a7b10de is printed twice and differs:"
-    others = {"model": None, "discarded": 4, "task": "mine", "seed": 5, "plan": {"train": 2, "test": 3}}
-    others |= {"worlds": [[1, 0, 4], [2, 1, 4]], "stopped": REASON}
-    for name, value in others.items():
-        for attempt in 0, 1:
+    others = {"model": None, "task": "mine", "seed": 5, "plan": {"train": 2, "test": 3}, "stopped": REASON}
+    of_an_attempt = {"discarded": 4, "worlds": [[1, 0, 4], [2, 1, 4]]}
+    for name, value in {**others, **of_an_attempt}.items():
+        for attempt in (0, 1) if name in others else (0,):
             [found] = sentences([*LINES, LAST, LAST | {"attempt": attempt, name: value}])
             assert found == f"{said} {name} {json.dumps(LAST.get(name))} and {json.dumps(value)}"
+
+
+def test_other_ranks_of_a_later_attempt_may_have_made_the_end_of_the_run_again() -> None:
+    again = LAST | {"attempt": 1, "discarded": 4, "worlds": [[1, 0, 4], [2, 1, 4]]}
+    assert verdict([*LINES, LAST, again]).holds
 
 
 def test_the_phases_of_two_that_differ() -> None:

@@ -29,9 +29,9 @@ from torchtally.proof.contract import Contract
 class Account(Lifetime):
     """Records which samples the loops of one run consume, and proves them at the end of each epoch.
 
-    Use it in a `with` statement, in a process group. All ranks must make the same calls in the same order, and complete
-    the plan before the end of the `with`. There, an exception of torchtally becomes `SystemExit` with its exit code,
-    after its message is printed.
+    Use it in a `with` statement. All ranks must make the same calls in the same order, and complete the plan before its
+    end. What ends the run on a rank is told to the others: they raise it as well where they wait for that rank. A
+    program without a launcher and without a process group is a world of one.
 
     It is `Stateful`, as torch's checkpoints name it: `state_dict` is a position, and `load_state_dict` goes on there.
 
@@ -317,7 +317,8 @@ class Account(Lifetime):
         try:
             self._write_proof(Path(path), [Path(file) for file in files])
         except Ending as ending:
-            raise SystemExit(failure.end(ending)) from None
+            failure.record(ending)
+            raise
 
     def batches(self, phase: str, batches: Iterable[Any]) -> Loader:
         """Return a loader of batches of your own, such as a DataLoader with the phase's sampler.

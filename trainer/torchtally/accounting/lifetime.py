@@ -19,7 +19,8 @@ from torchtally.accounting.run.counting import Counting
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
-from torchtally.environment import Process, preflight_mode
+from torchtally.distributed import process_group
+from torchtally.environment import Process, call_seconds, preflight_mode
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.log import log
 from torchtally.monitoring.requested import Requested, exporter
@@ -28,6 +29,10 @@ from torchtally_observer import process
 
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
+
+
+class _NotBegun(Refused, AttributeError):
+    """Both, so that `hasattr` answers for an account outside its `with` statement."""
 
 
 class Lifetime:
@@ -48,6 +53,7 @@ class Lifetime:
         self._task, self._epochs, self._plan = task, epochs, plan
         self._seed, self._group, self._anew = seed, group, anew
         self._order = order
+        self._alone = False  # whether the process group is the account's own
         self._driven: list[Loader] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
         self._reports: Reports | None = None  # on the process that prints for all
@@ -75,78 +81,100 @@ class Lifetime:
         return self._progress.grown_from
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_attempt", "_counting", "_phases", "_progress"):
-            raise SystemExit(
-                failure.end(Refused("an Account must be used in a `with` statement: with Account(…) as …"))
-            )
+        if "_counting" not in vars(self):
+            raise _NotBegun("an Account must be used in a `with` statement: with Account(…) as …")
         raise AttributeError(f"an Account has no attribute {name!r}")
 
     def __enter__(self) -> Self:
         try:
-            plan = self._plan if self._epochs is None else {"train": self._epochs}
-            if self._epochs is not None and self._plan is not None:
-                raise Refused(f"an Account takes epochs={self._epochs} or plan={self._plan}, and not both")
-            if not isinstance(plan, Mapping) or not plan:
-                raise Refused(
-                    'an Account needs epochs=10, or the epochs of each phase, plan={"train": 10, "test": 10}, '
-                    f"and not plan={plan!r}"
-                )
-            check_order(self._order)
-            self._progress = Progress(plan)
-            requested, pace, refused = None, None, None
-            try:
-                process = Process.from_env(os.environ)
-                requested, pace, self._exporter = Requested.of(), Pace.of(process), exporter(process)
-                preflight_mode(os.environ)
-            except Refused as error:
-                refused = str(error)  # of which all ranks learn
-            self._attempt = Attempt(
-                task=self._task,
-                plan=self._progress.given,
-                seed=self._seed,
-                group=self._group,
-                anew=self._anew,
-                problem=refused,
-            )
-            self._phases = Phases(self._progress, self._attempt, self._order)
-            if self._attempt.prints and requested:
-                options = {"seed": self._seed, "plan": self._progress.given}
-                self._reports = Reports(requested, self._exporter, self._phases, options)
-            self._counting = Counting(self._attempt, self._progress, self._phases, self._reports, pace, self._exporter)
+            self._begin()
         except Ending as ending:
-            raise SystemExit(failure.end(ending)) from None
+            failure.record(ending)
+            self._leave_group()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        raised = error
         try:
             if error is None:
                 self._finish()
-        except Ending as sentence:
-            error = sentence
+        except Exception as own:
+            error = own
+        if error is not None:
+            error = self._attempt.cause(error)
         self._counting.close()
         self._attempt.close()
         if checkpoints := self._counting.checkpoints:
             try:
                 checkpoints.close(wait=error is None)
-            except Ending as sentence:
-                error = sentence
+            except Exception as own:
+                error = self._attempt.cause(own)
         if self._reports:
             self._reports.end(error)
         if self._exporter:
             self._exporter.close()
+        self._leave_group()
         left = (
             f"run {self._attempt.run.run} of {self._task} is not proved: {type(error).__name__} has ended it before "
             "its plan; account.stop() ends a run on purpose"
         )
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = Unproven(left)
-        if isinstance(error, Ending):
-            raise SystemExit(failure.end(error)) from None
         if isinstance(error, Exception):
             failure.record(error)
-            log.warning(left)
+            if not isinstance(error, Ending):
+                log.warning(left)
+        if error is not None and error is not raised:
+            raise error
+
+    def _begin(self) -> None:
+        """Begin this start of the run. Raises Refused on every rank if one has a problem."""
+        failure.keep_exit_codes()
+        self._alone = process_group.of_one(os.environ)
+        failure.keep_exit_codes()
+        process = Process.of_group(dist.get_rank(), dist.get_world_size(), os.environ)
+        self._progress, requested, pace, refused = Progress({}), None, None, None
+        try:
+            check_order(self._order)
+            self._progress = Progress(self._planned())
+            requested, pace, self._exporter = Requested.of(), Pace.of(process), exporter(process)
+            preflight_mode(os.environ)
+            call_seconds(os.environ)
+        except Refused as error:
+            refused = str(error)  # of which all ranks learn
+        self._attempt = Attempt(
+            task=self._task,
+            plan=self._progress.given,
+            seed=self._seed,
+            group=self._group,
+            anew=self._anew,
+            process=process,
+            problem=refused,
+        )
+        self._phases = Phases(self._progress, self._attempt, self._order)
+        if self._attempt.prints and requested:
+            options = {"seed": self._seed, "plan": self._progress.given}
+            self._reports = Reports(requested, self._exporter, self._phases, options)
+        self._counting = Counting(self._attempt, self._progress, self._phases, self._reports, pace, self._exporter)
+
+    def _leave_group(self) -> None:
+        if self._alone and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _planned(self) -> Mapping[str, Planned]:
+        """The plan of each phase. Raises Refused."""
+        plan = self._plan if self._epochs is None else {"train": self._epochs}
+        if self._epochs is not None and self._plan is not None:
+            raise Refused(f"an Account takes epochs={self._epochs} or plan={self._plan}, and not both")
+        if not isinstance(plan, Mapping) or not plan:
+            raise Refused(
+                'an Account needs epochs=10, or the epochs of each phase, plan={"train": 10, "test": 10}, '
+                f"and not plan={plan!r}"
+            )
+        return plan
 
     def _write_proof(self, path: Path, files: list[Path]) -> None:
         """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""

@@ -208,11 +208,17 @@ def _making_state(optimizer: Optimizer) -> Iterator[None]:
     """
     step: Callable[..., Any] = optimizer.step
 
+    def without_effect() -> Tensor:
+        for each in parameters_of(optimizer):
+            each.grad = torch.zeros_like(each)
+        return torch.zeros(())
+
     def with_closure(closure: None = None) -> None:
         try:
             step(closure=None)
         except Exception:
-            step(closure=lambda: torch.zeros(()))
+            without_effect()  # it can have cleared the gradients before it has failed
+            step(closure=without_effect)
 
     with _thawed(optimizer), _with_step(optimizer, with_closure):
         yield

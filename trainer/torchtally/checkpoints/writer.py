@@ -83,6 +83,11 @@ class Writer:
         """Wait for the thread, and report its result. Raises Refused if the ranks have different weights."""
         if self._writing is None:
             return
+        if not dist.is_initialized():
+            raise Refused(
+                "checkpoints: the last one was being written when the program called destroy_process_group(): call it "
+                "after the end of the account's `with` statement"
+            )
         event = self._writing.result()
         self._writing = None
         if isinstance(event, Refused):

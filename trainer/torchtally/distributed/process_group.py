@@ -11,8 +11,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from torchtally.distributed import handshake
 from torchtally.environment import Process
-from torchtally.errors import FAILED, OK, Ending, Lost, lost_a_peer
+from torchtally.errors import FAILED, OK, Ending, Lost, Refused, lost_a_peer
 from torchtally.pod import failure
+
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what a launcher sets for PyTorch
 
 
 def run(main: Callable[[], None]) -> int:
@@ -39,6 +41,30 @@ def join(process: Process, facts: Mapping[str, Any], problem: str | None) -> tup
     store, _, _ = next(rendezvous("env://"))
     own = {"world size": process.world, **facts, "PyTorch": torch.__version__, "_run": process.run}
     return store, handshake.agree(store, process.rank, process.world, process.pod, own, problem)["_run"]
+
+
+def of_one(env: Mapping[str, str]) -> bool:
+    """Make the process group of a program that has none and no launcher: this process alone. Returns whether it did.
+
+    Raises Refused if a launcher has set variables, as there can be other processes.
+    """
+    given = [name for name in _RENDEZVOUS if name in env]
+    if dist.is_initialized():
+        return False
+    if given:
+        lacking = [name for name in _RENDEZVOUS if name not in env]
+        raise Refused(
+            f"the program has no process group, and {', '.join(given)} {_are(given)} set: call "
+            "torch.distributed.init_process_group before you make an Account"
+            + (f", which needs {', '.join(lacking)} as well" if lacking else "")
+        )
+    store = dist.HashStore()  # type: ignore[attr-defined]  # it is there, unannounced
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    return True
+
+
+def _are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def create(store: Store, process: Process, device: torch.device) -> None:

@@ -10,8 +10,10 @@ import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
 from torchtally import standard_output
@@ -80,14 +82,24 @@ def record(error: BaseException) -> None:
     Under plain torchrun, the rank itself writes the message, unless it is the consequence of a lost peer, or another
     rank of the pod has written one.
     """
+    if isinstance(error, Ending):
+        if error.recorded:  # where it was raised, which is not known any more
+            return
+        error.recorded = True
     with contextlib.suppress(OSError):  # of a full disk, which would hide what went wrong
         get_error_handler().record_exception(error)
-    kind = type(error).__name__
-    consequence = isinstance(error, Lost) or lost_a_peer(f"{kind}: {error}")
+    consequence = isinstance(error, Lost) or lost_a_peer(f"{type(error).__name__}: {error}")
     if not has_entry_point() and not consequence and _is_first():
-        who = f"rank {os.environ.get('RANK', 0)} ({pod_name()})"
-        known = isinstance(error, Ending)
-        termination_message.write(_attributed(who, str(error)) if known else f"{who} failed: {kind}: {error}")
+        termination_message.write(sentence_of(error))
+
+
+def sentence_of(error: BaseException) -> str:
+    """What this rank tells others of its error, with its name in front."""
+    rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", 0)
+    who = f"rank {rank} ({pod_name()})"
+    if isinstance(error, Ending):
+        return _attributed(who, str(error))
+    return f"{who} failed: {type(error).__name__}: {error}"
 
 
 def _is_first() -> bool:
@@ -108,6 +120,38 @@ def end(ending: Ending) -> int:
     record(ending)
     log.error(ending)
     return ending.code
+
+
+class _Hook:
+    """A `sys.excepthook` that ends Python with the exit code of an Ending, and passes on other exceptions."""
+
+    def __init__(self) -> None:
+        self._before = sys.excepthook
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Ending):
+            raise SystemExit(end(error))  # of which Python takes the code
+        self._before(kind, error, trace)
+
+
+_wanted = False
+
+
+def exit_codes() -> None:
+    """Let exceptions of torchtally that a program does not catch end it with one sentence and their exit codes.
+
+    Call it once, before the account. Programs under `torchtally run` do not need it. Other exceptions end the program
+    as before. A `sys.excepthook` that is set in the account's `with` statement takes the place of this one.
+    """
+    global _wanted
+    _wanted = True
+    keep_exit_codes()
+
+
+def keep_exit_codes() -> None:
+    """Put the hook in front, if the program or the entry point wants it: `init_process_group` sets one of its own."""
+    if (_wanted or has_entry_point()) and not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook()
 
 
 def exit_rank(code: int) -> NoReturn:

@@ -33,6 +33,7 @@ _BEGUN = re.compile(
 )
 _DECODER = json.JSONDecoder()
 _PLACE = attrgetter("run", "attempt", "began", "block")
+_OF_AN_ATTEMPT = ("worlds", "discarded")
 _LONGEST = 1 << 20  # characters of one line held at a time; a tally line has under 1 KB
 
 
@@ -168,8 +169,12 @@ def _differences(one: TallyLine, other: TallyLine) -> Iterator[str]:
 
 
 def _summary_differences(one: RunSummary, other: RunSummary) -> Iterator[str]:
-    """Fields of the same run in which only one of two last lines can be right; the pod and the attempt may differ."""
-    for name in ("task", "plan", "seed", "worlds", "stopped", "model", "discarded"):
+    """Fields of the same run in which only one of two last lines can be right; the pod and the attempt may differ.
+
+    A complete run can be started again from a checkpoint before its end: other ranks then make that end once more.
+    """
+    again = _OF_AN_ATTEMPT if one.attempt != other.attempt else ()
+    for name in ("task", "plan", "seed", "stopped", "model", *(each for each in _OF_AN_ATTEMPT if each not in again)):
         a, b = getattr(one, name), getattr(other, name)
         if a != b:
             yield f"{name} {json.dumps(a)} and {json.dumps(b)}"
@@ -177,12 +182,12 @@ def _summary_differences(one: RunSummary, other: RunSummary) -> Iterator[str]:
         yield f"phases {', '.join(one.phases)} and {', '.join(other.phases)}"
     for phase, own in one.phases.items():
         if phase in other.phases:
-            yield from _phase_differences(phase, own, other.phases[phase])
+            yield from _phase_differences(phase, own, other.phases[phase], again)
 
 
-def _phase_differences(phase: str, one: PhaseSummary, other: PhaseSummary) -> Iterator[str]:
+def _phase_differences(phase: str, one: PhaseSummary, other: PhaseSummary, again: tuple[str, ...]) -> Iterator[str]:
     ours, theirs = one.values(), other.values()
-    for name in dict.fromkeys([*ours, *theirs]):
+    for name in [each for each in dict.fromkeys([*ours, *theirs]) if each not in again]:
         a, b = ours.get(name), theirs.get(name)
         if a != b and name == "digest":
             yield f"digest of {phase} in {differing(unpack(one.digest), unpack(other.digest))}"

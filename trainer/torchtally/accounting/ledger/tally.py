@@ -41,7 +41,8 @@ class Run:
     @property
     def source(self) -> events.Source:
         """This process, as its events name it: by its rank among all, of which some may not train."""
-        return events.Source(pod=self.pod, rank=dist.get_rank(), run=self.run, attempt=self.attempt)
+        rank = dist.get_rank() if dist.is_initialized() else 0  # after its end, only rank 0 has something to tell
+        return events.Source(pod=self.pod, rank=rank, run=self.run, attempt=self.attempt)
 
 
 @dataclass(frozen=True, kw_only=True)

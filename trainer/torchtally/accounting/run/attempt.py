@@ -2,8 +2,10 @@
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -22,9 +24,10 @@ from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.run import restart
 from torchtally.accounting.run.restart import Record
 from torchtally.distributed import preflight
+from torchtally.distributed.failures import Failures
 from torchtally.distributed.handshake import agree
-from torchtally.environment import Process
-from torchtally.errors import Refused
+from torchtally.environment import Process, call_seconds
+from torchtally.errors import Ending, Lost, Refused, lost_a_peer
 from torchtally.pod import retries, stacks
 from torchtally.proof import line as tally_line
 
@@ -47,7 +50,8 @@ class Attempt:
         seed: Seed of the order of samples.
         group: The ranks that share the samples.
         anew: Whether a restart that loads no state begins anew.
-        problem: What is wrong with the environment of this process.
+        process: This process.
+        problem: What is wrong with its arguments or its environment.
 
     Attributes:
         anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
@@ -64,16 +68,15 @@ class Attempt:
         seed: int,
         group: dist.ProcessGroup | None,
         anew: bool,
+        process: Process,
         problem: str | None,
     ) -> None:
-        if not dist.is_initialized():
-            raise Refused("call torch.distributed.init_process_group before you make an Account")
-        self._process, self.anew, self._stated_anew = Process.from_env(os.environ), anew, anew
-        process, number = self._process, next(_accounts)
-        if (dist.get_rank(), dist.get_world_size()) != (process.rank, process.world):
-            problem = f"RANK={process.rank} and WORLD_SIZE={process.world} must be the process group's"
-        else:
-            problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
+        self._process, self.anew, self._stated_anew = process, anew, anew
+        number = next(_accounts)
+        assert dist.group.WORLD is not None
+        self._default = weakref.ref(dist.group.WORLD)
+        self._failures = Failures(PrefixStore(f"torchtally/account {number}", compat.default_store()))
+        problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
         stacks.listen()
         own, self._path, record = restart.find(number, process.run, task)
         # A seed of another type, which is refused with the other facts, may have no JSON form.
@@ -114,11 +117,47 @@ class Attempt:
         facts: Mapping[str, Any],
         problem: str | None,
         judge: Callable[[list[dict[str, Any]]], str | None] = lambda all_ranks: None,
+        *,
+        call: str | None = None,
     ) -> Mapping[str, Any]:
-        """Compare facts with all processes; returns rank 0's. A collective call. Raises Refused."""
+        """Compare facts with all processes; returns rank 0's. A collective call. Raises Refused, and Lost.
+
+        Ranks that do not come are waited for as long as for a handshake or, with the name of a `call` between two
+        steps, as long as for a collective call.
+        """
+        self.check_group(call or "an epoch begins")
         process = self._process
-        store = PrefixStore(f"torchtally/{next(_handshakes)}", compat.default_store())
-        return agree(store, process.rank, process.world, process.pod, facts, problem, judge)
+        return agree(
+            PrefixStore(f"torchtally/{next(_handshakes)}", compat.default_store()),
+            process.rank,
+            process.world,
+            process.pod,
+            facts,
+            problem,
+            judge,
+            failures=self._failures,
+            call=call,
+            timeout=timedelta(seconds=call_seconds(os.environ)) if call else None,
+        )
+
+    def check_group(self, where: str) -> None:
+        """Refuse a call of all ranks if the program has destroyed its process group since the beginning."""
+        if (default := self._default()) is None or default is not dist.group.WORLD:
+            raise Refused(
+                f"{where}, and the program has called destroy_process_group(): call it after the end of the account's "
+                "`with` statement"
+            )
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the other ranks what ends this start on this one. Not a collective call."""
+        self._failures.post(error)
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Return what ends this start: the error of another rank where that rank is lost, and else this one's."""
+        if isinstance(error, Ending) or not lost_a_peer(f"{type(error).__name__}: {error}"):
+            self.tell(error)
+            return error
+        return self._failures.first() or Lost(f"another rank went away ({str(error).splitlines()[0]})")
 
     def problem(self, loaded: State | None) -> str | None:
         """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""

@@ -94,6 +94,7 @@ class Counting:
             yield
         except Ending as ending:
             self._failure = ending
+            self._attempt.tell(ending)
             raise
 
     def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
@@ -225,6 +226,7 @@ class Counting:
             self.gradients.settle()
         decided = len([*takewhile(lambda each: each.weighed and each.complete, epochs)])
         late = [number for number, each in enumerate(epochs) if number > decided and each.weighed and each.complete]
+        self._attempt.check_group(f"{epochs[0].name} is not proved")
         counts = torch.tensor([decided, -max([overdue, *late])])
         dist.all_reduce(counts, dist.ReduceOp.MIN, self._attempt.members.everyone)
         least, most = counts.tolist()
@@ -239,7 +241,7 @@ class Counting:
                 each.drop(_LEFT_OUT)
                 self.gradients.skip(each.place)
             # A state of any rank has then what all have dropped.
-            self._attempt.agree({"steps left out": [each.place for each in left]}, None)
+            self._attempt.agree({"steps left out": [each.place for each in left]}, None, call="after_step()")
         self.catch_up()
 
     def _note_steps(self) -> None:
@@ -326,7 +328,7 @@ class Counting:
             # Before the ranks agree: then a state of any rank has what all have dropped.
             current.skip(steps[0], reason)
             self.gradients.skip(current.where(steps[0]))
-        self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong)
+        self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong, call="skip()")
         if current and current.weighed:
             self._prove_decided(current.phase, overdue=0)
         elif current and current.complete:
@@ -336,7 +338,7 @@ class Counting:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
         self.catch_up()
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
-        self._attempt.agree({"reason to stop": reason, "state": state}, wrong)
+        self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self.gradients.settle()
         self._progress.stopped = reason
         for current in self._phases.in_progress:
@@ -455,6 +457,7 @@ class Counting:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
+        self._attempt.check_group(f"{current.name} is not proved")
         self._phases.leave(current)
         if current.weighed:
             current.leave()

@@ -31,7 +31,7 @@ from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.pod import device, failure
+from torchtally.pod import device
 from torchtally.tasks.gpt import text
 from torchtally.tasks.gpt.model import GPT
 from torchtally.tasks.gpt.options import Options
@@ -179,7 +179,7 @@ def rate(done: float) -> float:
 
 
 def fit(name: str, options: Options, output: Path) -> None:
-    """Train, and write the model. Ends the process with an exit code of torchtally if the account ends the run."""
+    """Train, and write the model. Raises what ends the run."""
     process, places = Process.from_env(os.environ), Places.from_env(os.environ)
     problem = found = where = identity = None
     try:
@@ -200,22 +200,18 @@ def fit(name: str, options: Options, output: Path) -> None:
     store, _ = process_group.join(process, facts, problem)
     assert found is not None and where is not None
     process_group.create(store, process, where)
-    try:
-        plan = {"train": options.epochs, "test": options.epochs}
-        with Account(task=name, plan=plan, seed=options.seed) as account:
-            trainer = Trainer(options, account, found, where, output)
-            if before := account.grown_from:
-                raise Refused(
-                    f"--epochs {options.epochs} must be {before['train']}, as in the checkpoint: the learning rate of "
-                    "this task depends on it from the first step on"
-                )
-            files = _train(account, trainer, options, found, output)
-        if files and (last := account.last_line):
-            lines = kept_lines.lines(last["run"])
-            proof_file.write(output / artifacts.PROOF, files, lines, last, training=identity)
-    except SystemExit as ended:
-        assert isinstance(ended.code, int)
-        failure.exit_rank(ended.code)
+    plan = {"train": options.epochs, "test": options.epochs}
+    with Account(task=name, plan=plan, seed=options.seed) as account:
+        trainer = Trainer(options, account, found, where, output)
+        if before := account.grown_from:
+            raise Refused(
+                f"--epochs {options.epochs} must be {before['train']}, as in the checkpoint: the learning rate of "
+                "this task depends on it from the first step on"
+            )
+        files = _train(account, trainer, options, found, output)
+    if files and (last := account.last_line):
+        lines = kept_lines.lines(last["run"])
+        proof_file.write(output / artifacts.PROOF, files, lines, last, training=identity)
 
 
 def _train(
