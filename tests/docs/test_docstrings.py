@@ -14,7 +14,7 @@ FINDER = doctest.DocTestFinder(exclude_empty=True)
 
 def examples() -> list[doctest.DocTest]:
     rooms: list[ModuleType] = [torchtally.accounting, torchtally.streams]
-    names = [each.name for room in rooms for each in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]
+    names = [each.name for room in rooms for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
     tests = [test for name in names for test in FINDER.find(importlib.import_module(name))]
     return [test for test in tests if test.examples]
 

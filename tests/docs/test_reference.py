@@ -211,6 +211,13 @@ def test_each_room_of_the_package_is_in_the_architecture() -> None:
     assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} <= drawn
 
 
+def test_each_room_of_the_account_is_in_the_architecture() -> None:
+    there = {path.stem for path in (PACKAGE / "accounting").iterdir() if path.stem[0] not in "_."}
+    assert sorted(
+        code(" ".join(first_cells(page("contributing/architecture.md", "## Layers of the account"))))
+    ) == sorted(there)
+
+
 def test_each_module_of_a_run_exists() -> None:
     steps = page("contributing/architecture.md", "## A run in order")
     modules = re.findall(r"`([a-z_]+(?:/[a-z_]+)?)`", "\n".join(steps.splitlines()[2:]))
