@@ -53,7 +53,17 @@ def test_the_verifier_reads_the_example_of_a_line_and_finds_the_fields_of_the_ta
     assert sorted(fields) == sorted(["v", *tally])
     written = json.loads(example.removeprefix("TORCHTALLY "))
     assert set(fields) - set(written) == {
-        *("end", "commits", "sizes", "mixture", "dropped", "dropped_digest", "lost_indices", "doubled_indices")
+        *(
+            "end",
+            "commits",
+            "sizes",
+            "mixture",
+            "dropped",
+            "dropped_digest",
+            "drawn_digest",
+            "lost_indices",
+            "doubled_indices",
+        )
     }
     assert len(example) < 1024
 

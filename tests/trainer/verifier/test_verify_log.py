@@ -288,7 +288,11 @@ def test_texts_that_cannot_be(name: str) -> None:
         ("plan", {"train": 1, "a\nb": 1}, "an object whose names are printable text"),
         *(("rank", value, 'an integer from 0 to 1 (world is 2), or "all"') for value in no_integers(0, 1)),
         ("contract", "most", "exact or padded or drop_last"),
-        ("order", "feistel-2", "feistel-1 or sequential or locality-1 with its window, lanes and fingerprint of sizes"),
+        (
+            "order",
+            "feistel-2",
+            "feistel-1 or sequential or drawn or locality-1 with its window, lanes and fingerprint of sizes",
+        ),
         ("consumed", 29, "no less than the 30 samples that its digest counts"),
         *(("digest", value, DIGEST) for value in BAD_DIGESTS),
         ("lost", None, f'an integer from 0 to {HUGE}, or null where "doubled" is null too'),

@@ -16,8 +16,10 @@ from torch.optim.optimizer import Optimizer
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.lifetime import Lifetime
 from torchtally.accounting.loader import Loader
+from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.locality import Locality
 from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.order.source import batches_of
 from torchtally.accounting.run import stateful
 from torchtally.accounting.run.reports import problem
 from torchtally.checkpoints.checkpoints import Checkpoints
@@ -108,8 +110,10 @@ class Account(Lifetime):
         dataset: Any,
         phase: str | None = None,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         shuffle: bool = True,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
         contract: Contract = "exact",
         trains: bool = True,
         order: Locality | None = None,
@@ -127,7 +131,11 @@ class Account(Lifetime):
             phase: A phase of the plan (default: its only one).
             batch_size: Samples of this rank in a step.
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
-            contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+            sampler: An order of your own, as a DataLoader takes it. If it draws the same on all ranks, they take turns
+                with its batches. Otherwise, each rank has what it draws itself. This is a collective call then.
+            batch_sampler: The same in batches of your own, which can have different sizes.
+            contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`. With a sampler of your
+                own, `exact` or `as_drawn`: each sample as often as it is drawn.
             trains: Whether the samples go into the weights. Otherwise, as in an evaluation, a batch counts when the
                 loop asks for the next one.
             order: Order of a phase that shuffles (default: that of the account). The dataset's attribute `shard_sizes`
@@ -147,6 +155,7 @@ class Account(Lifetime):
                 contract=contract,
                 trains=trains,
                 order=order,
+                own=batches_of(sampler, batch_sampler, batch_size),
                 **options,
             )
         return self._loader(phase, made)
@@ -330,14 +339,14 @@ class Account(Lifetime):
 
     def _loader(self, phase: str, batches: Iterable[Any]) -> Loader:
         with self._counting.final():
-            steps = self._phases.whole_steps(phase)
+            self._phases.whole_steps(phase)
             trains = self._phases.training[phase]
 
         def epoch() -> Iterator[Batch]:
             with self._counting.final():
                 yield from self._counting.loop(phase, None, batches)
 
-        self._driven.append(Loader(self, phase, batches, epoch, steps, trains))
+        self._driven.append(Loader(self, phase, batches, epoch, lambda: self._phases.whole_steps(phase), trains))
         return self._driven[-1]
 
     @property
@@ -346,7 +355,7 @@ class Account(Lifetime):
         return self._counting.gradients.optimizers
 
     @property
-    def samplers(self) -> Mapping[str, Sampler]:
+    def samplers(self) -> Mapping[str, AnySampler]:
         """This rank's part of an epoch's order, by phase."""
         return self._phases.samplers
 

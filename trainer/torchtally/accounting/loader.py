@@ -8,6 +8,7 @@ from torch.utils import data
 
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.batches.step_loader import StepLoader
+from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Refused
 
 if TYPE_CHECKING:
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 class Loader:
     """The data of a phase: each `iter()` is its next epoch. `Account.loader` and `Account.batches` return it.
 
-    Its length is the number of batches of a whole epoch. The epoch in progress of a loaded state has only the batches
-    that are left. A library that stops after the last batch does not ask for the next one, which would count the last
-    of a phase that does not train. The next `iter()` or `end()` counts it.
+    Its length is the number of batches of a whole epoch: of the last one, if a sampler of the program's own draws them.
+    The epoch in progress of a loaded state has only the batches that are left. A library that stops after the last
+    batch does not ask for the next one, which would count the last of a phase that does not train. The next `iter()` or
+    `end()` counts it.
 
     It is `Stateful`, as the loaders of torchdata are: its state is the account's.
 
@@ -40,7 +42,7 @@ class Loader:
         phase: str,
         given: Iterable[Any],
         epoch: Callable[[], Iterator[Batch]],
-        steps: int,
+        steps: Callable[[], int],
         trains: bool,
     ):
         self.account, self.phase, self.given = account, phase, given
@@ -58,7 +60,7 @@ class Loader:
             yield batch.data
 
     def __len__(self) -> int:
-        return self._steps
+        return self._steps()
 
     @property
     def dataset(self) -> Any:
@@ -69,18 +71,22 @@ class Loader:
         return getattr(self.given, "dataset", None)
 
     @property
-    def sampler(self) -> data.Sampler[int]:
-        """This rank's part of an epoch's order."""
-        return self.account.samplers[self.phase]
+    def sampler(self) -> Any:
+        """This rank's part of an epoch's order, or the program's own sampler."""
+        found = self.account.samplers[self.phase]
+        return found if isinstance(found, Sampler) else getattr(found.batches, "sampler", found.batches)
 
     @property
-    def batch_sampler(self) -> data.Sampler[list[int]]:
+    def batch_sampler(self) -> Iterable[list[int]]:
         """The same in batches."""
-        return data.BatchSampler(self.sampler, self.batch_size, drop_last=False)
+        found = self.account.samplers[self.phase]
+        if isinstance(found, Sampler):
+            return data.BatchSampler(found, found.batch_size, drop_last=False)
+        return found.batches
 
     @property
-    def batch_size(self) -> int:
-        """Samples of this rank in a step."""
+    def batch_size(self) -> int | None:
+        """Samples of this rank in a step; None with a batch_sampler of the program's own."""
         return self.account.samplers[self.phase].batch_size
 
     @property

@@ -23,6 +23,7 @@ class Accounted:
     digest: bytes
     dropped: int | None
     dropped_digest: bytes | None
+    drawn_digest: bytes | None
 
     @property
     def consumed_digest(self) -> Digest:
@@ -38,6 +39,11 @@ class Accounted:
     def of_dropped(self) -> Digest:
         """The digest of what was dropped, unpacked."""
         return digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+
+    @property
+    def of_drawn(self) -> Digest:
+        """The digest of what samplers have drawn, unpacked."""
+        return digest.unpack(self.drawn_digest) if self.drawn_digest else Digest()
 
     @property
     def accounted_digest(self) -> Digest:

@@ -17,6 +17,7 @@ from torchtally.proof.drop_counts import Accounted
 from torchtally.proof.integers import are_in
 from torchtally.proof.interleaving import Counts
 from torchtally.proof.modular import P
+from torchtally.proof.order import DRAWN
 from torchtally.proof.rules import HUGE, Rule, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.shards import Shard
@@ -50,12 +51,18 @@ def _rank(line: Values, name: str) -> Rank:
 
 
 def _start(line: Values, name: str) -> int:
-    return line.integer(name, 0, rules.samples(line, "n"))
+    return line.integer(name, 0, 0 if line.values.get("order") == DRAWN else rules.samples(line, "n"))
 
 
 def _end(line: Values, name: str) -> int:
-    n = rules.samples(line, "n")
-    return line.integer(name, min(max(1, _start(line, "start")), n - 1), n - 1)
+    most = HUGE if line.values.get("order") == DRAWN else rules.samples(line, "n") - 1
+    return line.integer(name, min(max(1, _start(line, "start")), most), most)
+
+
+def _drawn(line: Values, name: str) -> bytes:
+    if line.values.get("order") != DRAWN:
+        raise line.bad(name, "nothing: it is for the order drawn")
+    return rules.packed_digest(line, name)
 
 
 def _mixture(line: Values, name: str) -> dict[str, Counts]:
@@ -127,6 +134,9 @@ class TallyLine(Accounted):
     # before `start`. They are not in `consumed` and `digest`.
     dropped: Annotated[int | None, rules.integer(1, HUGE), OF_A_RANK] = None
     dropped_digest: Annotated[bytes | None, rules.packed_digest, OF_A_RANK] = None
+    # In the order `drawn`: the digest of what the samplers have drawn, which is what is expected. Of "all", only where
+    # nothing else tells: under `as_drawn`, and of an epoch that ends early.
+    drawn_digest: Annotated[bytes | None, _drawn, OF_A_RANK] = None
     # Of a mixture: weight, samples, and rows of each source; of "all" alone.
     mixture: Annotated[Mapping[str, Counts] | None, _mixture, OF_A_RANK] = None
     lost: Annotated[int | None, _count("doubled"), OF_A_RANK]  # samples; both are null if too many to count
@@ -181,7 +191,9 @@ class TallyLine(Accounted):
         """All fields, as JSON has them."""
         lists: dict[str, Any] = {"lost_indices": [*self.lost_indices], "doubled_indices": [*self.doubled_indices]}
         lists["sizes"] = stated_runs(self.sizes)
-        lists["dropped_digest"] = self.dropped_digest and digest.as_text(self.dropped_digest)
+        for name in ("dropped_digest", "drawn_digest"):
+            packed: bytes | None = getattr(self, name)
+            lists[name] = packed and digest.as_text(packed)
         return {name: getattr(self, name) for name in NAMES} | {"digest": digest.as_text(self.digest), **lists}
 
     def printed(self) -> dict[str, Any]:
@@ -219,6 +231,10 @@ def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         raise line.bad("consumed", f"no less than the {counted} samples that its digest counts")
     if (own.get("dropped") or 0) != (counted := _count_of(own.get("dropped_digest", b""))):
         raise line.bad("dropped", f"the {counted} samples that dropped_digest counts")
+    if shared["order"] == DRAWN:
+        needed = own["rank"] != "all" or shared["contract"] == "as_drawn" or shared["end"] is not None
+        if needed != ("drawn_digest" in own):
+            raise line.bad("drawn_digest", "a digest" if needed else "nothing, as the contract tells what is expected")
     return shared, own
 
 

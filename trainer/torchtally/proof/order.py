@@ -1,4 +1,7 @@
-"""The orders of an epoch, as a line names them: each is a permutation of [0, n) that is computed, not stored."""
+"""The orders of an epoch, as a line names them: each is a permutation of [0, n) that is computed, not stored.
+
+Except `drawn`, the order of the program's own sampler: nobody else can compute it, so the positions are the indices.
+"""
 
 from functools import lru_cache
 from typing import Literal, get_args
@@ -6,9 +9,10 @@ from typing import Literal, get_args
 from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.shard_sizes import ShardSizes
 
-_Plain = Literal["feistel-1", "sequential"]
+_Plain = Literal["feistel-1", "sequential", "drawn"]
 Order = _Plain | LocalOrder
 PLAIN: tuple[_Plain, ...] = get_args(_Plain)
+DRAWN: Literal["drawn"] = "drawn"
 
 
 @lru_cache(maxsize=64)

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from torchtally.proof import digest as digests
-from torchtally.proof.contract import CONTRACTS
+from torchtally.proof.contract import CONTRACTS, OF_DRAWS
 from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.modular import P
-from torchtally.proof.order import PLAIN, parse
+from torchtally.proof.order import DRAWN, PLAIN, parse
 from torchtally.proof.shard_sizes import ShardSizes
 
 HUGE = 1 << 63
@@ -72,10 +72,17 @@ def choice(allowed: tuple[str, ...]) -> Rule:
 
 attempt = integer(0, HUGE)
 began = integer(0, 253_402_300_799_999)  # milliseconds from 1970 to the end of 9999; 0 where it is not known
-contract = choice(CONTRACTS)
 samples = integer(1, P - 1)  # of a dataset
 seed = integer(0, (1 << 64) - 1)
 world = integer(1, MANY)
+
+
+def contract(line: Values, name: str) -> Any:
+    """A contract of the order that the line names, if it names one."""
+    of_order = line.values.get("order")
+    if of_order is None:
+        return choice((*CONTRACTS, *OF_DRAWS))(line, name)
+    return choice(OF_DRAWS if of_order == DRAWN else CONTRACTS)(line, name)
 
 
 def order(line: Values, name: str) -> str:

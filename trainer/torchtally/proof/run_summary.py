@@ -15,6 +15,7 @@ from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.integers import are_in
 from torchtally.proof.line import VERSION, Attempt
+from torchtally.proof.order import DRAWN
 from torchtally.proof.rules import HUGE, MANY, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.shards import Progression, Shard
@@ -29,11 +30,12 @@ def _worlds_of_phase(line: Values, name: str) -> tuple[World, ...]:
 
 
 def _end_of_phase(line: Values, name: str) -> tuple[int, int]:
-    stated, epochs, n = line.values.get(name), line.values[_EPOCHS], rules.samples(line, "n")
-    if are_in(stated, range(1, epochs + 1), range(n)):
+    stated, epochs = line.values.get(name), line.values[_EPOCHS]
+    most = HUGE if line.values.get("order") == DRAWN else rules.samples(line, "n") - 1
+    if are_in(stated, range(1, epochs + 1), range(most + 1)):
         epoch, position = stated
         return epoch, position
-    raise line.bad(name, f"[epoch, position], up to epoch {epochs} and position {n - 1}")
+    raise line.bad(name, f"[epoch, position], up to epoch {epochs} and position {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,17 @@ class PhaseSummary(drop_counts.Accounted):
     dropped: Annotated[int | None, rules.integer(1, HUGE * MANY)] = None
     dropped_digest: Annotated[bytes | None, rules.packed_digest] = None
     dropped_in: Annotated[drop_counts.Runs | None, drop_counts.in_epochs] = None  # of several epochs, if there is room
+    # Of the epochs that the contract does not tell: what samplers have drawn in them, and its digest, folded.
+    drawn: Annotated[int | None, rules.integer(0, HUGE * MANY)] = None
+    drawn_digest: Annotated[bytes | None, rules.packed_digest] = None
     # Epoch and position before which the phase ends: its plan is in steps, or the run has stopped before.
     end: Annotated[tuple[int, int] | None, _end_of_phase] = None
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether the contract does not tell what an epoch consumes: the last one that ends early, or all of them."""
+        early = self.end is not None and self.end[1] > 0
+        return self.order == DRAWN and (self.contract == "as_drawn" or early)
 
     def values(self) -> dict[str, Any]:
         """The fields that the line has, as JSON has them."""
@@ -64,6 +75,7 @@ class PhaseSummary(drop_counts.Accounted):
             "end": self.end and list(self.end),
             "sizes": stated_runs(self.sizes),
             "dropped_digest": self.dropped_digest and digest.as_text(self.dropped_digest),
+            "drawn_digest": self.drawn_digest and digest.as_text(self.drawn_digest),
             "dropped_in": self.dropped_in and [list(run) for run in self.dropped_in],
         }
         return {name: value for name, value in (values | lists).items() if value is not None}
@@ -136,6 +148,10 @@ class RunSummary:
         found = cls(**rules.checked(cls, Values(values)))
         if found.stopped is None and (early := [name for name, phase in found.phases.items() if phase.end]):
             raise ValueError(f'"stopped" is missing, and it must say why {early[0]} ends before its last epoch does')
+        for name, phase in found.phases.items():
+            if {phase.has_draws} != {phase.drawn is not None, phase.drawn_digest is not None}:
+                must = "must have drawn and drawn_digest" if phase.has_draws else "must have no drawn and drawn_digest"
+                raise ValueError(f'"phases.{name}" {must}, by its order, its contract and its end')
         return found
 
     @property
@@ -169,11 +185,12 @@ class RunSummary:
 
     def samples(self, phase: str) -> int:
         """The first part of `expected` alone: O(len(worlds))."""
-        return sum(len(alike) * (shard.start + shard.total) for alike, shard in self._shards(phase))
+        told = sum(len(alike) * (shard.start + shard.total) for alike, shard in self._shards(phase))
+        return told + (self.phases[phase].drawn or 0)
 
     def _digest(self, phase: str) -> Digest:
         stated, h, g = self.phases[phase], digest.base_of_epochs(self.run), digest.base(self.run)
-        together = Digest()
+        together = stated.of_drawn
         for alike, shard in self._shards(phase):
             if stated.order == "sequential" or shard.everything == [Progression(0, 1, stated.n)]:
                 times = digest.geometric(Progression(alike[0] - 1, 1, len(alike)), h)
@@ -184,8 +201,13 @@ class RunSummary:
         return together
 
     def _shards(self, phase: str) -> Iterator[tuple[range, Shard]]:
-        """Successive epochs that were shared out alike, and the first one's shard of rank 0."""
+        """Successive epochs that were shared out alike, and the first one's shard of rank 0.
+
+        Without those that only draws tell.
+        """
         stated, last = self.phases[phase], self.epochs(phase)
+        if stated.contract == "as_drawn":
+            return
         order = orders.parse(stated.order, stated.sizes)
         assert order
         any_ = Shard(n=stated.n, rank=0, world=1, contract=stated.contract, order=order, seed=self.seed, start=0)
@@ -197,7 +219,8 @@ class RunSummary:
             else:
                 if len(alike) > 1:
                     yield alike[:-1], shard
-                yield alike[-1:], replace(shard, epoch=last, end=end)
+                if stated.order != DRAWN:
+                    yield alike[-1:], replace(shard, epoch=last, end=end)
 
     def _shared_out(self, phase: str) -> tuple[Sequence[World], bool]:
         """The phase's worlds, and whether it resumed in its middle where they say so."""

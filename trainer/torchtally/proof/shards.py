@@ -2,6 +2,7 @@
 
 A shard is the arithmetic progression of positions r, r + world, r + 2 world, ... of the epoch's order that rank r
 consumes. Where a phase resumes at position `start`, the ranks share the positions from there on in the same way.
+What a rank has of the order `drawn` follows from no function: of that, a shard knows the positions alone.
 """
 
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchtally.proof import permutation
-from torchtally.proof.contract import Contract
+from torchtally.proof.contract import Contract, OfPositions
 from torchtally.proof.local_order import LocalOrder
-from torchtally.proof.order import Order
+from torchtally.proof.order import DRAWN, Order
 from torchtally.proof.permutation import Indices
+
+_BY_INDEX = ("sequential", DRAWN)  # orders whose positions are the indices
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Shard:
         """Sample indices at any positions of the epoch's order."""
         if isinstance(self.order, LocalOrder):
             return self.order.samples_at(positions, self.seed, self.epoch)
-        if self.order == "sequential":
+        if self.order in _BY_INDEX:
             return positions
         return permutation.permute(positions, self.n, self.seed, self.epoch)
 
@@ -109,7 +112,7 @@ class Shard:
         """Positions of any samples in the epoch's order."""
         if isinstance(self.order, LocalOrder):
             return self.order.positions_of(indices, self.seed, self.epoch)
-        if self.order == "sequential":
+        if self.order in _BY_INDEX:
             return indices
         return permutation.locate(indices, self.n, self.seed, self.epoch)
 
@@ -118,9 +121,9 @@ class Shard:
         return self.n if self.end is None else self.end
 
     @property
-    def _contract(self) -> Contract:
+    def _contract(self) -> OfPositions:
         """Steps before the last one of an order repeat nothing and leave nothing out."""
-        return self.contract if self.end is None else "exact"
+        return "exact" if self.end is not None or self.contract == "as_drawn" else self.contract
 
     def _position(self, number: int) -> int:
         """Where sample `number` of this shard is, as if the order went on beyond n."""

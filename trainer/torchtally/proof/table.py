@@ -40,11 +40,15 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def fulfilled(extra: int, end: int | None = None, dropped: int = 0) -> str:
+def fulfilled(extra: int, end: int | None = None, dropped: int = 0, drawn: int | None = None) -> str:
     """What a phase's proof has shown, where the contract consumes `extra` samples more (or fewer) than there are.
 
-    `end` is the position before which the epoch ends by plan, and `dropped` what the program has dropped.
+    `end` is the position before which the epoch ends by plan, `dropped` what the program has dropped, and `drawn` what
+    its samplers have drawn, if that is the contract.
     """
+    if drawn is not None:
+        first = f"the first {drawn} draws of the sampler" if end is not None else f"the {drawn} draws of the sampler"
+        return f"{f'{dropped} dropped by the program of ' * bool(dropped)}{first}, each exactly once"
     every, first = "every sample", "the first"
     if dropped:  # in other words from the beginning on, so that nobody takes one for the other
         every, first = (
@@ -81,6 +85,11 @@ def of_phase(lines: Sequence[Mapping[str, Any]], encoding: str) -> list[str]:
     bad = [line for line in lines if wrong(line)]
     rows = ranks if len(ranks) <= _MANY else [line for line in ranks if line in bad]
     text = aligned(map(cells, [*rows, everything]))
-    told = fulfilled(everything["expected"] - everything["n"], everything.get("end"), everything.get("dropped") or 0)
+    told = fulfilled(
+        everything["expected"] - everything["n"],
+        everything.get("end"),
+        everything.get("dropped") or 0,
+        everything["expected"] if "drawn_digest" in everything else None,
+    )
     text[-1] += f"  {wrong_mark} not what the contract says" if bad else f"  {good} {told}"
     return text

@@ -19,6 +19,7 @@ from torchtally import events, standard_output
 from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
@@ -176,6 +177,7 @@ class Loop:
             self.exporter.begin(current, steps)
         # What makes rows on the CPU looks at the indices there, and would wait for the device for others.
         where = self.device if isinstance(self.train.inputs, Tensor) else torch.device("cpu")
+        assert isinstance(current.schedule, Schedule)
         taken = current.schedule.tensors(where)
         if self.batches:
             taken = islice(self.batches(run, phase), current.counted, None)

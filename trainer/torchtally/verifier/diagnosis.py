@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torchtally.proof.decoder import Stretch
 from torchtally.proof.line import NAMED, TallyLine
+from torchtally.proof.order import DRAWN
 from torchtally.verifier import expected
 from torchtally.verifier.phrasing import numbers, span
 
@@ -64,6 +65,8 @@ def _parts(line: TallyLine, stretches: list[Stretch]) -> tuple[list[_Part], list
 
 def _as_steps(line: TallyLine, part: _Part) -> str | None:
     """None where the part is no whole steps, or a single sample."""
+    if line.order == DRAWN:  # nothing tells what is in a step
+        return None
     end = expected.size(line) - 1
     most = end if line.end is None else sum(each.count for each in expected.parts(line)) - 1
     begin = line.start if line.rank == "all" else 0  # earlier samples belong to no step of this world
@@ -91,6 +94,8 @@ def _step(line: TallyLine, number: int) -> int:
 
 
 def _numbered(line: TallyLine, part: _Part) -> str:
+    if line.order == DRAWN:
+        return f"{span('sample', part.first, part.last)} of the dataset"
     noun, of = ("position", "the order") if line.rank == "all" else ("sample", "its shard")
     return f"{span(noun, part.first, part.last)} of {of}"
 
@@ -98,6 +103,8 @@ def _numbered(line: TallyLine, part: _Part) -> str:
 def _was(line: TallyLine, part: _Part, plural: bool) -> str:
     ends = [expected.position(line, number) for number in (part.first, part.last)]
     verb = "were" if plural else "was"
+    if line.drawn_digest:
+        return f"{verb} {_how(line, ends[0], part.times)}"
     if len({expected.times(line, position) for position in ends}) == 1:
         return f"{verb} {_how(line, ends[0], part.times)}"
     return f"{verb} consumed {_times(abs(part.times))} too {'often' if part.times > 0 else 'seldom'}"
@@ -105,6 +112,9 @@ def _was(line: TallyLine, part: _Part, plural: bool) -> str:
 
 def _how(line: TallyLine, position: int, more: int) -> str:
     """How often the sample at a position was consumed, if `more` often than it should have been."""
+    if line.drawn_digest:  # which does not tell how often that is
+        times = f"{abs(more)} more time{'s' * (abs(more) > 1)}"
+        return f"consumed {times} than drawn" if more > 0 else f"drawn {times} than consumed"
     should = expected.times(line, position)
     if should + more == 0:
         return "never consumed"

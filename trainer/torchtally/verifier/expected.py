@@ -14,7 +14,7 @@ from torchtally.proof.decoder import Stretch
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import TallyLine
 from torchtally.proof.modular import P, Words, exact_sum
-from torchtally.proof.order import sizes_of
+from torchtally.proof.order import DRAWN, sizes_of
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Progression, Shard
 from torchtally.verifier.lines import Lines
@@ -31,6 +31,8 @@ def with_sizes(line: TallyLine, sizes: Mapping[str, ShardSizes]) -> TallyLine:
 
 def size(line: TallyLine) -> int:
     """Samples in the shard of the line's rank; of all ranks together, those before `start` too."""
+    if line.drawn_digest:
+        return line.of_drawn.words[0]
     shard = line.shard
     return shard.start + shard.total if line.rank == "all" else shard.size
 
@@ -40,7 +42,7 @@ def parts(line: TallyLine) -> list[Progression]:
 
     Those of an epoch that ends by plan go on behind its end, for a loop may have gone on.
     """
-    if line.rank == "all":
+    if line.rank == "all" or line.drawn_digest:
         return [Progression(0, 1, line.n)]
     shard = line.shard
     return (shard if shard.end is None else replace(shard, end=None, contract="exact")).progressions
@@ -81,6 +83,8 @@ def contains(part: Progression, position: int) -> bool:
 
 def difference(line: TallyLine) -> Digest:
     """The digest of what a line accounts for minus the expected one. Only of all ranks, the sums of indices matter."""
+    if line.drawn_digest:
+        return line.accounted_digest - line.of_drawn
     if line.rank != "all":
         return line.accounted_digest - _of_positions(line.run, *line.shard.progressions)
     shard = line.shard
@@ -88,13 +92,15 @@ def difference(line: TallyLine) -> Digest:
         of_positions = line.accounted_digest - _of_positions(line.run, *shard.everything)
         if any(of_positions.of_positions):
             return of_positions
-    if line.order == "sequential":  # the same for every seed and in every epoch: computed once
+    if line.order in ("sequential", DRAWN):  # the same for every seed and in every epoch: computed once
         shard = replace(shard, epoch=1, seed=0)
     return line.accounted_digest - _of_all_ranks(line.run, shard)
 
 
 def has_other_positions(line: TallyLine) -> bool:
     """Whether a line accounts for other positions than its shard's, whichever samples are there."""
+    if line.drawn_digest:
+        return any(difference(line).of_positions)
     shard = line.shard
     parts = shard.everything if line.rank == "all" else shard.progressions
     return any((line.accounted_digest - _of_positions(line.run, *parts)).of_positions)
@@ -131,8 +137,10 @@ def is_right(line: TallyLine) -> bool:
     """Whether a rank's line reports no fault and its numbers and digest are the expected ones."""
     if line.rank == "all" or line.lost != 0 or line.doubled != 0 or line.dropped:
         return False
-    size, positions = _of_rank(line.run, line.n, line.start, line.end, line.rank, line.world, line.contract)
-    return line.expected == line.consumed == size and line.digest.startswith(positions)
+    if line.drawn_digest:
+        return line.expected == line.consumed == size(line) and line.digest == line.drawn_digest
+    samples, positions = _of_rank(line.run, line.n, line.start, line.end, line.rank, line.world, line.contract)
+    return line.expected == line.consumed == samples and line.digest.startswith(positions)
 
 
 def doubtful(groups: Iterable[Lines]) -> list[TallyLine]:

@@ -9,6 +9,7 @@ from torchtally.proof.digest import OF_POSITIONS, Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
 from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.modular import P
+from torchtally.proof.order import DRAWN
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier import digest_check, expected
@@ -112,7 +113,12 @@ def _missing(blocks: dict[Block, list[Lines]], plan: Mapping[str, int], last: Ru
 def _faults(line: TallyLine) -> Iterator[str]:
     """Contradictions among the counts of one line."""
     name = who([line.rank])
-    if line.expected != (size := expected.size(line)):
+    size = expected.size(line)
+    if line.drawn_digest and line.expected != size:
+        yield f"{name} expected {line.expected}, but its drawn_digest is of {size} samples"
+    elif line.drawn_digest and line.rank == "all" and line.end not in (None, size):
+        yield f"{name} expected {size}, but the epoch ends before position {line.end}"
+    elif line.expected != size:
         start = f" from position {line.start} on" if line.start else ""
         under = f"under {line.contract}" if line.end is None else f"before position {line.end}"
         yield (
@@ -142,7 +148,7 @@ def _commit_faults(groups: list[Lines]) -> Iterator[str]:
     camps: dict[tuple[int, int, int], list[Lines]] = defaultdict(list)
     for each in groups:
         first = each.first
-        if first.commits is not None:
+        if first.commits is not None and first.order != DRAWN:  # whose steps have no common size
             camps[first.commits, first.start, first.shard.steps(first.batch)].append(each)
     for (commits, start, steps), camp in camps.items():
         # Those before `start` are counted, too, but how many steps they were is not known.
@@ -181,7 +187,9 @@ def _sum_faults(together: TallyLine, groups: list[Lines]) -> Iterator[str]:
             what = what if together.dropped else what.removesuffix(" or dropped")
             yield f"all ranks together report {what} {stated}, but their lines{before} add up to {sum_}"
     stated, sum_ = together.dropped or 0, sum(line.dropped or 0 for line in others)
-    if not sum_ <= stated <= sum_ + together.start:
+    # Nothing tells which rank has dropped what before a resume. An order that is drawn has no position for that.
+    before_resume = together.expected if together.order == DRAWN else together.start
+    if not sum_ <= stated <= sum_ + before_resume:
         yield f"all ranks together report dropped {stated}, but their lines{before} add up to {sum_}"
     of_dropped = sum((line.of_dropped for line in others), Digest())
     if stated == sum_ and (names := differing(together.of_dropped, of_dropped)):

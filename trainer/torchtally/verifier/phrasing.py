@@ -116,15 +116,26 @@ def _extent(verdict: "Verdict", phase: str, planned: int) -> str:
     """`2 epochs`, `1 of 5 epochs`, `1 epoch and the first 640 of 4096 samples of epoch 2`."""
     last = verdict.last
     epochs = last.epochs(phase) if last else planned
+    contract = last.phases[phase].contract if last and phase in last.phases else _contract(verdict, phase)
+    drawn = ", as its sampler drew them" * (contract == "as_drawn")
     if last:
         ends = [(last.end(phase, epochs), last.phases[phase].n)] if epochs else []
     else:
         ends = [(line.end, line.n) for line in firsts(verdict.groups) if line.block == (phase, epochs)]
     for end, n in ends[:1]:
         if end is not None:
-            part = f"the first {end} of {n} samples of epoch {epochs}"
-            return f"{counted(epochs - 1, 'epoch')} and {part}" if epochs > 1 else part
-    return counted(epochs, "epoch") if epochs == planned else f"{epochs} of {counted(planned, 'epoch')}"
+            part = (
+                f"the first {end} draws of epoch {epochs}"
+                if drawn
+                else f"the first {end} of {n} samples of epoch {epochs}"
+            )
+            return (f"{counted(epochs - 1, 'epoch')} and {part}" if epochs > 1 else part) + drawn
+    return (counted(epochs, "epoch") if epochs == planned else f"{epochs} of {counted(planned, 'epoch')}") + drawn
+
+
+def _contract(verdict: "Verdict", phase: str) -> str | None:
+    """That of a phase's lines, if there are any."""
+    return next((line.contract for line in firsts(verdict.groups) if line.phase == phase), None)
 
 
 def summary_of_runs(verdicts: "list[Verdict]") -> str:

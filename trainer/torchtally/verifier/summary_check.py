@@ -78,6 +78,8 @@ def with_sizes(last: RunSummary, sizes: Mapping[str, ShardSizes]) -> RunSummary:
 def _described(last: RunSummary, phase: str) -> str:
     epochs, stated = last.epochs(phase), last.phases[phase]
     which = numbers("epoch", range(1, epochs + 1)) if epochs else "0 epochs"
+    if stated.contract == "as_drawn":
+        return f"the draws of {which}"
     end = f", the last one before position {stated.end[1]}," if stated.end and stated.end[1] else ""
     return f"{which}{end} of N {stated.n} under {stated.contract}"
 

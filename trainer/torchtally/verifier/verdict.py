@@ -209,7 +209,8 @@ def _expect_per_pod(groups: list[Lines], count: int) -> Iterator[Problem]:
 
 def fulfilled(line: TallyLine) -> str:
     """The contract that the `all` row of a block without a problem proves."""
-    return table.fulfilled(expected.size(line) - line.n, line.end, line.dropped or 0)
+    size = expected.size(line)
+    return table.fulfilled(size - line.n, line.end, line.dropped or 0, size if line.drawn_digest else None)
 
 
 def _sources(sources: list[str]) -> str:

@@ -23,6 +23,7 @@ from torchtally.accounting.batches.collate import (
 )
 from torchtally.accounting.data.facts import changed_length
 from torchtally.accounting.order import randomness
+from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
@@ -41,8 +42,6 @@ LOADING_OPTIONS = (
 )
 _TRIED = 1000  # samples, to make a batch of none
 _TAKEN = {"batch_sampler", "batch_size", "drop_last", "sampler", "shuffle"}
-_OWN = "use account.sampler() with a DataLoader of your own"
-_ASKED_FOR_BY = {"batch_sampler": _OWN, "drop_last": "pass contract='drop_last'", "sampler": _OWN}
 # For streams of libraries, by the name of the package.
 _INSTEAD = {
     "datasets": ": load it without streaming=True, or read its files by torchtally.streams.parquet.ParquetFiles",
@@ -166,7 +165,7 @@ class StreamByStep(data.IterableDataset[Any]):
 class Requests(data.Sampler[Request]):
     """What DataLoader's workers are asked for: numbered index lists of steps. `asked` has those not yet answered."""
 
-    def __init__(self, sampler: Sampler):
+    def __init__(self, sampler: AnySampler):
         self.sampler = sampler
         self.asked: deque[Asked] = deque()
         self.fills = False
@@ -178,10 +177,10 @@ class Requests(data.Sampler[Request]):
     def _made(self, asked: deque[Asked]) -> Iterator[Request]:
         seed = _seed(self.sampler)
         filler = self.sampler.filler if self.fills else None
-        for number, step in enumerate(self.sampler.arrays()):
+        for number, step in enumerate(self.sampler.arrays(), self.sampler.schedule.skip):
             asked.append((number, step))
             indices = step.tolist()
-            yield number, randomness.mixed(seed + indices[0]) if indices else seed, indices, filler
+            yield number, randomness.mixed(seed + self.sampler.salt(number, indices)), indices, filler
 
     def __len__(self) -> int:
         return self.sampler.total_steps
@@ -202,12 +201,13 @@ class StepLoader(data.DataLoader[Any]):
 
     fills = False
 
-    def __init__(self, dataset: Any, sampler: Sampler, collate_fn: Collate | None = None, **options: Any):
+    def __init__(self, dataset: Any, sampler: AnySampler, collate_fn: Collate | None = None, **options: Any):
         if taken := sorted(options.keys() & _TAKEN):
             raise Refused(f"the loader of an account sets {', '.join(taken)} itself")
         collate = collate_fn or data.default_collate
         self._sampler_of_steps = sampler
         if isinstance(dataset, data.IterableDataset):
+            assert isinstance(sampler, Sampler)  # a sampler of the program's own asks for single samples
             super().__init__(StreamByStep(dataset, sampler, collate), batch_size=None, collate_fn=_as_it_is, **options)
         else:
             steps = Requests(sampler)
@@ -234,8 +234,8 @@ class StepLoader(data.DataLoader[Any]):
 def options_problem(options: Mapping[str, Any]) -> str | None:
     """Return why account.loader() cannot take these arguments for the DataLoader."""
     for name in options:
-        if name in _ASKED_FOR_BY:
-            return f"account.loader() sets {name} itself: {_ASKED_FOR_BY[name]}"
+        if name == "drop_last":
+            return "account.loader() sets drop_last itself: pass contract='drop_last'"
         if name not in inspect.signature(data.DataLoader).parameters:
             return f"account.loader() takes no argument {name}, and neither does a DataLoader"
     collate = options.get("collate_fn")
@@ -293,7 +293,7 @@ def _taken(asked: deque[Asked]) -> Iterator[Asked]:
         yield asked.popleft()
 
 
-def _seed(sampler: Sampler) -> int:
+def _seed(sampler: AnySampler) -> int:
     """What a dataset draws follows from seed, epoch and step, whichever process fetches it: `mixed` with the step."""
     return randomness.mixed(sampler.seed, sampler.shard.epoch)
 

@@ -12,6 +12,7 @@ from torchtally.accounting.ledger import drops as dropping
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
+from torchtally.accounting.order.drawn import Draw
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -38,12 +39,18 @@ class EpochInProgress:
     """
 
     def __init__(
-        self, tally: Tally, schedule: Schedule, *, drops: Drops | None = None, trains: bool = True, commits: int = 0
+        self,
+        tally: Tally,
+        schedule: Schedule | Draw,
+        *,
+        drops: Drops | None = None,
+        trains: bool = True,
+        commits: int = 0,
     ):
         self.tally, self.drops, self.trains, self.commits = tally, drops, trains, commits
         self.schedule, self._expected = schedule, schedule.arrays()
         self.total = schedule.steps  # those that were skipped included
-        self._samples, self._batch, self.phase = schedule.total, schedule.batch, tally.phase.name
+        self.phase = tally.phase.name
         self.handed = self.counted = schedule.skip
         self._pending: deque[tuple[Tensor, Indices | None]] = (
             deque()
@@ -86,15 +93,16 @@ class EpochInProgress:
             commits=self.commits,
             batch=phase.batch,
             world=world,
+            drawn=self.schedule.drawn(self.counted) if isinstance(self.schedule, Draw) else None,
         )
 
     def position_of(self, step: int) -> int:
         """The position of the order at which a step begins."""
-        return self.tally.phase.start + (step - 1) * self._batch
+        return self.schedule.position(step)
 
     def samples(self, first: int, last: int) -> int:
         """Samples of all ranks in the steps after step `first`, up to step `last`."""
-        return min(last * self._batch, self._samples) - min(first * self._batch, self._samples)
+        return self.schedule.reached(last) - self.schedule.reached(first)
 
     @property
     def title(self) -> str:
@@ -125,7 +133,7 @@ class EpochInProgress:
         if not same and not np.array_equal(np.sort(taken), np.sort(expected)):
             lacks, foreign = _less(expected, taken), _less(taken, expected)
             parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
-            size = self._batch // self.schedule.shard.world
+            size = self.schedule.batch // self.schedule.shard.world
             hint = f"; the loader's batch_size must be the sampler's, {size}" if len(taken) != len(expected) else ""
             raise Unproven(f"{self.where(step)} is not proved: the batch {' and '.join(parts)}{hint}")
         rows = self.take(batch.indices, dropped)
@@ -144,7 +152,7 @@ class EpochInProgress:
                 f"{self.name}: {MANY_PENDING} batches are handed out and do not count; a batch counts once an "
                 "optimizer that account.optimizer() has received steps with its gradients, or once commit() is called"
             )
-        return min(self._batch, self._samples - (self.handed - 1) * self._batch)
+        return self.samples(self.handed - 1, self.handed)
 
     def count(self, upto: int) -> None:
         """Count the batches up to step `upto`, and those after it that are skipped."""
@@ -222,7 +230,11 @@ class EpochInProgress:
         """End the epoch after the samples that count."""
         self.stopped = True
         self.total = self.counted
-        self.tally.end_at(min(self.position.consumed, self.tally.phase.n))
+        if isinstance(self.schedule, Draw):
+            self.tally.drawn = self.schedule.taken(self.counted)
+            self.tally.end_at(self.position.consumed)
+        else:
+            self.tally.end_at(min(self.position.consumed, self.tally.phase.n))
 
     @property
     def left(self) -> str:

@@ -1,9 +1,13 @@
 """Going on at a position: where the ranks of today begin, and the digest of what is consumed already."""
 
+from collections.abc import Iterable
+
 import numpy as np
+import torch
 
 from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
+from torchtally.accounting.order.drawn import Draw
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest
@@ -19,9 +23,30 @@ def place(position: Position, world: int, batch: int) -> tuple[int, int]:
     The same ranks go on with their shards. Others, or other batches, share out what is left. So do the same ranks if
     samples are dropped: of these it is known how many there are, and not which rank had them.
     """
+    if position.drawn is not None:
+        return 0, position.steps
     if position.dropped is None and (position.world, position.batch) == (world, batch):
         return position.start, position.steps
     return position.consumed, 0
+
+
+def problem(name: str, positions: Iterable[Position], world: int) -> str | None:
+    """Why epochs in an order that is drawn cannot go on at these positions."""
+    drawn = (each for each in positions if each.drawn is not None and each.consumed and each.world != world)
+    if (position := next(drawn, None)) is None:
+        return None
+    return (
+        f"{name}: its own sampler has shared out this epoch over {position.world} ranks, and {world} cannot go on "
+        f"within it: go on with {position.world}, or from a state between two epochs"
+    )
+
+
+def restore_drawn(tally: Tally, draw: Draw, dropped: Digest) -> None:
+    """Give a new tally what is consumed or dropped in the steps of its phase that are skipped."""
+    own = draw.taken(draw.skip)
+    tally.restore(Digest(), tally.digest_of(torch.from_numpy(own)), len(own), [])
+    if tally.run.rank == 0:  # for all
+        tally.carried_dropped = dropped
 
 
 def restore(tally: Tally, skip: int, dropped: Digest) -> None:

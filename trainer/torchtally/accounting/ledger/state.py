@@ -13,6 +13,7 @@ from torchtally.accounting.order.plan import Extent
 from torchtally.proof import digest, drop_counts, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
+from torchtally.proof.integers import are_in
 from torchtally.proof.order import Order, sizes_of
 from torchtally.proof.rules import HUGE, MANY, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
@@ -29,6 +30,14 @@ def _dropped(line: Values, name: str) -> bytes | None:
     return None if line.values[name] is None else rules.packed_digest(line, name)
 
 
+def _drawn(line: Values, name: str) -> tuple[int, int]:
+    value = line.values.get(name)
+    if are_in(value, range(HUGE), range(HUGE)):
+        samples, mark = value
+        return samples, mark
+    raise line.bad(name, "[samples, hash]")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """How far an epoch's order is consumed: `steps` steps of `batch` samples by `world` ranks, from `start` on."""
@@ -40,10 +49,13 @@ class Position:
     batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
     world: Annotated[int, rules.world]
     dropped: Annotated[bytes | None, _dropped] = None  # digest of what the program has dropped in the epoch so far
+    drawn: Annotated[tuple[int, int] | None, _drawn] = None  # of the steps, in an order that is drawn: `Draw.drawn`
 
     @property
     def consumed(self) -> int:
         """Samples of the order that all ranks have consumed, as if it had no end."""
+        if self.drawn is not None:
+            return self.drawn[0]
         return self.start + self.steps * self.batch
 
 
@@ -132,6 +144,10 @@ class PhaseState:
     dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
     dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
     dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # the same by epoch; empty if not known
+    drawn: Annotated[int, rules.integer(0, HUGE * MANY)] = (
+        0  # samples of completed epochs whose lines have drawn_digest
+    )
+    drawn_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
     before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
     ahead: Annotated[tuple[Position, ...], _positions] = ()  # in the epochs after that of `position`, if it is complete
 
@@ -178,8 +194,13 @@ class PhaseState:
         of_dropped = digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
         if "dropped_digest" in line:
             of_dropped += digest.fold([(epoch, digest.parse(line["dropped_digest"]))], run)
+        of_drawn = digest.unpack(self.drawn_digest) if self.drawn_digest else Digest()
+        if "drawn_digest" in line:
+            of_drawn += digest.fold([(epoch, digest.parse(line["drawn_digest"]))], run)
         return replace(
             self,
+            drawn=self.drawn + (line["expected"] if "drawn_digest" in line else 0),
+            drawn_digest=of_drawn.packed if any(of_drawn.words) else None,
             completed=self.completed + 1,
             consumed=self.consumed + line["consumed"],
             digest=(digest.unpack(self.digest) + folded).packed,
@@ -261,13 +282,14 @@ class State:
             for where, field in ((phases[name], "dropped_digest"), *((each, "dropped") for each in positions)):
                 where[field] = where.get(field) and digest.as_text(where[field])
                 drops = drops or bool(where[field])
+            phases[name]["drawn_digest"] = phase.drawn_digest and digest.as_text(phase.drawn_digest)
             for where, fields in (
-                (phases[name], ("sizes", "dropped", "dropped_digest", "dropped_in", "ahead")),
-                *((each, ("dropped",)) for each in positions),
+                (phases[name], ("sizes", "dropped", "dropped_digest", "dropped_in", "drawn", "drawn_digest", "ahead")),
+                *((each, ("dropped", "drawn")) for each in positions),
             ):
                 for field in fields:
-                    if not where[field]:
-                        del where[field]
+                    if not where.get(field):
+                        where.pop(field, None)
             if phase.before is None:
                 del phases[name]["before"]
         version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION

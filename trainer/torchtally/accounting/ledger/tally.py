@@ -78,9 +78,14 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class Tally:
-    """The record of what one rank consumed in one phase."""
+    """The record of what one rank consumed in one phase.
 
-    def __init__(self, run: Run, phase: Phase):
+    Attributes:
+        drawn: What it should consume in an order that is drawn; None in one that is computed.
+    """
+
+    def __init__(self, run: Run, phase: Phase, drawn: Indices | None = None):
+        self.drawn = drawn
         self.run, self.phase, self.shard = run, phase, phase.shard(run)
         # This rank's share of the digest of what was consumed before phase.start: the shares of all ranks add up.
         self.carried = Digest()
@@ -118,6 +123,14 @@ class Tally:
         """All recorded indices, also of what was dropped; None where they are too many to keep."""
         self._flush()
         return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
+
+    @property
+    def expected(self) -> tuple[int, Digest]:
+        """How many samples it should record, and their digest: of positions alone in an order that is computed."""
+        if self.drawn is not None:
+            return len(self.drawn), self.digest_of(torch.from_numpy(self.drawn))
+        g = digest.base(self.run.run)
+        return self.shard.size, sum((digest.of_progression(each, g) for each in self.shard.progressions), Digest())
 
     def end_at(self, position: int) -> None:
         """End the phase before a position of its order."""

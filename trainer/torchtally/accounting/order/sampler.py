@@ -1,6 +1,7 @@
 """This rank's part of an epoch's order, as samplers for a DataLoader."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -92,6 +93,14 @@ class Sampler(data.Sampler[int]):
         """Steps of an epoch, or of what is left of it from `start` on, those that are skipped included."""
         return self.shard.steps(self.batch)
 
+    def total_of(self, start: int = 0, end: int | None = None) -> int:
+        """Samples of all ranks in a part of an epoch, whatever part was chosen."""
+        return replace(self.shard, start=start, end=end).total
+
+    def steps_of(self, start: int = 0, end: int | None = None) -> int:
+        """Steps of a part of an epoch, whatever part was chosen."""
+        return replace(self.shard, start=start, end=end).steps(self.batch)
+
     @property
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
@@ -107,6 +116,10 @@ class Sampler(data.Sampler[int]):
     def schedule(self) -> Schedule:
         """The steps of what was chosen."""
         return Schedule(self.shard, self.batch, int(self._place[2]))
+
+    def salt(self, step: int, indices: list[int]) -> int:
+        """What the randomness of a step depends on: its samples, at any number of ranks."""
+        return indices[0] if indices else 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, from its beginning."""

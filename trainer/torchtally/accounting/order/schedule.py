@@ -42,6 +42,14 @@ class Schedule:
         """Samples of all ranks in all steps, repeats counted."""
         return self.shard.total
 
+    def reached(self, steps: int) -> int:
+        """Samples of all ranks in the first steps, repeats counted."""
+        return min(steps * self.batch, self.total)
+
+    def position(self, step: int) -> int:
+        """The position of the order at which a step begins, from 1, as if the order had no end."""
+        return self.shard.start + (step - 1) * self.batch
+
     def begin(self, step: int) -> int:
         """The number, in this rank's shard, of its first sample at or after a step's first position."""
         return -(-(step * self.batch - self.shard.rank) // self.shard.world)

@@ -40,6 +40,8 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
                 dropped=phase.dropped or None,
                 dropped_digest=phase.dropped_digest,
                 dropped_in=(phase.dropped_in or None) if phase.completed > 1 else None,
+                drawn=phase.drawn if phase.drawn_digest else None,
+                drawn_digest=phase.drawn_digest,
                 end=phase.end,
                 worlds=None if _as_the_run(name, phase, worlds) else phase.worlds,
             )

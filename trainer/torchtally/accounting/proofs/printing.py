@@ -29,6 +29,7 @@ def line_of(
     consumed: int,
     digest: Digest,
     dropped: Digest,
+    drawn: Digest | None,
     wrong: Wrong | None,
     outside: list[int],
 ) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def line_of(
         digest=digest.packed,
         dropped=dropped.words[0] or None,
         dropped_digest=dropped.packed if any(dropped.words) else None,
+        drawn_digest=drawn.packed if drawn else None,
         lost=None if wrong is None else _samples(lost),
         doubled=None if wrong is None else _samples(doubled),
         lost_indices=_indices(lost),

@@ -50,22 +50,27 @@ def prove(
     a rank has a `problem`, for which nothing is proved, or its `weights` show that it trains a model of its own.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
-    parts = shard.progressions
-    difference = tally.digest + tally.dropped - sum((digest.of_progression(part, g) for part in parts), Digest())
-    stretches = decoder.explain(difference, parts[0], shard.n, g)
+    size, due = tally.expected
+    difference = tally.digest + tally.dropped - due
+    everything = Progression(0, 1, shard.n)
+    in_order = shard.progressions[0] if tally.drawn is None else everything
+    stretches = decoder.explain(difference, in_order, shard.n, g)
     wrong: Wrong | None
     if stretches is None and tally.kept is not None:
-        wrong = _counted(_histogram(tally.kept, shard.n) - _expected_histogram(shard, parts))
+        wrong = _counted(_histogram(tally.kept, shard.n) - _expected_histogram(tally))
     else:
         wrong = _named(stretches, shard)
-    dropped = tally.dropped
-    line = line_of(tally, run.rank, run.pod, shard.size, tally.count, tally.digest, dropped, wrong, tally.outside)
+    of_draws = None if tally.drawn is None else due
+    line = line_of(
+        tally, run.rank, run.pod, size, tally.count, tally.digest, tally.dropped, of_draws, wrong, tally.outside
+    )
     own = _Own(
         line=line,
         digest=tally.digest,
         carried=tally.carried,
         outside=tally.outside,
         dropped=tally.dropped,
+        drawn=due,
         carried_dropped=tally.carried_dropped,
         commits=tally.commits,
         problem=problem,
@@ -84,22 +89,25 @@ def prove(
     carried_dropped = sum((each.carried_dropped for each in of_ranks), Digest())
     dropped = sum((each.dropped for each in of_ranks), carried_dropped)
     together = sum((each.digest + each.carried for each in of_ranks), Digest()) - carried_dropped
-    difference = together + dropped - digest.of_all_ranks(shard, g)
-    stretches = decoder.explain(difference, Progression(0, 1, shard.n), shard.n, g)
-    if stretches is None and tally.kept is not None:
-        seen = torch.from_numpy(_histogram(tally.kept, shard.n) * leads)
-        dist.all_reduce(seen, group=group)
-        wrong = _counted(seen.numpy() - _expected_histogram(shard, shard.everything))
+    if tally.drawn is None or (shard.contract == "exact" and shard.end is None):
+        expected, of_draws, of_all = shard.start + shard.total, None, digest.of_all_ranks(shard, g)
+    else:  # nothing but the draws tells
+        expected = sum(each.line["expected"] for each in of_ranks)
+        of_draws = of_all = sum((each.drawn for each in of_ranks), Digest())
+    difference = together + dropped - of_all
+    stretches = decoder.explain(difference, everything, shard.n, g)
+    if stretches is None and tally.kept is not None:  # of a whole epoch: the shards are all of it
+        more = torch.from_numpy((_histogram(tally.kept, shard.n) - _expected_histogram(tally)) * leads)
+        dist.all_reduce(more, group=group)
+        wrong = _counted(more.numpy())
     else:
         # Right positions with wrong indices: the order's inverse is broken, so that nothing can be named.
         wrong = None if stretches == [] and any(difference.words) else _named(stretches, shard)
     ranks = [each.line for each in of_ranks]
-    expected = shard.start + shard.total
     consumed = shard.start + sum(line["consumed"] for line in ranks) - carried_dropped.words[0]
     outside = sorted(index for each in of_ranks for index in each.outside)
-    proof = Proof(
-        [*ranks, line_of(tally, "all", ranks[0]["pod"], expected, consumed, together, dropped, wrong, outside)]
-    )
+    pod = ranks[0]["pod"]
+    proof = Proof([*ranks, line_of(tally, "all", pod, expected, consumed, together, dropped, of_draws, wrong, outside)])
     if run.rank == 0 and leads:
         emit(proof.lines[-1])
         kept_lines.add(proof.lines)
@@ -116,6 +124,7 @@ class _Own:
     carried: Digest
     outside: list[int]
     dropped: Digest
+    drawn: Digest
     carried_dropped: Digest
     commits: int | None
     problem: str | None
@@ -124,7 +133,7 @@ class _Own:
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
         """From JSON."""
-        digests = ("digest", "carried", "dropped", "carried_dropped")
+        digests = ("digest", "carried", "dropped", "drawn", "carried_dropped")
         found = {name: Digest(tuple(values[name]["words"])) for name in digests}
         return cls(**values | found | {"weights": ParameterHashes.of(values["weights"])})
 
@@ -180,8 +189,11 @@ def _counted(difference: Indices) -> Wrong:
     return [(int(difference[where].sum()), where[:NAMED]) for where in (lost, doubled)]
 
 
-def _expected_histogram(shard: Shard, parts: list[Progression]) -> Indices:
-    return _histogram(shard.samples_at(np.concatenate([_positions(part) for part in parts])), shard.n)
+def _expected_histogram(tally: Tally) -> Indices:
+    shard, drawn = tally.shard, tally.drawn
+    if drawn is None:
+        drawn = shard.samples_at(np.concatenate([_positions(part) for part in shard.progressions]))
+    return _histogram(drawn, shard.n)
 
 
 def _positions(part: Progression, most: int | None = None) -> Indices:

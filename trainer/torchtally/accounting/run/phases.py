@@ -17,8 +17,11 @@ from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.state import PhaseState, Position
 from torchtally.accounting.ledger.tally import Phase, Tally
+from torchtally.accounting.order import randomness
+from torchtally.accounting.order.drawn import AnySampler, DrawnSampler
 from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.order.source import Source, batch_size_problem
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.progress import Progress
 from torchtally.checkpoints import conditions
@@ -26,7 +29,7 @@ from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.proof import digest
 from torchtally.proof import line as tally_line
-from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.contract import CONTRACTS, OF_DRAWS, Contract
 from torchtally.proof.digest import Digest
 
 
@@ -41,7 +44,7 @@ class Phases:
 
     def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None):
         self._progress, self._attempt, self._order = progress, attempt, order
-        self.samplers: dict[str, Sampler] = {}
+        self.samplers: dict[str, AnySampler] = {}
         self.training: dict[str, bool] = {}
         self.open: dict[str, list[EpochInProgress]] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
@@ -70,7 +73,7 @@ class Phases:
         planned = consumed = 0
         for phase, (epochs, end) in self._progress.extents.items():
             if self.training.get(phase):
-                whole = replace(self.samplers[phase].shard, start=0, end=None).total
+                whole = self.samplers[phase].total_of()
                 planned += epochs * whole - (whole - end if end is not None else 0)
                 consumed += self._progress.phases[phase].accounted
                 consumed += sum(each.consumed for each in self.positions(phase))
@@ -136,7 +139,7 @@ class Phases:
         phase: str,
         n: int,
         *,
-        batch_size: int,
+        batch_size: int | None,
         shuffle: bool,
         contract: Contract,
         fingerprint: str | None,
@@ -147,11 +150,9 @@ class Phases:
         self._check_planned(phase)
         check_order(order)
         if type(batch_size) is not int or batch_size < 1:
-            raise Refused(f"{phase}: batch_size={batch_size!r} must be a whole number from 1")
+            raise Refused(f"{phase}: {batch_size_problem(batch_size)}")
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
-        if n and (problem := tally_line.problem({"n": n, "data": fingerprint or UNKNOWN})):
-            raise Refused(f"{phase}: {problem}")
         try:
             sampler = Sampler(
                 n,
@@ -165,21 +166,62 @@ class Phases:
             )
         except Refused as refused:
             raise Refused(f"{phase}: {refused}") from None
-        known = PhaseState.beginning(n=n, contract=contract, order=sampler.order, data=fingerprint or UNKNOWN)
+        self._add(phase, sampler, fingerprint, trains)
+        return sampler
+
+    def _draw(
+        self, phase: str, dataset: Any, batches: Iterable[Any], batch_size: int | None, contract: Contract, trains: bool
+    ) -> DrawnSampler:
+        """Return the sampler of a phase whose batches the program's own sampler draws. A collective call.
+
+        Raises Refused.
+        """
+        self._check_planned(phase)
+        if contract not in OF_DRAWS:
+            raise Refused(f"{phase}: contract={contract!r} of a sampler must be one of {', '.join(OF_DRAWS)}")
+        if not isinstance(planned := self._progress.given[phase], int):
+            raise Refused(
+                f"the plan of {phase} is in {', '.join(planned)}, and with a sampler of its own it must be in whole "
+                "epochs: account.stop() ends a run within one"
+            )
+        if isinstance(dataset, data.IterableDataset) or getattr(dataset, "ordered", False):
+            raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: it takes no sampler")
+        seed, members = self._attempt.run.seed, self._attempt.members
+        sampler = DrawnSampler(
+            phase,
+            Source(len(dataset), batches, randomness.mixed(seed, randomness.number_of(phase))),
+            contract=contract,
+            batch_size=batch_size,
+            seed=seed,
+            rank=members.rank,
+            world=members.world,
+            leads=members.leads,
+            group=members.everyone,
+        )
+        self._add(phase, sampler, fingerprint(dataset), trains)
+        sampler.draw(self._progress.phases[phase].completed + 1)
+        return sampler
+
+    def _add(self, phase: str, sampler: AnySampler, found: str | None, trains: bool) -> None:
+        """Add a phase, whose data has this fingerprint. Raises Refused."""
+        n, found = sampler.n, found or UNKNOWN
+        if n and (problem := tally_line.problem({"n": n, "data": found})):
+            raise Refused(f"{phase}: {problem}")
+        known = PhaseState.beginning(n=n, contract=sampler.contract, order=sampler.order, data=found)
         self._progress.declare(phase, known)
         self.samplers[phase], self.training[phase] = sampler, trains
-        return sampler
 
     def make_loader(
         self,
         phase: str,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | None,
         shuffle: bool,
         contract: Contract,
         trains: bool,
         order: Locality | None,
+        own: Iterable[Any] | None,
         **options: Any,
     ) -> data.DataLoader[Any]:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
@@ -190,20 +232,26 @@ class Phases:
                 f"{phase}: a {type(dataset).__name__} with the keys {', '.join(names[:8])} has no samples by their "
                 "numbers: pass one of its datasets"
             )
-        if shuffle and getattr(dataset, "ordered", False):
-            raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
         check_order(order)
-        order = order or (self._order if shuffle else None)
-        sampler = self.declare(
-            phase,
-            len(dataset),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            contract=contract,
-            fingerprint=fingerprint(dataset),
-            trains=trains,
-            order=order and order.offered(dataset),
-        )
+        sampler: AnySampler
+        if own is not None:
+            if order:
+                raise Refused(f"{phase}: it takes order={order} or a sampler, and not both")
+            sampler = self._draw(phase, dataset, own, batch_size, contract, trains)
+        else:
+            if shuffle and getattr(dataset, "ordered", False):
+                raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
+            order = order or (self._order if shuffle else None)
+            sampler = self.declare(
+                phase,
+                len(dataset),
+                batch_size=batch_size,
+                shuffle=shuffle,
+                contract=contract,
+                fingerprint=fingerprint(dataset),
+                trains=trains,
+                order=order and order.offered(dataset),
+            )
         try:
             self._loaders[phase] = step_loader.StepLoader(dataset, sampler, **options)
         except (TypeError, ValueError) as error:  # DataLoader's own checks
@@ -226,21 +274,18 @@ class Phases:
     def whole_steps(self, phase: str) -> int:
         """Return the number of steps of a whole epoch, whatever part of one the sampler has chosen. Raises Refused."""
         self._check_declared(phase)
-        sampler = self.samplers[phase]
-        return replace(sampler.shard, start=0, end=None).steps(sampler.batch)
+        return self.samplers[phase].steps_of()
 
     def steps(self, phase: str, epoch: int) -> int:
         """Return the number of steps of an epoch of the plan."""
         self.measure()
-        sampler = self.samplers[phase]
-        return replace(sampler.shard, start=0, end=self._progress.end(phase, epoch)).steps(sampler.batch)
+        return self.samplers[phase].steps_of(end=self._progress.end(phase, epoch))
 
     def skipped(self, phase: str) -> int:
         """Return the number of steps of a phase's next epoch that a loaded state has."""
         epoch = self._progress.completed(phase) + 1
         steps, sampler, (start, skip) = self.steps(phase, epoch), self.samplers[phase], self._place(phase, epoch)
-        shard = replace(sampler.shard, start=start, end=self._progress.end(phase, epoch))
-        return steps - (shard.steps(sampler.batch) - skip)
+        return steps - (sampler.steps_of(start, self._progress.end(phase, epoch)) - skip)
 
     def begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> list[EpochInProgress]:
         """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it. A collective call.
@@ -252,7 +297,8 @@ class Phases:
         progress, sampler = self._progress, self.samplers[phase]
         chosen, loaded = progress.phases[phase], progress.loaded
         start, skip = self._place(phase, epoch)
-        sampler.choose(epoch, start, skip, progress.end(phase, epoch))
+        if isinstance(sampler, Sampler):
+            sampler.choose(epoch, start, skip, progress.end(phase, epoch))
         facts = {
             "phase": phase,
             "epoch": epoch,
@@ -283,12 +329,16 @@ class Phases:
         return self.open[phase][len(waiting) :]
 
     def _begun(self, phase: str, epoch: int) -> EpochInProgress:
-        """An epoch, or the rest of it."""
+        """An epoch, or the rest of it. A collective call with a sampler of the program's own."""
         progress, sampler = self._progress, self.samplers[phase]
         chosen, end = progress.phases[phase], progress.end(phase, epoch)
         position = next((each for each in chosen.positions if each.epoch == epoch), None)
         start, skip = self._place(phase, epoch)
-        sampler.choose(epoch, start, skip, end)
+        drawn = None
+        if isinstance(sampler, DrawnSampler):
+            drawn = sampler.draw(epoch, skip, position.drawn if position else None)
+        else:
+            sampler.choose(epoch, start, skip, end)
         dataset, _ = self._data.get(phase, (None, None))
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
@@ -303,9 +353,12 @@ class Phases:
                 end=end,
                 mix=dataset.mix if isinstance(dataset, Mixture) else None,
             ),
+            drawn.taken(drawn.steps) if drawn else None,
         )
         before = digest.unpack(position.dropped) if position and position.dropped else Digest()
-        if start or skip:
+        if drawn and skip:
+            resume.restore_drawn(tally, drawn, before)
+        elif start or skip:
             resume.restore(tally, skip, before)
         progress.phases[phase] = chosen.shared_out(epoch, start, sampler.world)
         commits = position.commits if position else 0
@@ -339,7 +392,8 @@ class Phases:
             return f"{phase} epoch {epoch} was made before"
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
-        if changed := self.changed(phase):
+        positions = self._progress.phases[phase].positions
+        if changed := self.changed(phase) or resume.problem(phase, positions, sampler.world):
             return changed
         if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torchtally.accounting.ledger.body import Body
 from torchtally.accounting.ledger.state import PhaseState, Position, State
 from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.plan import Extent, Planned, as_values, extent
-from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.proofs.last_line import last_line
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -75,7 +75,7 @@ class Progress:
                 raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}")
         self.phases[phase] = replace(known, sizes=found.sizes)  # a state can have their fingerprint alone
 
-    def measure(self, samplers: Mapping[str, Sampler]) -> None:
+    def measure(self, samplers: Mapping[str, AnySampler]) -> None:
         """Find how far the plan reaches: a plan in steps needs the phase's batch. Raises Refused."""
         for phase, planned in self._plan.items():
             if phase in self.extents:

@@ -1,0 +1,519 @@
+"""A loader with a sampler of the program's own: what it draws is what is in the weights, on any number of ranks."""
+
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from accounts import alone, as_rank, run, tallies, verified
+from own_samplers import ByTokens, Groups, LengthBuckets, OnOneRank, RepeatedAugmentation, Restless, SeededByRank
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+from witness import Noisy, Witness
+
+from torchtally import Account, Batch, Steps
+from torchtally.accounting.order.drawn import DrawnSampler
+from torchtally.accounting.order.source import Source
+from torchtally.proof.line import PREFIX
+from torchtally.verifier.phrasing import conclusion
+
+N = 23
+LENGTHS = [(7 * index) % 11 + 1 for index in range(N)]
+Makes = Callable[[], dict[str, Any]]
+
+
+def buckets() -> dict[str, Any]:
+    return {"batch_sampler": LengthBuckets(LENGTHS, 4)}
+
+
+def tokens() -> dict[str, Any]:
+    return {"batch_sampler": ByTokens(LENGTHS, 20)}
+
+
+def tokens_by_rank() -> dict[str, Any]:
+    return {"batch_sampler": ByTokens(LENGTHS, 20, by_rank=True)}
+
+
+def forgotten() -> dict[str, Any]:
+    return {"sampler": RandomSampler(range(N)), "batch_size": 3}
+
+
+def in_order() -> dict[str, Any]:
+    return {"sampler": SequentialSampler(range(N)), "batch_size": 3}
+
+
+def a_list() -> dict[str, Any]:
+    return {"sampler": [*reversed(range(N))], "batch_size": 3}
+
+
+def distributed() -> dict[str, Any]:
+    return {"sampler": DistributedSampler(range(N)), "batch_size": 3, "contract": "as_drawn"}
+
+
+def weighted() -> dict[str, Any]:
+    return {"sampler": WeightedRandomSampler(LENGTHS, 2 * N), "batch_size": 3, "contract": "as_drawn"}
+
+
+def repeated() -> dict[str, Any]:
+    return {"sampler": RepeatedAugmentation(N), "batch_size": 3, "contract": "as_drawn"}
+
+
+def groups() -> dict[str, Any]:
+    return {"sampler": Groups(N, 2, 3), "batch_size": 6, "contract": "as_drawn"}
+
+
+def some() -> dict[str, Any]:
+    return {"sampler": SubsetRandomSampler(range(5, N)), "batch_size": 3, "contract": "as_drawn"}
+
+
+def restless() -> dict[str, Any]:
+    return {"sampler": Restless(N), "batch_size": 3}
+
+
+SETS = [buckets, tokens, tokens_by_rank, forgotten, in_order, a_list]
+DRAWS = [distributed, weighted, repeated, groups, some]
+
+
+def trains(makes: Makes, epochs: int = 2) -> tuple[list[int], list[list[int]]]:
+    """How often each sample is in the weights, and this rank's batches."""
+    witness, batches = Witness(N), []
+    with Account("own", epochs=epochs) as account:
+        loader = account.loader(Noisy(N), **makes())
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                indices, inputs = batch.data
+                witness.backward(indices, inputs)
+                batches.append(indices.tolist())
+                witness.step()
+                account.commit()
+    return witness.times, batches
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("makes", SETS)
+def test_each_sample_once(makes: Makes, world: int) -> None:
+    found = run(world, trains, makes)
+    assert [each["code"] for each in found] == [0] * world, found[0]["err"]
+    assert all(each["result"][0] == [2] * N for each in found)
+    assert verified(found).holds
+    assert "✓ every sample exactly once" in found[0]["out"]
+    of_ranks = tallies(found[0]["out"])[0]
+    assert {(line["order"], line["contract"]) for line in of_ranks} == {("drawn", "exact")}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("makes", DRAWS)
+def test_each_sample_as_often_as_it_is_drawn(makes: Makes, world: int) -> None:
+    found = run(world, trains, makes)
+    assert [each["code"] for each in found] == [0] * world, found[0]["err"]
+    drawn = Counter(index for each in found for batch in each["result"][1] for index in batch)
+    assert all(each["result"][0] == [drawn[index] for index in range(N)] for each in found)
+    verdict = verified(found)
+    assert verdict.holds, [problem.text for problem in verdict.problems]
+    [first, second] = [line for line in tallies(found[0]["out"])[0] if line["rank"] == "all"]
+    assert first["expected"] + second["expected"] == drawn.total()
+    assert f"✓ the {first['expected']} draws of the sampler, each exactly once" in found[0]["out"]
+
+
+def goes_on(folder: str, makes: Makes, until: int, workers: int = 0) -> tuple[list[int], int]:
+    """Train from the state in a folder on, with a state after each step, and be killed after so many steps."""
+    kept = Path(folder) / f"state-{os.environ['RANK']}"
+    witness, steps = Witness(N), 0
+    with Account("own", epochs=3) as account:
+        loader = account.loader(Noisy(N), num_workers=workers, **makes())
+        if kept.exists():
+            saved = torch.load(kept)
+            account.load_state_dict(saved["account"])
+            witness.load(saved["witness"])
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                witness.backward(*batch.data)
+                witness.step()
+                account.commit()
+                steps += 1
+                torch.save({"account": account.state_dict(), "witness": witness.save()}, kept)
+                if steps == until:
+                    dist.barrier()
+                    os.kill(os.getpid(), signal.SIGKILL)
+    return witness.times, steps
+
+
+@pytest.mark.parametrize("makes", [buckets, tokens_by_rank, groups, weighted])
+@pytest.mark.parametrize("until", [1, 7])
+def test_a_killed_run_goes_on_within_its_epoch(tmp_path: Path, makes: Makes, until: int) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = run(2, goes_on, str(tmp_path / "undisturbed"), makes, 0)
+    assert undisturbed[0]["code"] == 0
+    assert ranks.run(2, as_rank, goes_on, str(tmp_path), makes, until, killed=True) == [None, None]
+    found = run(2, goes_on, str(tmp_path), makes, 0, 2)
+    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+    times, steps = undisturbed[0]["result"]
+    assert [each["result"] for each in found] == [(times, steps - until)] * 2
+    assert verified(found).holds
+
+
+def test_other_ranks_go_on_between_two_epochs_and_not_within_one(tmp_path: Path) -> None:
+    a_step = len(run(2, trains, buckets, 1)[0]["result"][1])
+    for until, code in ((a_step, 0), (1, 2)):
+        folder = tmp_path / str(until)
+        folder.mkdir()
+        assert ranks.run(2, as_rank, goes_on, str(folder), buckets, until, killed=True) == [None, None]
+        (folder / "state-2").write_bytes((folder / "state-0").read_bytes())
+        found = run(3, goes_on, str(folder), buckets, 0)
+        assert [each["code"] for each in found] == [code] * 3, found[0]["err"]
+        if code:
+            assert "has shared out this epoch over 2 ranks, and 3 cannot go on within it" in found[0]["err"]
+        else:
+            assert all(each["result"][0] == [3] * N for each in found)
+            assert verified(found).holds
+
+
+def test_a_sampler_that_draws_otherwise_after_a_restart_is_refused(tmp_path: Path) -> None:
+    assert ranks.run(2, as_rank, goes_on, str(tmp_path), restless, 1, killed=True) == [None, None]
+    found = run(2, goes_on, str(tmp_path), restless, 0)
+    assert [each["code"] for each in found] == [2, 2]
+    assert "the sampler draws other batches than before the restart: it must depend on its seed" in found[0]["err"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"sampler": SeededByRank(N), "batch_size": 3}, "the samplers differ between ranks"),
+        ({"sampler": WeightedRandomSampler(LENGTHS, N), "batch_size": 3}, "must draw each sample once"),
+        ({"sampler": SubsetRandomSampler(range(5, N)), "batch_size": 3}, "samples 0, 1, 2, 3, 4 never"),
+        ({"sampler": [0, *range(N)], "batch_size": 3}, "sample 0 more than once"),
+        ({"sampler": iter(range(N + 1)), "batch_size": 3}, "draws the index 23"),
+        ({"sampler": itertools.repeat(0), "batch_size": 1 << 20}, "must end its epochs"),
+        ({"batch_sampler": [[0, 1], []]}, "a batch without a sample"),
+        ({"batch_sampler": [(0, "a")]}, "must have indices"),
+        ({"batch_sampler": []}, "draws none"),
+        ({"sampler": OnOneRank(), "batch_size": 3}, "rank 1 fails with RuntimeError: no space"),
+        ({"sampler": range(N), "batch_size": 3, "contract": "padded"}, "one of exact, as_drawn"),
+        ({"sampler": range(N)}, "batch_size=None must be"),
+        ({"batch_sampler": [[0]], "batch_size": 3}, "batch_size=3 must be left out"),
+        ({"sampler": range(N), "batch_sampler": [[0]]}, "and not both"),
+        ({"sampler": 5, "batch_size": 3}, "sampler=5 must yield indices"),
+        ({"batch_size": 3, "contract": "as_drawn"}, "one of exact, padded, drop_last"),
+    ],
+)
+def test_what_is_no_contract_is_refused_on_all_ranks(given: dict[str, Any], sentence: str) -> None:
+    found = run(2, trains, functools.partial(dict, given))
+    assert [each["code"] for each in found] == [2, 2]
+    assert all(sentence in each["err"] for each in found), found[0]["err"]
+
+
+def stops(makes: Makes) -> tuple[list[int], list[int]]:
+    """Stop after 2 steps of epoch 2: how often each sample is in the weights, and what this rank has had."""
+    witness, had = Witness(N), []
+    with Account("own", epochs=3) as account:
+        loader = account.loader(Noisy(N), **makes())
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                indices, inputs = batch.data
+                witness.backward(indices, inputs)
+                witness.step()
+                account.commit()
+                had += indices.tolist()
+                if (epoch, batch.step) == (2, 2):
+                    account.stop("patience")
+                    break
+    return witness.times, had
+
+
+@pytest.mark.parametrize("makes", [buckets, groups])
+def test_a_run_that_is_stopped_within_an_epoch_is_proved_up_to_there(makes: Makes) -> None:
+    found = run(2, stops, makes)
+    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+    had = Counter(index for each in found for index in each["result"][1])
+    assert found[0]["result"][0] == [had[index] for index in range(N)]
+    first, last = (line for line in tallies(found[0]["out"])[0] if line["rank"] == "all")
+    assert first["expected"] + last["expected"] == had.total()
+    verdict = verified(found)
+    assert verdict.holds, [problem.text for problem in verdict.problems]
+    draws = f"the first {last['expected']} draws"
+    part = f"{draws} of epoch 2, as its sampler drew them" if makes is groups else f"the first {last['expected']} of 23"
+    assert f"train 1 epoch and {part}" in conclusion(verdict)
+    assert f"✓ {draws} of the sampler, each exactly once" in found[0]["out"]
+
+
+def without_every_fifth(samples: Any) -> Batch:
+    dropped = {index: "a fifth" for index in samples.indices if index % 5 == 0}
+    kept = [(index, sample) for index, sample in zip(samples.indices, samples, strict=True) if index not in dropped]
+    indices = torch.tensor([index for index, _ in kept], dtype=torch.int64)
+    return Batch(indices, default_collate([sample for _, sample in kept]) if kept else None, dropped=dropped)
+
+
+def drops(folder: str, makes: Makes, until: int) -> list[int]:
+    """What this rank has had of what is not dropped, from the state in a folder on, up to so many steps."""
+    kept, steps, had = Path(folder) / f"state-{os.environ['RANK']}", 0, []
+    with Account("own", epochs=2) as account:
+        loader = account.loader(Noisy(N), collate_fn=without_every_fifth, **makes())
+        if kept.exists():
+            account.load_state_dict(torch.load(kept))
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                account.commit()
+                steps += 1
+                had += batch.indices.tolist()
+                torch.save(account.state_dict(), kept)
+                if steps == until:
+                    dist.barrier()
+                    os.kill(os.getpid(), signal.SIGKILL)
+    return had
+
+
+@pytest.mark.parametrize("makes", [buckets, groups])
+def test_what_is_dropped_before_a_restart_stays_dropped(tmp_path: Path, makes: Makes) -> None:
+    assert ranks.run(2, as_rank, drops, str(tmp_path), makes, 2, killed=True) == [None, None]
+    found = run(2, drops, str(tmp_path), makes, 0)
+    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+    verdict = verified(found)
+    assert verdict.holds, [problem.text for problem in verdict.problems]
+    of_epochs = [line for line in tallies(found[0]["out"])[0] if line["rank"] == "all"]
+    assert all(line["consumed"] + line["dropped"] == line["expected"] for line in of_epochs)
+    if makes is buckets:
+        assert [line["dropped"] for line in of_epochs] == [5, 5]
+        assert f"{N - 5} " in found[0]["out"] and "5 dropped by the program, every other sample" in found[0]["out"]
+
+
+def noise(makes: Makes) -> list[tuple[int, float]]:
+    """What this rank's workers draw for each sample in an epoch."""
+    with Account("own", epochs=1) as account:
+        loader = account.loader(Noisy(N), num_workers=1, **makes())
+        had = []
+        for indices, inputs in loader:
+            had += zip(indices.tolist(), inputs[:, 3].tolist(), strict=True)
+            account.commit()
+    return had
+
+
+def test_a_sample_that_is_drawn_again_is_augmented_anew() -> None:
+    found = run(2, noise, repeated)
+    had = [each for rank in found for each in rank["result"]]
+    assert len(had) >= 3 * N and len({drawn for _, drawn in had}) == len(had)
+    assert [each["result"] for each in run(2, noise, repeated)] == [each["result"] for each in found]
+
+
+def plans_steps() -> None:
+    with Account("own", epochs=Steps(5)) as account:
+        account.loader(range(N), **in_order())
+
+
+def test_a_plan_in_steps_is_refused() -> None:
+    found = run(1, plans_steps)
+    assert found[0]["code"] == 2 and "the plan of train is in steps" in found[0]["err"]
+
+
+class Told(RandomSampler):
+    """It tells which epochs it was told of."""
+
+    def __init__(self) -> None:
+        super().__init__(range(N))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def tells() -> tuple[list[int], list[list[int]], list[float]]:
+    """The epochs that a sampler is told of, its draws, and what the program's generator draws around them."""
+    told, had = Told(), []
+    torch.manual_seed(1)
+    drawn = [float(torch.rand(()))]
+    with Account("own", epochs=3) as account:
+        loader = account.loader(range(N), batch_sampler=BatchSampler(told, 3, drop_last=False))
+        drawn.append(float(torch.rand(())))
+        for _ in account.epochs():
+            had.append([])
+            for batch in loader:
+                had[-1] += batch.tolist()
+                account.commit()
+    return told.epochs, had, drawn
+
+
+def test_a_sampler_is_told_of_each_epoch_and_draws_by_generators_of_its_own() -> None:
+    epochs, had, drawn = alone(tells)["result"]
+    assert epochs == [1, 2, 3]
+    assert [sorted(each) for each in had] == [[*range(N)]] * 3
+    assert had[0] != had[1] != had[2] != had[0]
+    torch.manual_seed(1)
+    assert drawn == [float(torch.rand(())) for _ in range(2)]
+
+
+def differs(n: int, contract: str) -> None:
+    with Account("own", epochs=1) as account:
+        rank = dist.get_rank()
+        own = {"contract": contract if rank else "exact", "batch_size": 3}
+        account.loader(range(n if rank else N), sampler=range(N), **own)
+
+
+@pytest.mark.parametrize(("n", "contract"), [(N + 1, "exact"), (N, "as_drawn")])
+def test_ranks_with_other_data_or_another_contract_learn_of_it_before_they_wait(n: int, contract: str) -> None:
+    for each in run(2, differs, n, contract):
+        assert each["code"] == 2
+        assert "and have train epoch 1: 23 samples under exact, or train epoch 1: " in each["err"]
+        assert f"{n} samples under {contract}" in each["err"]
+
+
+class Asked:
+    """A loader in the eyes of a program."""
+
+    def __call__(self) -> list[Any]:
+        sampler, batches = RandomSampler(range(N)), ByTokens(LENGTHS, 20)
+        with Account("own", plan={"train": 0, "test": 0}) as account:
+            one = account.loader(range(N), "train", sampler=sampler, batch_size=3)
+            two = account.loader(range(N), "test", batch_sampler=batches)
+            whole = sum(1 for _ in batches)
+            return [
+                one.sampler is sampler,
+                [*map(len, one.batch_sampler)] == [3] * 7 + [2],
+                (one.batch_size, len(one), len(one.dataset)) == (3, 4, N),
+                two.batch_sampler is batches,
+                (two.batch_size, len(two)) == (None, -(-whole // 2)),
+            ]
+
+
+def test_the_loader_has_what_a_dataloader_has() -> None:
+    for each in run(2, Asked()):
+        assert each["result"] == [True] * 5, each["err"]
+
+
+def damaged(text: str, **changes: Any) -> str:
+    """A log in which the line of all ranks in epoch 1 has other values."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if '"rank":"all"' in line and '"epoch":1' in line:
+            before, _, values = line.partition(PREFIX)
+            lines[number] = before + PREFIX + json.dumps({**json.loads(values), **changes})
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("makes", [buckets, groups])
+def test_lines_that_do_not_bear_out_the_draws_are_refuted(makes: Makes) -> None:
+    found = run(2, trains, makes)
+    lines = tallies(found[0]["out"])[0]
+    first, second = (line for line in lines if line["rank"] == "all")
+    other = next(line for line in lines if (line["rank"], line["epoch"]) == (0, 1))["digest"]
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"digest": other, "consumed": first["consumed"]}, "digest"),
+        ({"expected": first["expected"] + 1}, "expected"),
+        ({"consumed": first["consumed"] + 1}, "consumed"),
+        ({"contract": "drop_last"}, "contract"),
+        ({"order": "sequential"}, "contract" if makes is groups else "order"),
+        ({"start": 1}, "start"),
+    ]
+    if makes is groups:
+        assert second["expected"] == first["expected"]
+        cases += [
+            ({"drawn_digest": other}, "drawn_digest"),
+            ({"drawn_digest": second["drawn_digest"]}, "more times than consumed"),
+            ({"contract": "exact"}, "drawn_digest"),
+        ]
+    for changes, named in cases:
+        text = damaged(found[0]["out"], **changes)
+        verdict = verified([{"out": text}, found[1]])
+        assert not verdict.holds, changes
+        assert any(named in problem.text for problem in verdict.problems), (changes, verdict.problems)
+
+
+def weighs(makes: Makes) -> tuple[list[float], list[list[int]]]:
+    """The parameters after an epoch of mean losses under DDP, and this rank's batches, without fillers."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1).double()
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    had: list[list[int]] = []
+    with Account("own", epochs=1) as account:
+        account.optimizer(optimizer)
+        loader = account.loader(range(N), **makes())
+        for batch in account.epoch("train", 1, loader):
+            account.weigh(_loss(parallel, batch.data)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            had.append(batch.indices.tolist())
+        assert len(had) == len(loader)
+    return [each.item() for each in model.parameters()], had
+
+
+def _loss(model: torch.nn.Module, indices: torch.Tensor) -> torch.Tensor:
+    inputs = indices.double().unsqueeze(1) / N
+    loss: torch.Tensor = (model(inputs) - inputs.square()).square().mean()
+    return loss
+
+
+@pytest.mark.parametrize("makes", [tokens, tokens_by_rank, buckets])
+def test_gradients_of_uneven_batches_are_those_of_one_process(makes: Makes) -> None:
+    found = run(3, weighs, makes)
+    assert [each["code"] for each in found] == [0, 0, 0], found[0]["err"]
+    of_ranks = [each["result"][1] for each in found]
+    steps = [[*itertools.chain(*batches)] for batches in zip(*of_ranks, strict=True)]
+    assert sorted(itertools.chain(*steps)) == [*range(N)]
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in steps:
+        optimizer.zero_grad()
+        _loss(model, torch.tensor(step)).backward()
+        optimizer.step()
+    assert found[0]["result"][0] == pytest.approx([each.item() for each in model.parameters()], rel=1e-12)
+
+
+def draws(cases: int) -> None:
+    """Any batches, the same on all ranks or not: each is in one step of one rank, and all ranks know its rows."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    numbers = random.Random(0)
+    for case in range(cases):
+        n, count = numbers.randint(1, 30), numbers.randint(1, 12)
+        of_ranks = [[numbers.choices(range(n), k=numbers.randint(1, 5)) for _ in range(count)] for _ in range(world)]
+        of_ranks = [batches[numbers.randint(0, count - 1) :] for batches in of_ranks]
+        if same := case % 2 == 0:
+            of_ranks = [of_ranks[0]] * world
+        common = {"contract": "as_drawn", "batch_size": None, "seed": 0, "rank": rank, "world": world, "leads": True}
+        sampler = DrawnSampler("train", Source(n, of_ranks[rank], 0), group=None, **common)
+        draw = sampler.draw(1)
+        steps = [[step.tolist() for step in draw.arrays()]]
+        gathered: list[Any] = [None] * world
+        dist.all_gather_object(gathered, (steps[0], [draw.drawn(step) for step in range(draw.steps + 1)]))
+        if len({str(each) for each in of_ranks}) == 1:
+            flat = [each for step in zip(*(own for own, _ in gathered), strict=True) for each in step]
+            assert [each for each in flat if each] == of_ranks[0]
+        else:
+            assert not same
+            assert [[each for each in own if each] for own, _ in gathered] == of_ranks
+        known = gathered[0][1]
+        assert all(marks == known for _, marks in gathered)
+        rows = [sum(len(own[step]) for own, _ in gathered) for step in range(draw.steps)]
+        assert [samples for samples, _ in known] == [0, *itertools.accumulate(rows)] and draw.batch == max(rows)
+        skip = numbers.randint(0, draw.steps)
+        rest = sampler.draw(1, skip)
+        assert [step.tolist() for step in rest.arrays()] == steps[0][skip:]
+        assert rest.taken(skip).tolist() == [*itertools.chain(*steps[0][:skip])]
+        # Another sample, or two in another order, are known from that step on.
+        batches = [[*batch] for batch in of_ranks[rank]]
+        batches[0] = [*batches[0][1:], batches[0][0]] if len({*batches[0]}) > 1 else [(batches[0][0] + 1) % n]
+        if n > 1 or len(batches[0]) != len(of_ranks[rank][0]):
+            other = DrawnSampler("train", Source(n, batches, 0), group=None, **common).draw(1)
+            assert [other.drawn(step) == known[step] for step in range(draw.steps + 1)] == [True] + [False] * draw.steps
+
+
+def test_steps_of_any_draw() -> None:
+    for world in (1, 2, 3):
+        assert [each["code"] for each in run(world, draws, 60)] == [0] * world

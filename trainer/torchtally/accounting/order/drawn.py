@@ -1,0 +1,293 @@
+"""An order of the program's own: what its sampler draws in an epoch, in batches.
+
+If all ranks draw the same batches, they take turns: rank r of w has the batches r, r + w, ... Otherwise each rank has
+what its own sampler draws, such as one that divides the samples by rank itself.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from torchtally import exchange
+from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.order.source import Source
+from torchtally.errors import Refused
+from torchtally.proof.contract import OfDraws
+from torchtally.proof.modular import Words
+from torchtally.proof.order import DRAWN, Order
+from torchtally.proof.permutation import Indices, splitmix64
+from torchtally.proof.shards import Shard
+
+_COUNTABLE = 1 << 24  # samples of a dataset, up to which those are named that are drawn too often or never
+_NAMED = 8
+_NONE = np.empty(0, dtype=np.int64)
+_AS_DRAWN = (
+    'pass contract="as_drawn" if samples are meant to repeat or to be left out: the proof then compares what is in the '
+    "weights with what the sampler has drawn"
+)
+
+Drawn = tuple[int, int]  # samples of all ranks in the steps up to one, and a hash of them and their places
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """The steps of a rank in an epoch that is drawn: a Schedule. Ranks with fewer batches have empty ones at the end.
+
+    Attributes:
+        shard: The epoch.
+        batches: This rank's.
+        rows: Samples of all ranks in the first steps, from 0 steps on.
+        marks: Hashes of them and their places, which add up.
+        skip: Number of steps, from the first on, that are made already.
+    """
+
+    shard: Shard
+    batches: list[Indices]
+    rows: Words
+    marks: Words
+    skip: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Number of steps, those that are skipped included."""
+        return len(self.rows) - 1
+
+    @property
+    def total(self) -> int:
+        """Samples of all ranks in all steps."""
+        return int(self.rows[-1])
+
+    @property
+    def batch(self) -> int:
+        """Samples of all ranks in the largest step."""
+        return int(np.diff(self.rows).max(initial=1))
+
+    def reached(self, steps: int) -> int:
+        """Samples of all ranks in the first steps."""
+        return int(self.rows[min(steps, self.steps)])
+
+    def position(self, step: int) -> int:
+        """The position at which a step begins, from 1."""
+        return self.reached(step - 1)
+
+    def drawn(self, steps: int) -> Drawn:
+        """What the first steps are known by after a restart."""
+        return self.reached(steps), int(self.marks[min(steps, self.steps)] >> np.uint64(1))
+
+    def taken(self, steps: int) -> Indices:
+        """This rank's samples in the first steps."""
+        return np.concatenate([_NONE, *self.batches[:steps]])
+
+    def arrays(self) -> Iterator[Indices]:
+        """Yield this rank's sample indices of each step that is left."""
+        for step in range(self.skip, self.steps):
+            yield self.batches[step] if step < len(self.batches) else _NONE
+
+
+class DrawnSampler:
+    """The order of a phase whose samples the program's own sampler draws: a Sampler.
+
+    Args:
+        name: The phase.
+        source: The program's sampler.
+        contract: `exact`, or `as_drawn`.
+        batch_size: Samples of a batch, if all have as many.
+        seed: Seed of the account.
+        rank: This process's rank among those that share the samples.
+        world: Number of those.
+        leads: Whether this process draws for its peers, which receive the same samples.
+        group: All processes.
+    """
+
+    order: Order = DRAWN
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        *,
+        contract: OfDraws,
+        batch_size: int | None,
+        seed: int,
+        rank: int,
+        world: int,
+        leads: bool,
+        group: dist.ProcessGroup | None,
+    ):
+        self.n, self.contract, self.batch_size, self.seed = source.n, contract, batch_size, seed
+        self.rank, self.world = rank, world
+        self.name, self._source, self._leads, self._group = name, source, leads, group
+
+    def draw(self, epoch: int, skip: int = 0, before: Drawn | None = None) -> Draw:
+        """Choose an epoch, or what is left of it, and share out what all ranks draw in it. A collective call.
+
+        Raises Refused on all ranks. `before` is what the steps that are skipped had before a restart.
+        """
+        problem, batches, where = None, list[Indices](), f"{self.name} epoch {epoch}"
+        try:
+            batches = self._source.draw(epoch)
+        except Exception as error:  # of the program's sampler: all ranks learn of it
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            problem = f"{where}: the sampler of rank {self.rank} {kind and 'fails with '}{kind}{error}"
+        order = _hash(batches, np.arange(len(batches), dtype=np.uint64))
+        known = f"{where}: {self.n} samples under {self.contract}"
+        own = [problem, known, self.rank, len(batches), int(order.sum(dtype=np.uint64))]
+        told = exchange.all_gather(own, self._group)
+        if problems := [each for each, *_ in told if each]:
+            raise Refused(problems[0])
+        if len(differing := {each: None for _, each, *_ in told}) > 1:
+            raise Refused(f"the ranks must draw the same epoch of the same data, and have {', or '.join(differing)}")
+        of_rank = {rank: drawn for _, _, rank, *drawn in told}
+        if peers := sorted(rank for _, _, rank, *drawn in told if drawn != of_rank[rank]):
+            raise Refused(
+                f"{where}: the peers of data-parallel rank {peers[0]} must draw the same, and draw other samples"
+            )
+        same = all(drawn == of_rank[0] for drawn in of_rank.values())
+        self.schedule = self._turns(epoch, skip, batches) if same else self._own(epoch, skip, batches, of_rank)
+        if not self.total:
+            raise Refused(f"{where}: the sampler must draw samples, and draws none")
+        if self.contract == "exact":
+            self._check(batches, where, same)
+        if before is not None and before != self.schedule.drawn(skip):
+            raise Refused(
+                f"{where}: the sampler draws other batches than before the restart: it must depend on its seed, the "
+                "epoch, and the number of epochs that it has drawn alone: load no state into it"
+            )
+        return self.schedule
+
+    def _turns(self, epoch: int, skip: int, batches: list[Indices]) -> Draw:
+        """Of the same batches on all ranks, this rank has every world-th."""
+        places = np.arange(len(batches), dtype=np.uint64)
+        steps = -(-len(batches) // self.world)
+        of_batches = np.zeros((2, steps * self.world), dtype=np.uint64)
+        of_batches[:, : len(batches)] = [*map(len, batches)], _hash(batches, places)
+        of_steps = of_batches.reshape(2, steps, self.world).sum(axis=2, dtype=np.uint64)
+        return self._drawn(epoch, skip, batches[self.rank :: self.world], of_steps)
+
+    def _own(self, epoch: int, skip: int, batches: list[Indices], of_rank: dict[int, Any]) -> Draw:
+        """Each rank has its own batches."""
+        steps = max(count for count, _ in of_rank.values())
+        of_steps = torch.zeros((2, steps), dtype=torch.int64)
+        if self._leads:
+            places = np.arange(len(batches), dtype=np.uint64) * np.uint64(self.world) + np.uint64(self.rank)
+            of_steps[0, : len(batches)] = torch.tensor([*map(len, batches)])
+            of_steps[1, : len(batches)] = torch.from_numpy(_hash(batches, places).view(np.int64))
+        dist.all_reduce(of_steps, group=self._group)
+        return self._drawn(epoch, skip, batches, of_steps.numpy().view(np.uint64))
+
+    def _drawn(self, epoch: int, skip: int, batches: list[Indices], of_steps: Words) -> Draw:
+        shard = Shard(
+            n=self.n, rank=self.rank, world=self.world, contract=self.contract, order=DRAWN, seed=self.seed, epoch=epoch
+        )
+        rows, marks = np.cumsum(np.pad(of_steps, ((0, 0), (1, 0))), axis=1, dtype=np.uint64)
+        return Draw(shard, batches, rows, marks, skip)
+
+    def _check(self, batches: list[Indices], where: str, same: bool) -> None:
+        """Raise Refused on all ranks unless they draw each sample once."""
+        flat = np.concatenate([_NONE, *batches])
+        found = np.array([len(flat), splitmix64(flat.astype(np.uint64)).sum(dtype=np.uint64)], dtype=np.uint64)
+        if not same:
+            found = self._sum(found.view(np.int64)).view(np.uint64)
+        every = sum(
+            int(splitmix64(np.arange(at, min(at + (1 << 20), self.n), dtype=np.uint64)).sum(dtype=np.uint64))
+            for at in range(0, self.n, 1 << 20)
+        )
+        if found.tolist() == [self.n, every & (1 << 64) - 1]:
+            return
+        wrong = f"{found[0]} samples of {self.n}"
+        if self.n <= _COUNTABLE:
+            times = np.bincount(flat, minlength=self.n)
+            times = times if same else self._sum(times)
+            parts = {"more than once": np.flatnonzero(times > 1), "never": np.flatnonzero(times == 0)}
+            wrong = " and ".join(f"{_shown(those)} {how}" for how, those in parts.items() if len(those))
+        if same:
+            raise Refused(f"{where}: the sampler must draw each sample once, and draws {wrong}: {_AS_DRAWN}")
+        raise Refused(
+            f"{where}: the samplers differ between ranks, and together they must draw each sample once. They draw "
+            f"{wrong}. Let the sampler draw the same on all ranks, which then take turns with its batches, or divide "
+            f"the samples by rank, as DistributedSampler does. Otherwise, {_AS_DRAWN}"
+        )
+
+    def _sum(self, numbers: Any) -> Any:
+        """The sums over all ranks that share the samples."""
+        together = torch.from_numpy(numbers * self._leads)
+        dist.all_reduce(together, group=self._group)
+        return together.numpy()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.schedule.batches))
+
+    @property
+    def batches(self) -> Iterable[list[int]]:
+        """What the program has passed, in batches."""
+        return self._source.batches
+
+    @property
+    def shard(self) -> Shard:
+        """The epoch that was drawn last."""
+        return self.schedule.shard
+
+    @property
+    def batch(self) -> int:
+        """Samples of all ranks in the largest step."""
+        return self.schedule.batch
+
+    @property
+    def total(self) -> int:
+        """Samples of all ranks in the epoch."""
+        return self.schedule.total
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the epoch, those that are skipped included."""
+        return self.schedule.steps
+
+    def total_of(self, start: int = 0, end: int | None = None) -> int:
+        """Samples of all ranks in the epoch: no other part of it is known."""
+        return self.total
+
+    def steps_of(self, start: int = 0, end: int | None = None) -> int:
+        """Steps of the epoch."""
+        return self.total_steps
+
+    @property
+    def idle(self) -> bool:
+        """Whether this rank has no sample in the last step, which all ranks make."""
+        return len(self.schedule.batches) < self.total_steps
+
+    @property
+    def filler(self) -> int:
+        """The index of a sample for a rank that has none in a step."""
+        return int(self.schedule.batches[0][0]) if self.schedule.batches else 0
+
+    def salt(self, step: int, indices: list[int]) -> int:
+        """What the randomness of a step depends on: its place, as a sample can be drawn more than once."""
+        return step * self.world + self.rank
+
+    def arrays(self) -> Iterator[Indices]:
+        """Yield this rank's indices of each step that is left."""
+        return self.schedule.arrays()
+
+
+AnySampler = Sampler | DrawnSampler
+
+
+def _hash(batches: list[Indices], places: Words) -> Words:
+    """A hash of each batch, its order and its place."""
+    if not batches:
+        return np.empty(0, dtype=np.uint64)
+    sizes = np.fromiter(map(len, batches), np.int64, len(batches))
+    begins = np.cumsum(sizes) - sizes
+    within = (np.arange(int(sizes.sum())) - np.repeat(begins, sizes)).astype(np.uint64)
+    where = splitmix64(splitmix64(np.repeat(places, sizes)) + within)
+    values = splitmix64(np.concatenate(batches).astype(np.uint64) + where)
+    return np.add.reduceat(values, begins, dtype=np.uint64)
+
+
+def _shown(indices: Indices) -> str:
+    shown = ", ".join(map(str, indices[:_NAMED].tolist()))
+    return f"{'samples' if len(indices) > 1 else 'sample'} {shown}{', …' * (len(indices) > _NAMED)}"

@@ -1,0 +1,94 @@
+"""The program's own sampler, which is asked once for each epoch."""
+
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils import data
+
+from torchtally.accounting.order import randomness
+from torchtally.errors import Refused
+from torchtally.proof.permutation import Indices
+
+_ENDLESS = 1 << 26  # samples of an epoch, or 64 times those of the dataset: a sampler that draws more never ends
+
+
+class Source:
+    """A sampler of the program in this process.
+
+    It must depend on its seed, on the epoch, and on the number of epochs that it has drawn alone. `set_epoch` is called
+    where it has that, and the generators of torch, NumPy and Python are seeded for each draw, the same on all ranks.
+
+    Args:
+        n: Number of samples of the dataset.
+        batches: What yields the lists of indices of an epoch.
+        seed: A number of the phase.
+    """
+
+    def __init__(self, n: int, batches: Iterable[Any], seed: int):
+        self.n, self.batches, self._seed = n, batches, seed
+        self._epoch = 0  # that was drawn last
+        self._last: list[Indices] = []
+
+    def draw(self, epoch: int) -> list[Indices]:
+        """The batches of an epoch. Raises ValueError that says what is wrong with them."""
+        settable = [each for each in _within(self.batches) if hasattr(each, "set_epoch")]
+        while self._epoch < epoch:
+            # Without set_epoch, a sampler can depend on how often it was asked.
+            self._epoch = epoch if settable else self._epoch + 1
+            for each in settable:
+                each.set_epoch(epoch)
+            with randomness.kept():
+                randomness.reseed(randomness.mixed(self._seed, self._epoch))
+                self._last = [*self._checked()]
+        return self._last
+
+    def _checked(self) -> Iterator[Indices]:
+        drawn, most = 0, max(_ENDLESS, 64 * self.n)
+        for batch in self.batches:
+            try:
+                indices = np.fromiter(map(operator.index, batch), np.int64)
+            except (TypeError, OverflowError):
+                raise ValueError(f"yields {batch!r:.60}, and a batch must have indices of the dataset") from None
+            if not len(indices):
+                raise ValueError("yields a batch without a sample")
+            if outside := indices[(indices < 0) | (indices >= self.n)].tolist():
+                raise ValueError(f"draws the index {outside[0]}, and the dataset has the indices 0 to {self.n - 1}")
+            drawn += len(indices)
+            if drawn > most:
+                raise ValueError(f"draws more than {most} samples in an epoch: it must end its epochs")
+            yield indices
+
+
+def batches_of(sampler: Any, batch_sampler: Any, batch_size: int | None) -> Iterable[list[int]] | None:
+    """The batches of the program's own sampler, as a DataLoader takes it; None without one. Raises Refused."""
+    if sampler is None and batch_sampler is None:
+        return None
+    if sampler is not None and batch_sampler is not None:
+        raise Refused("account.loader() takes sampler= or batch_sampler=, and not both")
+    for name, each, what in (("sampler", sampler, "indices"), ("batch_sampler", batch_sampler, "lists of indices")):
+        if each is not None and not isinstance(each, Iterable):
+            raise Refused(f"{name}={each!r} must yield {what}")
+    if batch_sampler is None:
+        if type(batch_size) is not int or batch_size < 1:
+            raise Refused(batch_size_problem(batch_size))
+        return data.BatchSampler(sampler, batch_size, drop_last=False)
+    if batch_size is not None:
+        raise Refused(f"batch_size={batch_size!r} must be left out, as batch_sampler makes the batches")
+    batches: Iterable[list[int]] = batch_sampler
+    return batches
+
+
+def batch_size_problem(batch_size: object) -> str:
+    """The sentence on a wrong one."""
+    return f"batch_size={batch_size!r} must be a whole number from 1"
+
+
+def _within(sampler: Any) -> list[Any]:
+    """A sampler and those in it, by the names that torch gives them."""
+    known: list[Any] = [sampler]
+    for each in known:
+        inner = (getattr(each, name, None) for name in ("sampler", "batch_sampler"))
+        known += [inside for inside in inner if inside is not None and all(inside is not other for other in known)]
+    return known
