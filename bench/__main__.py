@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from bench import machine, report
-from bench.measure import loading, overhead, sampler, simulated
+from bench.measure import loading, overhead, sampler, simulated, weighed
 from bench.measure.throughput import TASKS
 from bench.results import FOLDER, Results
 from bench.sample import found_in
@@ -77,6 +77,8 @@ def programs(number: int) -> Iterator[list[str]]:
         yield ["observed", case]
     for task in overhead.TASKS:
         yield ["overhead", task]
+    for task in weighed.GOALS:
+        yield ["weighed", task]
     yield ["verifier", "100000"]
     for workers in loading.WORKERS:
         yield ["loading", str(workers), "2"]

@@ -7,6 +7,7 @@ import numpy as np
 from bench import goals_gpu
 from bench.limit import limit
 from bench.markdown import mark, markdown, number, shown
+from bench.measure import weighed
 from bench.measure.throughput import TASKS
 from bench.results import Results, Series
 from bench.spread import ratios, spread
@@ -28,7 +29,7 @@ _SAMPLERS = {"torchtally": "torchtally", "torch": "DistributedSampler", "streami
 
 def text(results: Results, on_gpu: Results | None = None) -> str:
     """The goals as a Markdown table; those of a GPU from its own results."""
-    parts = (_overhead, _observed, _saves, _recovery, _sampler, _loading, _verifier, _start, _meeting)
+    parts = (_overhead, _weighed, _observed, _saves, _recovery, _sampler, _loading, _verifier, _start, _meeting)
     rows = [*_throughput(results), *_models(results), *goals_gpu.rows(on_gpu)]
     rows += [row for part in parts for row in part(results)]
     return "\n".join(markdown(goals_gpu.HEADER, rows, left=(0, 1)))
@@ -87,6 +88,12 @@ def _overhead(results: Results) -> Iterator[list[str]]:
     for series in results.of("overhead", what="proof"):
         world, of = int(series.case["world"]), f" of {series.case['task']}" if "task" in series.case else ""
         yield _at_most(f"the proof{of}, {_ranks(world)}, % of the training", series, 1.0)
+
+
+def _weighed(results: Results) -> Iterator[list[str]]:
+    for task, most in weighed.GOALS.items():
+        for series in results.of(weighed.MEASURE, task=task):
+            yield _at_most(f"an account's loader, optimizer, and weigh in a loop, % of a step of {task}", series, most)
 
 
 def _observed(results: Results) -> Iterator[list[str]]:

@@ -132,3 +132,12 @@ def test_what_a_pod_costs_the_store_must_not_grow_with_their_number(most: float,
     growth = row(found, "| heartbeats, requests")
     assert said in growth and growth.endswith("| ✓ |" if most == 2000 else "| – |")
     assert "% of pod 0's core | at most 100 | 50.5 | – | – | ✓ |" in row(found, "| heartbeats of 10,000 pods")
+
+
+@pytest.mark.parametrize(
+    ("task", "value", "holds"), [("gpt", 0.9, True), ("gpt", 1.1, False), ("fashion-mnist", 2.9, True)]
+)
+def test_what_an_account_adds_to_a_step_is_a_goal_of_each_task(task: str, value: float, holds: bool) -> None:
+    found = made.results()
+    made.add(found, "added to a step by an account", [value], task=task)
+    assert ("✓" in row(found, f"% of a step of {task}")) is holds

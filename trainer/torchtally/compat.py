@@ -54,9 +54,9 @@ def backward_number() -> int:
     return torch._C._current_graph_task_id()
 
 
-def version_of(tensor: Tensor) -> int:
-    """How often a tensor has been written to in place."""
-    return tensor._version
+def marks_of(tensors: list[Tensor | None]) -> tuple[tuple[int, int] | None, ...]:
+    """Of each tensor its id, and how often it has been written to in place. In one call: a step makes some of many."""
+    return tuple([None if each is None else (id(each), each._version) for each in tensors])
 
 
 def in_backward() -> bool:

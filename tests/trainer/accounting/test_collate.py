@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from accounts import alone, run
 from torch import Tensor, nn
+from torch.utils import data
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from transformers import BatchEncoding
 
@@ -161,6 +162,195 @@ def test_a_collate_fn_that_does_not_tell_is_refused_at_the_first_batch(
     assert f"torchtally.each_row({collate.__name__})" in found["err"]
     assert found["err"].splitlines()[0].endswith("the ranks compared only its length")
     assert found["err"].count("\n") == 2
+
+
+# A collate_fn whose batches show how many samples they have.
+
+
+class Held:
+    """As libraries hold a batch."""
+
+
+class Rows(Numbers):
+    """Samples of another size each, in a dictionary of the dataset's own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index, "row": torch.full((index % 5 + 1,), index)}
+
+
+def of_targets(pairs: list[tuple[int, int]]) -> Any:
+    return tuple(zip(*pairs, strict=True))
+
+
+def of_lists(samples: list[int]) -> Any:
+    return {"index": [*samples], "classes": ["cat", "dog"]}
+
+
+def sequence_first(rows: list[Any]) -> Any:
+    return nn.utils.rnn.pad_sequence([row["row"] for row in rows])
+
+
+def of_graphs(rows: list[Any]) -> Any:
+    nodes = torch.cat([row["row"] for row in rows])
+    return {
+        "nodes": nodes,
+        "edges": torch.zeros(2, 4 * len(nodes)),
+        "index": torch.tensor([row["index"] for row in rows]),
+    }
+
+
+def that_pops(rows: list[Any]) -> Any:
+    index = torch.tensor([row.pop("index") for row in rows])
+    return {"index": index, "row": nn.utils.rnn.pad_sequence([row.pop("row") for row in rows], batch_first=True)}
+
+
+def of_two_views(samples: list[int]) -> Any:
+    return torch.tensor([*samples, *samples])
+
+
+def as_object(rows: list[Any]) -> Any:
+    made = Held()
+    vars(made).update(tokens=torch.cat([row["row"] for row in rows]), index=[row["index"] for row in rows])
+    return made
+
+
+def of_even_numbers(samples: list[int]) -> Any:
+    assert len(samples) % 2 == 0
+    return torch.tensor(samples)
+
+
+SHOWN: list[tuple[Any, Any, Callable[[Any], Any]]] = [
+    (Numbers, itself, itself),
+    (Pairs, of_targets, read_first),
+    (Numbers, of_lists, read_index),
+    (Rows, sequence_first, read_first),
+    (Rows, of_graphs, read_index),
+    (Rows, that_pops, read_index),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("dataset", "collate", "read"), SHOWN)
+def test_a_batch_that_shows_its_samples_counts_in_an_empty_batch_as_well(
+    dataset: Any, collate: Any, read: Any, workers: int
+) -> None:
+    proved(2, 9, dataset(9), 2, collate, read, "exact", {"num_workers": workers})
+
+
+def batches_of(dataset: Any, size: int, collate: Any) -> list[Any]:
+    sampler = Sampler(len(dataset), batch_size=size, shuffle=False, rank=0, world=1)
+    return [batch.data for batch in StepLoader(dataset, sampler, collate)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("dataset", "collate"),
+    [*[each[:2] for each in SHOWN], (Numbers, of_two_views), (Rows, as_object)],
+)
+def test_a_batch_of_any_size_shows_its_samples(dataset: Any, collate: Any, size: int) -> None:
+    assert len(batches_of(dataset(24), size, collate)) == 24 // size
+
+
+class Growing(Rows):
+    """The first samples are of one size."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index, "row": torch.full((index // 8 + 1,), index)}
+
+
+def that_pops_graphs(rows: list[Any]) -> Any:
+    index = torch.tensor([row.pop("index") for row in rows])
+    return index, torch.cat([row.pop("row") for row in rows])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("collate", [of_graphs, that_pops_graphs])
+def test_what_is_in_the_samples_is_told_from_samples_once_it_differs(collate: Any, size: int) -> None:
+    assert len(batches_of(Growing(24), size, collate)) == 24 // size
+
+
+def test_a_collate_fn_that_takes_even_numbers_alone_shows_its_samples() -> None:
+    assert batches_of(Numbers(8), 4, of_even_numbers)[1].tolist() == [4, 5, 6, 7]
+
+
+def test_what_the_loop_draws_does_not_change_where_a_collate_fn_is_asked_for_copies() -> None:
+    def draws(samples: list[int]) -> Any:
+        return torch.tensor(samples) + torch.rand(len(samples))
+
+    drawn = [[each.tolist() for each in batches_of(Numbers(8), 4, kind)] for kind in (draws, each_row(draws))]
+    assert drawn[0] == drawn[1]
+
+
+class Holed(Rows):
+    """Samples some of which cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        return None if index in (0, 13, 21) else super().__getitem__(index)
+
+
+def readable(rows: list[Any]) -> list[Any]:
+    return [row for row in rows if row is not None]
+
+
+def default_of_readable(rows: list[Any]) -> Any:
+    return default_collate([row["index"] for row in readable(rows)])
+
+
+def readable_as_wide_as_a_batch(rows: list[Any]) -> Any:
+    return torch.zeros(len(readable(rows)), 8)
+
+
+def readable_as_long_as_a_batch(rows: list[Any]) -> Any:
+    return torch.zeros(8, len(readable(rows)))
+
+
+def readable_graphs(rows: list[Any]) -> Any:
+    return of_graphs(readable(rows))
+
+
+def readable_with_all_names(rows: list[Any]) -> Any:
+    return [str(each) for each in range(len(rows))], [row["row"] for row in readable(rows)]
+
+
+def readable_or_nothing(rows: list[Any]) -> Any:
+    return default_of_readable(rows) if readable(rows) else None
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+@pytest.mark.parametrize(
+    "collate",
+    [
+        readable,
+        default_of_readable,
+        readable_as_wide_as_a_batch,
+        readable_as_long_as_a_batch,
+        readable_graphs,
+        readable_with_all_names,
+        readable_or_nothing,
+    ],
+)
+@pytest.mark.parametrize("first", [0, 8])
+def test_samples_that_a_collate_fn_leaves_out_are_missed(collate: Any, size: int, first: int) -> None:
+    """In the first batch, or in a later one."""
+    with pytest.raises((Refused, Unproven, IndexError, ValueError)):  # torch takes no list of nothing
+        batches_of(data.Subset(Holed(24), range(first, 24)), size, collate)
+
+
+def test_samples_that_a_collate_fn_leaves_out_are_named() -> None:
+    dataset = data.Subset(Holed(24), range(8, 24))
+    with pytest.raises(
+        Unproven, match="of the 4 samples 4, 5, 6, 7 the collate_fn readable_graphs made parts of 3 rows"
+    ):
+        batches_of(dataset, 4, readable_graphs)
+
+
+def tokens_alone(rows: list[Any]) -> Any:
+    return torch.cat([row["row"] for row in rows])
+
+
+def test_a_collate_fn_that_packs_is_refused() -> None:
+    with pytest.raises(Refused, match="the collate_fn tokens_alone returned a Tensor, which does not tell"):
+        batches_of(Rows(24), 8, tokens_alone)
 
 
 # A collate_fn that makes one row of each sample, and says so.

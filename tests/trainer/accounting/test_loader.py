@@ -187,23 +187,26 @@ class Noise(Squares):
         return torch.rand(1).item()
 
 
-def noise(workers: int) -> list[Any]:
+def noise(workers: int) -> tuple[list[Any], list[Any]]:
     """What the dataset draws, and what the loop draws, in two epochs."""
-    drawn = []
+    by_dataset, by_loop = [], []
     with Account(task="t", plan={"train": 2}, seed=5) as account:
         source = account.loader(Noise(), "train", batch_size=4, num_workers=workers, trains=False)
         for epoch in (1, 2):
             for batch in account.epoch("train", epoch, source):
-                drawn += [batch.data.tolist(), [torch.rand(1).item(), random.random(), np.random.random()]]
+                by_dataset.append(batch.data.tolist())
+                by_loop.append([torch.rand(1).item(), random.random(), np.random.random()])
                 torch.rand(batch.step)  # as a loop that draws more in some steps
-    return drawn
+    return by_dataset, by_loop
 
 
 def test_random_numbers_do_not_depend_on_the_number_of_workers() -> None:
     found = [[each["result"] for each in run(2, noise, workers)] for workers in (0, 1, 3)]
-    assert found[0] == found[1] == found[2]
-    drawn = [number for rank in found[0] for numbers in rank for number in numbers]
-    assert len(set(drawn)) == len(drawn)  # others in each epoch, step and on each rank
+    assert found[1] == found[2]
+    assert [by_dataset for by_dataset, _ in found[0]] == [by_dataset for by_dataset, _ in found[1]]
+    for by_rank in found:  # without workers, the loop draws on from where its dataset has
+        drawn = [number for rank in by_rank for batches in rank for numbers in batches for number in numbers]
+        assert len(set(drawn)) == len(drawn)  # others in each epoch, step and on each rank
 
 
 # The order alone.

@@ -1,24 +1,25 @@
 """What a collate_fn makes of the samples of a step, and whether it is known which of them are in it.
 
-Sizes alone do not tell: a batch can have as many rows as fields, or no sizes at all. Torch's own `default_collate`
-makes one row of each sample. Any other collate_fn returns a `Batch`, or is declared with `each_row`.
+Torch's own `default_collate` makes one row of each sample. Any other collate_fn shows where its batches count their
+samples, as `sizes` finds it, returns a `Batch`, or is declared with `each_row`.
 
 A batch is made in a worker, whose exceptions reach the loop with a traceback. An error is therefore returned.
 """
 
 import copy
-import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 from torch.utils import data
 
+from torchtally.accounting.batches.sizes import Copies, Sizes, copied, fields, parts
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
 Collate = Callable[[Any], Any]
+Fetch = Callable[[list[int]], Any]  # the samples at these indices, as a collate_fn receives them
 
 
 class Batch(NamedTuple):
@@ -76,62 +77,107 @@ def each_row(collate_fn: Collate) -> Collate:
     return EachRow(collate_fn)
 
 
-def collated(collate: Collate, fetched: Any, indices: list[int], asked: list[int]) -> Any:
-    """Return the data of `fetched`, the samples at `indices`. If they are not those asked for, a Batch names them.
+class Collater:
+    """Makes the batches of a step with a collate_fn, and finds out which samples are in them."""
 
-    If it is not known which samples the data has, return the error.
-    """
-    default, declared = collate is data.default_collate, isinstance(collate, EachRow)
-    # Only a list has the samples as its items for certain: a dataset can fetch them at once in another form.
-    listed = isinstance(fetched, list) and not declared
-    if (default or listed) and len(fetched) != len(indices):
-        return Unproven(f"for the {_few(indices)} the dataset's __getitems__ returned {len(fetched)}")
-    made = collate(Samples(fetched, indices) if listed and not default else fetched)
-    named: Any = indices
-    dropped: Mapping[int, str] = {}
-    if isinstance(made, Batch):
-        named, made, dropped = made.indices, made.data, made.dropped
-    elif not (default or declared):
-        return untold(collate, made)
-    elif problem := wrong_sizes(collate, made, indices):
-        return problem
-    if named is asked:
-        return made
-    array = whole(named)
-    if array is None:
-        return Refused(f"the indices that the collate_fn {_name(collate)} named in a Batch must be a list of integers")
-    # An array travels through a worker's pipe; a tensor would need shared memory.
-    return made if array.tolist() == asked and not dropped else Batch(array, made, dropped=dropped)  # type: ignore[arg-type]
+    def __init__(self, collate: Collate):
+        self.collate = collate
+        self._known = is_known(collate)
+        self._sizes = Sizes(self._untold)
 
+    def make(self, fetched: Any, indices: list[int], asked: list[int], fetch: Fetch | None = None) -> Any:
+        """Return the data of `fetched`, the samples at `indices`. If they are not those asked for, a Batch names them.
 
-def emptied(collate: Collate, fetch: Callable[[list[int]], Any], index: int) -> Any:
-    """Return the data of 0 samples: what `collate` makes of the sample at `index`, cut to 0 rows.
-
-    None if it drops that sample. If it cannot be cut, return the error: data with a sample in it would train what no
-    tally has.
-    """
-    batches = []
-    for indices in ([index], [index, index]):
-        fetched = fetch(indices)
-        made = collate(Samples(fetched, indices) if isinstance(fetched, list) else fetched)
+        If it is not known which samples the data has, return the error. To find out, `fetch` reads samples again.
+        """
+        default, declared = self.collate is data.default_collate, isinstance(self.collate, EachRow)
+        # Only a list has the samples as its items for certain: a dataset can fetch them at once in another form.
+        listed = isinstance(fetched, list) and not declared
+        if (default or listed) and len(fetched) != len(indices):
+            return Unproven(f"for the {_few(indices)} the dataset's __getitems__ returned {len(fetched)}")
+        if not self._known:  # before the collate_fn changes the samples
+            self._sizes.learn(len(indices), _copies(fetched, indices, fetch))
+        made = self.collate(Samples(fetched, indices) if listed and not default else fetched)
+        named: Any = indices
+        dropped: Mapping[int, str] = {}
         if isinstance(made, Batch):
-            if not len(made.indices) and made.dropped:
-                return None
-            if len(made.indices) != len(indices):
-                return _uncut(collate, made.data)
-            made = made.data
-        elif not is_known(collate):
-            return untold(collate, made)
-        batches.append(made)
-    one, two = batches
-    try:
-        none = _cut(one, two)
-    except _Whole:
-        return _uncut(collate, one)
-    sizes, lengths = _sizes(none), _lengths(none)
-    if 0 not in sizes | lengths or (is_known(collate) and sizes - {0}):
-        return _uncut(collate, one)
-    return none
+            named, made, dropped = made.indices, made.data, made.dropped
+        elif problem := self._problem(made, fetched, indices, fetch):
+            return problem
+        if named is asked:
+            return made
+        array = whole(named)
+        if array is None:
+            return Refused(
+                f"the indices that the collate_fn {_name(self.collate)} named in a Batch must be a list of integers"
+            )
+        # An array travels through a worker's pipe; a tensor would need shared memory.
+        exact = array.tolist() == asked and not dropped
+        return made if exact else Batch(array, made, dropped=dropped)  # type: ignore[arg-type]
+
+    def none(self, fetch: Fetch, index: int) -> Any:
+        """Return the data of 0 samples: what the collate_fn makes of the sample at `index`, cut to 0 rows.
+
+        None if it drops that sample. If it cannot be cut, return the error: data with a sample in it would train what
+        no tally has.
+        """
+        collate, batches = self.collate, []
+        named = False
+        for indices in ([index], [index, index]):
+            fetched = fetch(indices)
+            made = collate(Samples(fetched, indices) if isinstance(fetched, list) else fetched)
+            if isinstance(made, Batch):
+                if not len(made.indices) and made.dropped:
+                    return None
+                if len(made.indices) != len(indices):
+                    return _uncut(collate, made.data)
+                made, named = made.data, True
+            batches.append(made)
+        one, two = batches
+        if not (named or self._known):
+            self._sizes.learn(1, _read_again(fetch, [index]))
+            if not self._sizes.known:
+                return untold(collate, one)
+        try:
+            none = _cut(one, two)
+        except _Whole:
+            return _uncut(collate, one)
+        sizes = _sizes(none)
+        if named or self._known:
+            empty = 0 in sizes | _lengths(none) and not (self._known and sizes - {0})
+        else:
+            empty = self._sizes.count_none(none)
+        return none if empty else _uncut(collate, one)
+
+    def _untold(self, samples: Any) -> Any:
+        """What the collate_fn makes of samples, None if it names them."""
+        made = self.collate(samples)
+        return None if isinstance(made, Batch) else made
+
+    def _problem(self, made: Any, fetched: Any, indices: list[int], fetch: Fetch | None) -> Ending | None:
+        """Why it is not known that `made` has all samples, each once."""
+        if self._known:
+            return wrong_sizes(self.collate, made, indices)
+        again = _copies(fetched, indices, None) if fetch is None else _read_again(fetch, indices)
+        if wrong := self._sizes.wrong(made, len(indices), again):
+            return _wrong(self.collate, wrong, indices)
+        return None if self._sizes.known else untold(self.collate, made)
+
+
+def _copies(fetched: Any, indices: list[int], fetch: Fetch | None) -> Copies:
+    """Copies of the samples of a step, before the collate_fn has changed them."""
+    if not isinstance(fetched, list):  # of all at once
+        return _read_again(fetch, indices) if fetch else lambda number, times: None
+    return lambda number, times: Samples(copied(fetched[number], times), [indices[number]] * times)
+
+
+def _read_again(fetch: Fetch, indices: list[int]) -> Copies:
+    def copies(number: int, times: int) -> Any:
+        index = indices[number]
+        fetched = fetch([index])
+        return _copies(fetched, [index], None)(0, times) if isinstance(fetched, list) else fetch([index] * times)
+
+    return copies
 
 
 def is_known(collate: Collate | None) -> bool:
@@ -159,6 +205,10 @@ def wrong_sizes(collate: Collate, made: Any, indices: list[int]) -> Ending | Non
             f"the collate_fn {_name(collate)} in each_row returned {_kind(made)} without a tensor or an array that has "
             "rows to count: it must return torchtally.Batch(indices, data) instead"
         )
+    return _wrong(collate, sizes, indices)
+
+
+def _wrong(collate: Collate, sizes: Collection[int], indices: list[int]) -> Unproven:
     return Unproven(
         f"of the {_few(indices)} the collate_fn {_name(collate)} made parts of {', '.join(map(str, sorted(sizes)))} "
         "rows, and not one row of each. A collate_fn that leaves out, repeats, or packs samples must return "
@@ -187,22 +237,6 @@ def _lengths(part: Any) -> set[int]:
     return own.union(*map(_lengths, parts(part)))
 
 
-def parts(whole: Any) -> list[Any]:
-    """Return what a mapping, a list, a tuple or a dataclass consists of; nothing of anything else."""
-    if isinstance(whole, Mapping):
-        return list(whole.values())
-    if isinstance(whole, list | tuple):
-        return list(whole)
-    return [getattr(whole, name) for name in _fields(whole)]
-
-
-def _fields(whole: Any) -> list[str]:
-    """The names of a dataclass's fields."""
-    if not dataclasses.is_dataclass(whole) or isinstance(whole, type):
-        return []
-    return [field.name for field in dataclasses.fields(whole)]
-
-
 class _Whole(Exception):
     """A part of a batch is neither as long as there are samples nor the same for any number of them."""
 
@@ -212,8 +246,11 @@ def _cut(one: Any, two: Any) -> Any:
     if type(one) is not type(two):
         raise _Whole
     if isinstance(one, Tensor | np.ndarray):
-        if one.ndim and len(one) != len(two):
-            return one[: max(0, 2 * len(one) - len(two))]
+        grown = [axis for axis, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if len({*sizes}) > 1]
+        if one.ndim == two.ndim and len(grown) == 1:
+            axis = grown[0]
+            left = max(0, 2 * one.shape[axis] - two.shape[axis])
+            return one[(*[slice(None)] * axis, slice(left))]
         if one.shape == two.shape and bool((one == two).all()):
             return one
     elif isinstance(one, MutableMapping):
@@ -226,7 +263,7 @@ def _cut(one: Any, two: Any) -> Any:
             return one[: max(0, 2 * len(one) - len(two))]
         parts = list(map(_cut, one, two))
         return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
-    elif names := _fields(one):
+    elif names := fields(one):
         none = copy.copy(one)
         for name in names:
             object.__setattr__(none, name, _cut(getattr(one, name), getattr(two, name)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
-from torchtally.accounting.batches.collate import parts
+from torchtally.accounting.batches.sizes import parts
 from torchtally.accounting.batches.step_loader import ByStep
 from torchtally.accounting.order import randomness
 
@@ -49,7 +49,7 @@ def read(loader: data.DataLoader[Any]) -> list[Sample]:
     until = time.monotonic() + _SECONDS
     try:
         reads = data.DataLoader(
-            _Single(source.dataset, source.n, source.collate),
+            _Single(source.dataset, source.n, source.collater.collate),
             batch_size=None,
             sampler=[*few, *reversed(few)],
             num_workers=workers,

@@ -13,14 +13,14 @@ from torch.utils import data
 from torchtally.accounting.batches.collate import (
     Batch,
     Collate,
+    Collater,
     Samples,
-    collated,
-    emptied,
     is_known,
     untold,
     whole,
     wrong_sizes,
 )
+from torchtally.accounting.batches.sizes import copied
 from torchtally.accounting.data.facts import changed_length
 from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler
@@ -57,7 +57,7 @@ class ByStep(data.Dataset[Any]):
     """A dataset whose items are the batches of steps, each with the mark of its request."""
 
     def __init__(self, dataset: Any, n: int, collate: Collate):
-        self.dataset, self.n, self.collate = dataset, n, collate
+        self.dataset, self.n, self.collater = dataset, n, Collater(collate)
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
         number, seed, indices, filler = request
@@ -67,7 +67,7 @@ class ByStep(data.Dataset[Any]):
         try:
             if not indices:
                 return number, self._none() if filler is None else self._filler(filler)
-            made = collated(self.collate, self._fetched(indices), indices, indices)
+            made = self._made(indices)
             if not isinstance(made, Batch) or len(made.indices):
                 return number, made
             if filler is None and made.data is not None:
@@ -80,7 +80,7 @@ class ByStep(data.Dataset[Any]):
     def _filler(self, first: int) -> Any:
         """The data of one sample that is not dropped, from the `first` on, or the error."""
         for index in islice(chain([first], range(len(self.dataset))), _TRIED):
-            made = collated(self.collate, self._fetched([index]), [index], [index])
+            made = self._made([index])
             if not isinstance(made, Batch):
                 return made
             if len(made.indices):
@@ -95,8 +95,11 @@ class ByStep(data.Dataset[Any]):
     def _none(self) -> Any:
         """The data of 0 samples, or the error. It is cut from a sample that is not dropped."""
         tried = min(_TRIED, len(self.dataset))
-        made = (emptied(self.collate, self._fetched, index) for index in range(tried))
+        made = (self.collater.none(self._fetched, index) for index in range(tried))
         return next((each for each in made if each is not None), self._dropped)
+
+    def _made(self, indices: list[int]) -> Any:
+        return self.collater.make(self._fetched(indices), indices, indices, self._fetched)
 
     def _fetched(self, indices: list[int]) -> Any:
         dataset = self.dataset
@@ -108,7 +111,7 @@ class StreamByStep(data.IterableDataset[Any]):
     """The same for an IterableDataset that has `at_indices`: worker k of W reads the steps k, k + W, k + 2W, ..."""
 
     def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
-        self.dataset, self.sampler, self.collate = dataset, sampler, collate
+        self.dataset, self.sampler, self.collater = dataset, sampler, Collater(collate)
         self.fills = torch.tensor(False).share_memory_()  # with workers that outlive an epoch
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -123,7 +126,7 @@ class StreamByStep(data.IterableDataset[Any]):
                 return  # the stream ended early, which `Account.epoch` detects
             last = pairs[-1]
             indices, values = ([*each] for each in zip(*pairs, strict=True))
-            made = collated(self.collate, values, indices, step)
+            made = self.collater.make(values, indices, step)
             if self.fills and isinstance(made, Batch):
                 if len(made.indices):
                     kept = pairs[indices.index(int(made.indices[0]))]
@@ -138,10 +141,10 @@ class StreamByStep(data.IterableDataset[Any]):
                 index, sample = kept or (index, sample)
                 yield _mark([]), self._one(index, sample)
             else:
-                yield _mark([]), emptied(self.collate, lambda indices: [sample] * len(indices), index)
+                yield _mark([]), self.collater.none(lambda indices: copied(sample, len(indices)), index)
 
     def _one(self, index: int, sample: Any) -> Any:
-        made = self.collate(Samples([sample], [index]))
+        made = self.collater.collate(Samples([sample], [index]))
         return made.data if isinstance(made, Batch) else made
 
     def _filled(self, made: Batch, kept: tuple[int, Any] | None) -> Any:
@@ -180,7 +183,9 @@ class Requests(data.Sampler[Request]):
         for number, step in enumerate(self.sampler.arrays(), self.sampler.schedule.skip):
             asked.append((number, step))
             indices = step.tolist()
-            yield number, randomness.mixed(seed + self.sampler.salt(number, indices)), indices, filler
+            salt = self.sampler.salt(number, indices)
+            own = randomness.mixed(seed + salt) if indices else randomness.mixed(seed, self.sampler.rank)
+            yield number, own, indices, filler
 
     def __len__(self) -> int:
         return self.sampler.total_steps

@@ -82,14 +82,13 @@ class _Named:
         return [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
 
     def mark(self) -> Mark:
-        grads = [each.grad for each in parameters_of(self.optimizer)]
-        return tuple(None if each is None else (id(each), compat.version_of(each)) for each in grads)
+        return compat.marks_of([each.grad for group in self.optimizer.param_groups for each in group["params"]])
 
-    def find(self) -> None:
+    def find(self, now: Mark | None = None) -> None:
         """Hold those whose backward passes have reached the parameters."""
         if not self.sought:
             return
-        now = self.mark()
+        now = self.mark() if now is None else now
         for each in [each for each, before in self.sought.items() if before != now and any(now)]:
             del self.sought[each]
             self.held[each] = None
@@ -328,9 +327,9 @@ class Gradients:
     def _has_passed(self) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
         for named in self._named:
-            named.again |= named.used and named.mark() != named.before
-            named.find()
             named.after = named.mark()
+            named.again |= named.used and named.after != named.before
+            named.find(named.after)
         for each in self._passing:
             if any(each in named.held for named in self._named):
                 for named in self._named:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -56,7 +57,7 @@ class Schedule:
 
     def arrays(self) -> Iterator[Indices]:
         """Yield this rank's sample indices of each step that is left, int64 (samples,)."""
-        return self._cut(self.shard.indices, _CHUNK)
+        return self._cut(lambda begin, end: _indices(self.shard, begin, end), _CHUNK)
 
     def tensors(self, device: torch.device) -> Iterator[Tensor]:
         """Yield the same on `device`."""
@@ -74,3 +75,8 @@ class Schedule:
             some = computed(bounds[0], bounds[-1])
             for low, high in pairwise(bounds):
                 yield some[low - bounds[0] : high - bounds[0]]
+
+
+@lru_cache(maxsize=8)  # of some phases: a loader asks for them, and the epoch in progress compares what it has
+def _indices(shard: Shard, begin: int, end: int) -> Indices:
+    return shard.indices(begin, end)

@@ -74,7 +74,7 @@ class Counting:
         self.weights = Weights(attempt.members, lambda: self.gradients.optimizers)
         self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
-        self._randomness = 0  # the seed of the last batch
+        self._randomness = 0  # the seed of the last batch, to be mixed
         self._failure: Ending | None = None  # a loop that catches it must not go on
         self._trained_before: str | None = None  # why the weights are none of a beginning
         self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
@@ -143,9 +143,10 @@ class Counting:
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        ours = isinstance(batches, step_loader.StepLoader)
+        ours, seeded = isinstance(batches, step_loader.StepLoader), False
         if isinstance(batches, step_loader.StepLoader):
             batches.fills = current.weighed
+            seeded = batches.num_workers == 0  # where it fetches: what the loop draws follows from that
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.ended:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
@@ -155,8 +156,9 @@ class Counting:
             if current.weighed:
                 self._weighs(current, batch)
             self.phase = phase
-            self._randomness = randomness.mixed(seed + current.position_of(batch.step))
-            self.reseed()
+            self._randomness = seed + current.position_of(batch.step)
+            if not seeded:
+                self.reseed()
             try:
                 yield batch
             except GeneratorExit:  # the loop leaves the epoch, perhaps at its last batch
@@ -401,7 +403,7 @@ class Counting:
 
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out."""
-        randomness.reseed(self._randomness)
+        randomness.reseed(randomness.mixed(self._randomness))
 
     def close(self) -> None:
         """No longer watch the optimizers."""
