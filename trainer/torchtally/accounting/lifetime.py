@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.distributed as dist
 
 from torchtally import events
+from torchtally.accounting.guards.guards import Guards, switched_off
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.plan import Planned
@@ -75,7 +76,7 @@ class Lifetime:
         return self._progress.grown_from
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_attempt", "_counting", "_phases", "_progress"):
+        if name in ("_attempt", "_counting", "_guards", "_phases", "_progress"):
             raise SystemExit(
                 failure.end(Refused("an Account must be used in a `with` statement: with Account(…) as …"))
             )
@@ -93,11 +94,12 @@ class Lifetime:
                 )
             check_order(self._order)
             self._progress = Progress(plan)
-            requested, pace, refused = None, None, None
+            requested, pace, refused, off = None, None, None, list[str]()
             try:
                 process = Process.from_env(os.environ)
                 requested, pace, self._exporter = Requested.of(), Pace.of(process), exporter(process)
                 preflight_mode(os.environ)
+                off = switched_off(os.environ)
             except Refused as error:
                 refused = str(error)  # of which all ranks learn
             self._attempt = Attempt(
@@ -107,12 +109,20 @@ class Lifetime:
                 group=self._group,
                 anew=self._anew,
                 problem=refused,
+                off=off,
             )
-            self._phases = Phases(self._progress, self._attempt, self._order)
+            attempt = self._attempt
+            guards = Guards(
+                off, attempt.members, lambda: self._counting.gradients.optimizers, lambda: attempt.begins_anew
+            )
+            self._phases = Phases(self._progress, attempt, self._order, guards)
             if self._attempt.prints and requested:
                 options = {"seed": self._seed, "plan": self._progress.given}
                 self._reports = Reports(requested, self._exporter, self._phases, options)
-            self._counting = Counting(self._attempt, self._progress, self._phases, self._reports, pace, self._exporter)
+            self._guards = guards
+            self._counting = Counting(
+                attempt, self._progress, self._phases, guards, self._reports, pace, self._exporter
+            )
         except Ending as ending:
             raise SystemExit(failure.end(ending)) from None
         return self
@@ -152,6 +162,8 @@ class Lifetime:
         """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""
         if self.last_line is None:
             raise Refused("write_proof() must come after the end of the account's `with` statement")
+        if wrong := self._guards.ends():
+            raise Refused(f"write_proof(): {wrong}")
         if self._attempt.prints:
             proof_file.write_of(path, files, kept_lines.lines(self.last_line["run"]), self.last_line)
 

@@ -1,0 +1,240 @@
+"""What steps do to a few parameters of the optimizers that a program has named: the facts that guards share.
+
+Hashes are taken before the first step, and after a few: the first ones of an epoch and its last one. Of some of the
+parameters, the values that each step leaves are kept.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from torchtally import compat
+from torchtally.checkpoints.hashing import hash_of
+from torchtally.checkpoints.objects import local, parameters_of
+
+_LEAST = 64  # values of a parameter, if one has so many: small ones can be equal by chance, after steps of one size
+_CLASSES, _OF_CLASS = 8, 2  # sizes of which parameters are watched, and how many of each: some may be experts alone
+_KEPT, _MOST = 3, 1 << 20  # parameters of an optimizer whose values are kept, and values of one
+
+Class = tuple[str, int]  # data type, and number of values
+
+
+@dataclass(eq=False)
+class Watched:
+    """A parameter.
+
+    Attributes:
+        reference: What it is, as long as the program has it.
+        before: The hash of its values before the first step, if they can be compared.
+        left: The values that the last step has left, if they are kept.
+        replicated: Whether the program means it to be equal on all ranks.
+        whole: Whether it is no part of a parameter.
+        lasts: Whether nothing but steps has written to it, as far as that was looked for.
+    """
+
+    reference: "weakref.ref[Tensor]"
+    before: int
+    left: Tensor | None
+    replicated: bool
+    whole: bool
+    steps: int = 0
+    lasts: bool = True
+    version: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of its values."""
+        return 0 if self.values is None else self.values.numel()
+
+    @property
+    def values(self) -> Tensor | None:
+        """Those of now."""
+        found = self.reference()
+        return None if found is None else local(found).detach()
+
+    def is_as_left(self) -> bool:
+        """Whether it has the values that are kept, if they can be compared: a program can convert its model."""
+        now, left = self.values, self.left
+        if now is None or left is None or (now.shape, now.dtype) != (left.shape, left.dtype):
+            return True
+        now = now.to(left.device)
+        return torch.equal(now, left) or torch.allclose(now, left, rtol=0, atol=0, equal_nan=True)
+
+    def keep(self) -> None:
+        """Keep the values of now."""
+        if self.left is None or (now := self.values) is None:
+            return
+        if (now.shape, now.dtype, now.device) == (self.left.shape, self.left.dtype, self.left.device):
+            self.left.copy_(now)
+        else:
+            self.left = now.clone()
+        self.version = compat.version_of(now)
+
+    def look(self, closely: bool) -> None:
+        """Find out whether something else than a step has written to it. On a GPU, that waits for it."""
+        if not self.lasts or not self.steps or self.left is None or (now := self.values) is None:
+            return
+        if closely or now.device.type == "cpu" or compat.version_of(now) != self.version:
+            self.lasts = self.is_as_left()
+
+
+class Steps:
+    """The steps of the named optimizers of one account.
+
+    Attributes:
+        blind: Whether a step was compiled or captured, so that nothing is known of the parameters.
+        in_parts: Whether an optimizer steps parts of parameters, as with FSDP.
+        counted: How many steps of this epoch had gradients of batches, for parameters that ranks share.
+        marks: The hashes of parameters that have changed, after some of these steps.
+    """
+
+    def __init__(self) -> None:
+        self.blind = self.in_parts = False
+        self.counted = 0
+        self.marks: dict[str, list[int]] = {}
+        self._known: dict[int, Watched] = {}  # by the id of the parameter
+        self._order = count(1)
+        self._orders: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._few: weakref.WeakKeyDictionary[Optimizer, list[Watched]] = weakref.WeakKeyDictionary()  # of this epoch
+        self._ids: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )  # of steps, of this epoch
+        self._whole: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # hashes of all parameters
+        self._unchanged: set[str] = set()  # phases in progress in which no step has changed what is kept
+        self._stepping: Optimizer | None = None
+        self._looks = self._replicated = False  # at this step, and as its optimizer was named
+
+    @property
+    def watched(self) -> Iterator[Watched]:
+        """The parameters that are there."""
+        return (each for each in self._known.values() if each.reference() is not None)
+
+    def begin(self, phase: str) -> None:
+        """An epoch of a phase that trains begins."""
+        self._unchanged.add(phase)
+
+    def is_unchanged(self, phase: str) -> bool:
+        """Whether no step of the epoch in progress has changed a parameter."""
+        changed = any(_hash_of_all(each) != before for each, before in self._whole.items())
+        return not self.blind and phase in self._unchanged and not changed
+
+    def close(self, phase: str) -> None:
+        """The epoch has ended."""
+        self._unchanged.discard(phase)
+        self._stepping = None  # an error may have ended its step
+        self.counted, self.marks = 0, {}
+        for each in (self._few, self._numbers, self._whole):
+            each.clear()
+
+    def will_step(self, optimizer: Optimizer, *, replicated: bool, last: bool) -> None:
+        """Before a step of a named optimizer; `last` if the loop has all batches of an epoch."""
+        if torch.compiler.is_compiling() or compat.captures():
+            self.blind = True
+            return
+        if self._stepping not in (None, optimizer):  # within the step of another, it has the same parameters
+            return
+        self._stepping, self._replicated = optimizer, replicated
+        if optimizer not in self._orders:
+            self._orders[optimizer] = next(self._order)
+        if optimizer not in self._few:
+            self._few[optimizer] = self._chosen(optimizer, replicated)
+        number = self._numbers[optimizer] = self._numbers.get(optimizer, 0) + 1
+        self._looks = last or not number & (number - 1)
+        for each in self._kept(optimizer):
+            each.look(self._looks)
+            if self._unchanged or not each.steps:
+                each.keep()
+        if self._unchanged and last:
+            self._whole.setdefault(optimizer, _hash_of_all(optimizer))
+
+    def has_stepped(self, optimizer: Optimizer, phases: set[str]) -> None:
+        """After it, with gradients of batches of these phases."""
+        if self._stepping is not optimizer:
+            return
+        self._stepping = None
+        kept = self._kept(optimizer)
+        if self._unchanged & phases:
+            if not all(each.is_as_left() for each in kept):
+                self._unchanged -= phases
+            elif optimizer not in self._whole:
+                self._whole[optimizer] = _hash_of_all(optimizer)
+        for each in kept:
+            each.keep()
+            each.steps += 1
+        self.counted += bool(phases) and self._replicated
+        if phases and self._looks:
+            few = [each for each in self._few[optimizer] if each.replicated and each.whole]
+            hashes = [(hash_of(now), each.before) for each in few if (now := each.values) is not None]
+            name = f"step {self._numbers[optimizer]} of optimizer {self._orders[optimizer]}"
+            self.marks[name] = [found for found, before in hashes if found != before]
+
+    def keep(self) -> None:
+        """Take the values of now for those that the last step has left: the program has replaced them."""
+        for each in self.watched:
+            each.keep()
+
+    def _kept(self, optimizer: Optimizer) -> list[Watched]:
+        ids = self._ids[optimizer]
+        return [each for at, each in self._known.items() if each.left is not None and at in ids]
+
+    def _chosen(self, optimizer: Optimizer, replicated: bool) -> list[Watched]:
+        """Watch a few of an optimizer's parameters: of those that have gradients, or get them within the step."""
+        parameters = [*parameters_of(optimizer)]
+        self._ids[optimizer] = {*map(id, parameters)}
+        self._known = {at: each for at, each in self._known.items() if each.reference() is not None}
+        self.in_parts |= any(is_part(each) for each in parameters)
+        stepped = [each for each in parameters if each.grad is not None] or [
+            each for each in parameters if each.requires_grad
+        ]
+        found = [self._known.setdefault(id(each), _watched(each, replicated)) for each in _few_of(stepped)]
+        small = sorted(found, key=lambda each: each.size)
+        for each in [*small[:1], *(each for each in small[1:_KEPT] if each.size <= _MOST)]:
+            if each.left is None and (now := each.values) is not None:
+                each.left = now.clone()
+        return found
+
+
+def _watched(parameter: Tensor, replicated: bool) -> Watched:
+    whole = is_whole(parameter)
+    return Watched(weakref.ref(parameter), hash_of(parameter) if whole else 0, None, replicated, whole)
+
+
+def is_whole(parameter: Tensor) -> bool:
+    """Whether its values can be compared with those of other ranks."""
+    return not is_part(parameter) and _is_readable(parameter)
+
+
+def _is_readable(parameter: Tensor) -> bool:
+    return parameter.layout is torch.strided and not parameter.is_meta
+
+
+def is_part(parameter: Tensor) -> bool:
+    """Whether it is a part of a parameter, as FSDP steps them."""
+    return type(parameter) not in (Tensor, nn.Parameter) or getattr(parameter, "_fsdp_flattened", False)
+
+
+def _few_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the first of each class, of the smallest sizes that tell enough. What can be compared comes first."""
+    of_class: dict[tuple[bool, Class], list[Tensor]] = defaultdict(list)
+    for each in parameters:
+        if _is_readable(each) and local(each).numel():
+            of_class[is_part(each), class_of(each)].append(each)
+    least = min(_LEAST, max((size for _, (_, size) in of_class), default=0))
+    classes = sorted((each for each in of_class if each[1][1] >= least), key=lambda each: (each[0], each[1][1]))
+    return [each for found in classes[:_CLASSES] for each in of_class[found][:_OF_CLASS]]
+
+
+def class_of(parameter: Tensor) -> Class:
+    """Data type and size."""
+    return str(parameter.dtype).removeprefix("torch."), local(parameter).numel()
+
+
+def _hash_of_all(optimizer: Optimizer) -> int:
+    return hash(tuple(hash_of(local(each)) for each in parameters_of(optimizer) if _is_readable(each)))
