@@ -59,12 +59,16 @@ class Watched:
         return None if found is None else local(found).detach()
 
     def is_as_left(self) -> bool:
-        """Whether it has the values that are kept, if they can be compared: a program can convert its model."""
-        now, left = self.values, self.left
-        if now is None or left is None or (now.shape, now.dtype) != (left.shape, left.dtype):
+        """Whether it has the values that are kept."""
+        return self.left is None or self.is_as(self.left)
+
+    def is_as(self, values: Tensor) -> bool:
+        """Whether it has these values, if they can be compared: a program can convert its model."""
+        now = self.values
+        if now is None or (now.shape, now.dtype) != (values.shape, values.dtype):
             return True
-        now = now.to(left.device)
-        return torch.equal(now, left) or torch.allclose(now, left, rtol=0, atol=0, equal_nan=True)
+        now = now.to(values.device)
+        return torch.equal(now, values) or torch.allclose(now, values, rtol=0, atol=0, equal_nan=True)
 
     def keep(self) -> None:
         """Keep the values of now."""
@@ -107,6 +111,7 @@ class Steps:
             weakref.WeakKeyDictionary()
         )  # of steps, of this epoch
         self._whole: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # hashes of all parameters
+        self._began: dict[Watched, Tensor] = {}  # the values before the first step of this epoch
         self._unchanged: set[str] = set()  # phases in progress in which no step has changed what is kept
         self._stepping: Optimizer | None = None
         self._looks = self._replicated = False  # at this step, and as its optimizer was named
@@ -121,16 +126,19 @@ class Steps:
         self._unchanged.add(phase)
 
     def is_unchanged(self, phase: str) -> bool:
-        """Whether no step of the epoch in progress has changed a parameter."""
-        changed = any(_hash_of_all(each) != before for each, before in self._whole.items())
-        return not self.blind and phase in self._unchanged and not changed
+        """Whether no step of the epoch in progress has changed a parameter, or all of the changes are put back."""
+        if self.blind:
+            return False
+        if phase not in self._unchanged:
+            return bool(self._began) and all(each.is_as(values) for each, values in self._began.items())
+        return all(_hash_of_all(each) == before for each, before in self._whole.items())
 
     def close(self, phase: str) -> None:
         """The epoch has ended."""
         self._unchanged.discard(phase)
         self._stepping = None  # an error may have ended its step
         self.counted, self.marks = 0, {}
-        for each in (self._few, self._numbers, self._whole):
+        for each in (self._few, self._numbers, self._whole, self._began):
             each.clear()
 
     def will_step(self, optimizer: Optimizer, *, replicated: bool, last: bool) -> None:
@@ -151,6 +159,8 @@ class Steps:
             each.look(self._looks)
             if self._unchanged or not each.steps:
                 each.keep()
+            if number == 1 and each.left is not None:
+                self._began.setdefault(each, each.left.clone())
         if self._unchanged and last:
             self._whole.setdefault(optimizer, _hash_of_all(optimizer))
 

@@ -12,8 +12,8 @@ class Unchanged(Guard):
 
     name = "unchanged"
     finds = (
-        "An epoch in which no step changes a parameter: a learning rate of 0, gradients that are clipped to 0, or no "
-        "step at all. The last line says so"
+        "An epoch in which no step changes a parameter: a learning rate of 0, gradients that are clipped to 0, no step "
+        "at all, or a rollback of each. The last line says so"
     )
     costs = "A comparison of up to 3 parameters in the first step of an epoch. If they stay, a hash of all parameters"
     refuses = "None: the proof holds, and its last line names the epoch"
