@@ -83,6 +83,7 @@ class Guards:
             Contents(),
             self.changed,
         ]
+        self._watches = any(map(self.has, (Apart, Unchanged, Replaced, Loaded)))
         self._on = [each for each in every if each.name not in self._off]
         self.caveats: list[str] = []
         self.say([f"guards off: {', '.join(self._off)}"] if self._off else [])
@@ -106,6 +107,11 @@ class Guards:
         """Have the last line say something, once."""
         self.caveats += [each for each in dict.fromkeys(caveats) if each not in self.caveats]
         del self.caveats[_SAID:]
+
+    def will_step(self, optimizer: Optimizer, *, replicated: bool, last: bool) -> None:
+        """A named optimizer is about to step; `last` if the loop has all batches of an epoch."""
+        if self._watches:
+            self.steps.will_step(optimizer, replicated=replicated, last=last)
 
     def has_stepped(self, optimizer: Optimizer, phases: set[str], evaluates: str | None) -> None:
         """A named optimizer has stepped, with gradients of batches of these phases; or where an epoch evaluates."""

@@ -7,7 +7,7 @@ parameters, the values that each step leaves are kept.
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import torch
@@ -88,6 +88,17 @@ class Watched:
             self.lasts = self.is_as_left()
 
 
+@dataclass
+class _Of:
+    """What is known of an optimizer, of the epoch in progress alone but for its order."""
+
+    order: int
+    few: list[Watched] | None = None
+    ids: set[int] = field(default_factory=set)  # of its parameters
+    number: int = 0  # of its last step
+    whole: int | None = None  # a hash of all parameters, before or after its first step that has changed none
+
+
 class Steps:
     """The steps of the named optimizers of one account.
 
@@ -104,13 +115,7 @@ class Steps:
         self.marks: dict[str, list[int]] = {}
         self._known: dict[int, Watched] = {}  # by the id of the parameter
         self._order = count(1)
-        self._orders: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._few: weakref.WeakKeyDictionary[Optimizer, list[Watched]] = weakref.WeakKeyDictionary()  # of this epoch
-        self._ids: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
-        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )  # of steps, of this epoch
-        self._whole: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # hashes of all parameters
+        self._of: weakref.WeakKeyDictionary[Optimizer, _Of] = weakref.WeakKeyDictionary()
         self._began: dict[Watched, Tensor] = {}  # the values before the first step of this epoch
         self._unchanged: set[str] = set()  # phases in progress in which no step has changed what is kept
         self._stepping: Optimizer | None = None
@@ -130,16 +135,17 @@ class Steps:
         if self.blind:
             return False
         if phase not in self._unchanged:
-            return bool(self._began) and all(each.is_as(values) for each, values in self._began.items())
-        return all(_hash_of_all(each) == before for each, before in self._whole.items())
+            there = [(each, values) for each, values in self._began.items() if each.reference() is not None]
+            return bool(there) and all(each.is_as(values) for each, values in there)
+        return all(of.whole in (None, _hash_of_all(each)) for each, of in self._of.items())
 
     def close(self, phase: str) -> None:
         """The epoch has ended."""
         self._unchanged.discard(phase)
         self._stepping = None  # an error may have ended its step
-        self.counted, self.marks = 0, {}
-        for each in (self._few, self._numbers, self._whole, self._began):
-            each.clear()
+        self.counted, self.marks, self._began = 0, {}, {}
+        for optimizer, of in [*self._of.items()]:
+            self._of[optimizer] = _Of(of.order)
 
     def will_step(self, optimizer: Optimizer, *, replicated: bool, last: bool) -> None:
         """Before a step of a named optimizer; `last` if the loop has all batches of an epoch."""
@@ -149,65 +155,66 @@ class Steps:
         if self._stepping not in (None, optimizer):  # within the step of another, it has the same parameters
             return
         self._stepping, self._replicated = optimizer, replicated
-        if optimizer not in self._orders:
-            self._orders[optimizer] = next(self._order)
-        if optimizer not in self._few:
-            self._few[optimizer] = self._chosen(optimizer, replicated)
-        number = self._numbers[optimizer] = self._numbers.get(optimizer, 0) + 1
-        self._looks = last or not number & (number - 1)
-        for each in self._kept(optimizer):
+        of = self._of.get(optimizer) or self._of.setdefault(optimizer, _Of(next(self._order)))
+        if of.few is None:
+            of.few = self._chosen(optimizer, of, replicated)
+        of.number += 1
+        self._looks = last or not of.number & (of.number - 1)
+        for each in self._kept(of):
             each.look(self._looks)
             if self._unchanged or not each.steps:
                 each.keep()
-            if number == 1 and each.left is not None:
+            if of.number == 1 and each.left is not None:
                 self._began.setdefault(each, each.left.clone())
-        if self._unchanged and last:
-            self._whole.setdefault(optimizer, _hash_of_all(optimizer))
+        if self._unchanged and last and of.whole is None:
+            of.whole = _hash_of_all(optimizer)
 
     def has_stepped(self, optimizer: Optimizer, phases: set[str]) -> None:
         """After it, with gradients of batches of these phases."""
         if self._stepping is not optimizer:
             return
         self._stepping = None
-        kept = self._kept(optimizer)
+        of = self._of[optimizer]
+        kept = self._kept(of)
         if self._unchanged & phases:
             if not all(each.is_as_left() for each in kept):
                 self._unchanged -= phases
-            elif optimizer not in self._whole:
-                self._whole[optimizer] = _hash_of_all(optimizer)
+            elif of.whole is None:
+                of.whole = _hash_of_all(optimizer)
         for each in kept:
             each.keep()
             each.steps += 1
         self.counted += bool(phases) and self._replicated
         if phases and self._looks:
-            few = [each for each in self._few[optimizer] if each.replicated and each.whole]
+            few = [each for each in of.few or () if each.replicated and each.whole]
             hashes = [(hash_of(now), each.before) for each in few if (now := each.values) is not None]
-            name = f"step {self._numbers[optimizer]} of optimizer {self._orders[optimizer]}"
-            self.marks[name] = [found for found, before in hashes if found != before]
+            self.marks[f"step {of.number} of optimizer {of.order}"] = [now for now, before in hashes if now != before]
 
     def keep(self) -> None:
         """Take the values of now for those that the last step has left: the program has replaced them."""
         for each in self.watched:
             each.keep()
 
-    def _kept(self, optimizer: Optimizer) -> list[Watched]:
-        ids = self._ids[optimizer]
-        return [each for at, each in self._known.items() if each.left is not None and at in ids]
+    def _kept(self, of: _Of) -> list[Watched]:
+        return [each for at, each in self._known.items() if each.left is not None and at in of.ids]
 
-    def _chosen(self, optimizer: Optimizer, replicated: bool) -> list[Watched]:
+    def _chosen(self, optimizer: Optimizer, of: _Of, replicated: bool) -> list[Watched]:
         """Watch a few of an optimizer's parameters: of those that have gradients, or get them within the step."""
         parameters = [*parameters_of(optimizer)]
-        self._ids[optimizer] = {*map(id, parameters)}
+        of.ids = {*map(id, parameters)}
         self._known = {at: each for at, each in self._known.items() if each.reference() is not None}
+        self._began = {each: values for each, values in self._began.items() if each.reference() is not None}
         self.in_parts |= any(is_part(each) for each in parameters)
-        stepped = [each for each in parameters if each.grad is not None] or [
-            each for each in parameters if each.requires_grad
-        ]
-        found = [self._known.setdefault(id(each), _watched(each, replicated)) for each in _few_of(stepped)]
-        small = sorted(found, key=lambda each: each.size)
-        for each in [*small[:1], *(each for each in small[1:_KEPT] if each.size <= _MOST)]:
-            if each.left is None and (now := each.values) is not None:
-                each.left = now.clone()
+        with_gradients = [each for each in parameters if each.grad is not None]
+        few = _few_of(with_gradients or [each for each in parameters if each.requires_grad])
+        for each in few:
+            if id(each) not in self._known:
+                self._known[id(each)] = _watched(each, replicated)
+        found = [self._known[id(each)] for each in few]
+        small = sorted(found, key=lambda known: known.size)
+        for known in [*small[:1], *(known for known in small[1:_KEPT] if known.size <= _MOST)]:
+            if known.left is None and (now := known.values) is not None:
+                known.left = now.clone()
         return found
 
 

@@ -405,7 +405,7 @@ class Counting:
     def _will_step(self, optimizer: Optimizer, replicated: bool) -> None:
         """A named optimizer is about to step."""
         last = any(each.handed == each.total for each in self._phases.open.values() if each.trains)
-        self._guards.steps.will_step(optimizer, replicated=replicated, last=last)
+        self._guards.will_step(optimizer, replicated=replicated, last=last)
 
     def _has_stepped(self, optimizer: Optimizer, phases: set[str]) -> None:
         """A named optimizer has stepped, with gradients of batches of these phases. Raises Refused."""
