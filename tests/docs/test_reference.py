@@ -76,7 +76,7 @@ def test_the_example_of_a_last_line_proves_its_run_alone() -> None:
     before, _, table = section.partition("\n| field")
     named = code(before.rpartition("Beside")[2]) + code(" ".join(first_cells(f"| field{table}")))
     written = json.loads(example.removeprefix("TORCHTALLY "))
-    assert sorted(named) == sorted({*written, "stopped"} - {"phase"})
+    assert sorted(named) == sorted({*written, "caveats", "stopped"} - {"phase"})
     of_phases = next(row for row in table.splitlines() if row.startswith("| `phases`"))
     assert all(sorted(code(of_phases)[1:]) == sorted(phase) for phase in written["phases"].values())
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +16,8 @@ from accounts import alone, code_of, run
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from torchtally import Account, Batch, Mixture
-from torchtally.accounting.batches import contents
 from torchtally.accounting.batches.step_loader import StepLoader
+from torchtally.accounting.guards import contents
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Ending
 
@@ -150,6 +151,39 @@ def mixed() -> None:
         loader = account.loader(mixture, "train", batch_size=SIZE, shuffle=False, collate_fn=first)
         for _ in account.epoch("train", 1, loader):
             account.commit()
+
+
+def with_a_fingerprint(off: str) -> None:
+    """The dataset says that it is the same, and is another one on each rank."""
+    os.environ["TORCHTALLY_GUARDS"] = off
+
+    class Named(Data):
+        fingerprint = "the same"
+
+    with Account("t", epochs=1) as account:
+        data = Named(DIFFERENT["other files"], account.rank)
+        for _ in account.epoch("train", 1, account.loader(data, batch_size=SIZE, collate_fn=first)):
+            account.commit()
+
+
+@pytest.mark.parametrize(("off", "code"), [("", 2), ("-contents", 0)])
+def test_a_fingerprint_is_no_word_on_the_contents(off: str, code: int) -> None:
+    for found in run(2, with_a_fingerprint, off):
+        assert found["code"] == code, found["err"]
+        assert not code or "train: the data of rank 1 (pod-1) differs from that of rank 0 (pod-0)" in found["err"]
+
+
+class Files(Data):
+    """Samples in files, each of which is fetched as a whole."""
+
+    shard_sizes = (9, 16, 15)
+
+
+def test_the_samples_that_are_compared_are_in_one_shard_file() -> None:
+    data = Files(draws, 0)
+    contents.read(made(data))
+    assert len({int(each >= 9) + int(each >= 25) for each in data.reads}) == 1
+    assert len({*data.reads}) == 8
 
 
 class Stream(IterableDataset[int]):

@@ -11,9 +11,13 @@ import torch
 import torch.distributed as dist
 from accounts import alone, run
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
@@ -21,7 +25,7 @@ from torchtally import Account
 from torchtally.accounting.reporting import meeting
 from torchtally.checkpoints.hashing import hash_of
 
-APART = "train models of their own, as none of the parameters that were compared is equal on both"
+APART = "train models of their own"
 N = 24
 LONG = 80  # ten steps of two ranks
 
@@ -47,12 +51,13 @@ def trains(
     epochs: int = 1,
     dataset: TensorDataset | None = None,
     group: dist.ProcessGroup | None = None,
+    replicated: bool = True,
     before_step: Callable[[], None] = lambda: None,
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
     with Account(task="t", plan={"train": epochs}, group=group) as account:
         for each in optimizers:
-            account.optimizer(each)
+            account.optimizer(each, replicated=replicated)
         loader = account.loader(dataset or data(), "train", batch_size=4)
         for _ in account.epochs():
             for inputs, *_ in loader:
@@ -150,10 +155,80 @@ def each_its_own_of_two_optimizers() -> None:
     trains(model, adam(model[0]), torch.optim.SGD(model[2].parameters(), lr=0.1))
 
 
+class Passing(nn.Module):
+    """A program calls the module in DDP, and not DDP itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrapped = DistributedDataParallel(a_model())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.wrapped.module(inputs)
+        return output
+
+
+def each_its_own_past_ddp() -> None:
+    model = Passing()
+    trains(model, adam(model))
+
+
+def each_its_own_without_sync() -> None:
+    model = DistributedDataParallel(a_model())
+    with model.no_sync():
+        trains(model, adam(model))
+
+
+class Tensors(nn.Module):
+    """A function of tensors that no module has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.of = {"w": torch.randn(4, 16, generator=generator).requires_grad_()}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.of["w"]
+
+
+def each_its_own_of_tensors() -> None:
+    model = Tensors()
+    trains(model, torch.optim.AdamW(model.of.values(), lr=0.01))
+
+
+def sends(model: nn.Module) -> None:
+    for each in model.parameters():
+        dist.broadcast(each.data, 0)
+
+
+def each_its_own_that_gets_the_weights_of_one() -> None:
+    """What the other ranks have trained is nowhere."""
+    model = a_model()
+    trains(model, adam(model), after_step=lambda: sends(model))
+
+
+def each_its_own_whose_mean_is_not_stated() -> None:
+    model = a_model()
+    trains(model, adam(model), after_step=lambda: averages([each.data for each in model.parameters()]))
+
+
+def peers_that_have_other_data() -> None:
+    """Two ranks that share a layer are no group of the account, so each gets samples of its own."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = a_model()
+    parallelize_module(model, mesh["tp"], {"2": ColwiseParallel(output_layouts=Replicate())})
+    trains(model, adam(model))
+
+
 @pytest.mark.parametrize(
     "body",
     [
         each_its_own,
+        each_its_own_past_ddp,
+        each_its_own_without_sync,
+        each_its_own_of_tensors,
+        each_its_own_that_gets_the_weights_of_one,
+        each_its_own_whose_mean_is_not_stated,
+        peers_that_have_other_data,
         each_its_own_head,
         each_its_own_layer_that_is_given,
         each_its_own_with_a_layer_that_is_off,
@@ -189,24 +264,36 @@ def test_each_epoch_is_judged() -> None:
         assert "train epoch 2 is not proved" in found["err"]
 
 
-def apart_for_a_while() -> None:
+def apart_for_long() -> None:
     meeting.Meeting.due = property(lambda _: True)  # type: ignore[method-assign,assignment]
     model = a_model()
-    steps = iter(range(100))
-    trains(
-        model,
-        adam(model),
-        dataset=data(LONG),
-        before_step=dist.barrier,
-        after_step=lambda: averages([each.data for each in model.parameters()]) if next(steps) == 9 else None,
-    )
+    trains(model, adam(model), dataset=data(LONG), before_step=dist.barrier)
 
 
 def test_a_warning_comes_before_the_end_of_the_epoch() -> None:
-    first, other = run(2, apart_for_a_while)
-    assert (first["code"], other["code"]) == (0, 0)
-    assert first["err"].count(APART) == 1
-    assert APART not in other["err"]
+    first, other = run(2, apart_for_long)
+    assert (first["code"], other["code"]) == (2, 2)
+    assert (first["err"].count(APART), other["err"].count(APART)) == (2, 1)
+
+
+def only_rank_0_steps() -> None:
+    """DDP averages the gradients, and rank 0 sends the weights."""
+    model = DistributedDataParallel(a_model())
+    optimizer = adam(model)
+    with Account("t", epochs=1) as account:
+        account.optimizer(optimizer)
+        for inputs, _ in account.loader(data(), batch_size=4):
+            account.weigh(model(inputs).square().mean()).backward()
+            if dist.get_rank() == 0:
+                optimizer.step()
+            optimizer.zero_grad()
+            sends(model)
+
+
+def test_a_rank_that_makes_no_step_is_named() -> None:
+    for found in run(2, only_rank_0_steps):
+        assert found["code"] == 2
+        assert "rank 1 has made no step with its samples, and rank 0 has" in found["err"]
 
 
 # Ranks that train one model.
@@ -230,6 +317,7 @@ def with_the_mean_of_the_weights() -> None:
         model,
         adam(model),
         epochs=2,
+        replicated=False,
         after_step=lambda: averages([each.data for each in model.parameters()]) if next(steps) else None,
     )
 
@@ -269,7 +357,7 @@ def with_an_inner_loop() -> None:
     model, inner = a_model(), a_model()
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.05)
     with Account("t", epochs=1) as account:
-        account.optimizer(optimizer)
+        account.optimizer(optimizer, replicated=False)
         for inputs, _ in account.loader(data(), batch_size=4):
             inner.load_state_dict(model.state_dict())
             for _ in range(3):
@@ -281,6 +369,62 @@ def with_an_inner_loop() -> None:
                     change = stepped - each
                     dist.all_reduce(change)
                     each.add_(change, alpha=0.25)
+
+
+def with_weights_of_rank_0_at_first() -> None:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 16)
+    sends(model)
+    trains(model, adam(model), before_step=lambda: averages([each.grad for each in model.parameters()]))
+
+
+class Averaging(torch.optim.SGD):
+    """It averages the gradients in its step, as optimizers with a state of parts do."""
+
+    def step(self, closure: Any = None) -> Any:
+        averages([each.grad for group in self.param_groups for each in group["params"]])
+        return super().step(closure)
+
+
+def with_an_optimizer_that_averages() -> None:
+    model = a_model()
+    trains(model, Averaging(model.parameters(), lr=0.01))
+
+
+def with_a_model_of_each_rank() -> None:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 16)
+    trains(model, adam(model), replicated=False)
+
+
+def with_experts_that_are_sharded() -> None:
+    """The experts are parts of one tensor, and the rest is averaged."""
+    mesh = init_device_mesh("cpu", (2,))
+    model = a_model()
+    experts = nn.Module()
+    experts.rows = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0)]))
+    both = nn.ModuleList([model, experts])
+
+    class Both(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            rows: Any = experts.rows
+            output: Tensor = model(inputs + rows.to_local().sum(0))
+            return output
+
+    trains(Both(), adam(both), before_step=lambda: averages([each.grad for each in model.parameters()]))
+
+
+def with_local_sgd() -> None:
+    model = DistributedDataParallel(a_model())
+    state = PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=100)
+    model.register_comm_hook(state, post_localSGD_hook)
+    wrapper = PostLocalSGDOptimizer(adam(model), PeriodicModelAverager(period=2))
+    with Account("t", epochs=1) as account:
+        account.optimizer(wrapper, replicated=False)
+        for inputs, _ in account.loader(data(), batch_size=4):
+            wrapper.zero_grad()
+            account.weigh(model(inputs).square().mean()).backward()
+            wrapper.step()
 
 
 def with_a_state_of_parts() -> None:
@@ -318,6 +462,11 @@ def with_other_instructions() -> None:
         with_an_expert_of_each_rank,
         with_experts_of_the_same_size,
         with_an_inner_loop,
+        with_weights_of_rank_0_at_first,
+        with_an_optimizer_that_averages,
+        with_a_model_of_each_rank,
+        with_experts_that_are_sharded,
+        with_local_sgd,
         with_a_state_of_parts,
         with_fsdp2,
         with_fsdp1,
@@ -489,7 +638,7 @@ def has_a_stage_apart() -> None:
 def test_each_stage_of_a_pipeline_is_compared() -> None:
     for found in run(4, has_a_stage_apart):
         assert found["code"] == 2
-        assert f"ranks 0 and 1 {APART}" in found["err"]
+        assert f"ranks 1 and 3 {APART}" in found["err"]
 
 
 # Hashes.
@@ -502,6 +651,13 @@ def test_a_hash_is_of_the_values_alone(dtype: torch.dtype, shape: tuple[int, ...
     apart = torch.cat([torch.zeros(1).to(dtype), values.reshape(-1)])[1:].view(shape)  # on no boundary of a word
     strided = torch.stack([values, values], -1)[..., 0]
     assert hash_of(values) == hash_of(apart) == hash_of(strided) == hash_of(nn.Buffer(values))
+
+
+def test_a_hash_knows_places_and_signs() -> None:
+    """Rows that have changed places are other weights."""
+    rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    others = [rows[[1, 0, *range(2, 8)]], rows.flip(0), -rows, rows * torch.tensor([-1.0, 1.0] * 8), rows.roll(1)]
+    assert len({hash_of(each) for each in (rows, *others)}) == 6
 
 
 def test_hashes_of_small_types_are_different() -> None:

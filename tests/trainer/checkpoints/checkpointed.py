@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchtally import events
 from torchtally.checkpoints import checkpoints as module
 from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.objects import Objects
 from torchtally.errors import Ending, Refused
 
 N = 50  # the last step of an epoch is uneven
@@ -38,12 +39,14 @@ class Position:
     """Hands out the samples of two epochs, and knows how many are in the weights."""
 
     task = "counting"
-    optimizers = ()
 
     def __init__(self, seed: int = 0):
         self.seed, self.epoch, self.position, self.attempt, self.discarded = seed, 1, 0, 0, 0
         self.checkpoints: Checkpoints | None = None
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+
+    def save_problem(self, objects: Objects) -> None:
+        pass
 
     @property
     def source(self) -> events.Source:

@@ -191,7 +191,7 @@ def test_a_state_that_has_the_fingerprint_alone_has_the_sizes_again_from_the_loa
     assert '"sizes"' not in text and order.sizes.fingerprint in text
     after.load(State.from_text(text))
     with pytest.raises(Refused, match="train: its loader or sampler must be made before the run ends"):
-        last_line(run, after.phases, None, 0)
+        last_line(run, after.phases, None, (), 0)
     after.declare("train", declared)
     with pytest.raises(Unproven):  # nothing is consumed yet
-        last_line(run, after.phases, None, 0)
+        last_line(run, after.phases, None, (), 0)

@@ -23,6 +23,7 @@ from torchtally.accounting.order.source import batches_of
 from torchtally.accounting.run import stateful
 from torchtally.accounting.run.reports import problem
 from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.objects import Objects
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure
 from torchtally.proof.contract import Contract
@@ -200,7 +201,7 @@ class Account(Lifetime):
         with self._counting.final():
             yield from self._counting.loop(phase, epoch, batches.given if isinstance(batches, Loader) else batches)
 
-    def optimizer(self, optimizer: Optimizer) -> None:
+    def optimizer(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
         """Count the batches whose gradients the steps of this optimizer use: call it before the first batch.
 
         Its `zero_grad` is wrapped, so that batches whose gradients it clears before a step count as dropped by the
@@ -208,6 +209,8 @@ class Account(Lifetime):
 
         Args:
             optimizer: One of PyTorch, or a library's wrapper that has it as its attribute `optimizer`.
+            replicated: Whether its steps leave the same weights on all ranks, as with DDP. They do not with experts of
+                each rank, ensembles, or weights that are averaged after steps: local SGD, federated averaging.
 
         Raises:
             Refused: It is no optimizer of PyTorch, or an epoch has begun without one.
@@ -217,7 +220,7 @@ class Account(Lifetime):
                 optimizer = wrapped
             if not isinstance(optimizer, Optimizer):
                 raise Refused(f"account.optimizer() takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
-            self._counting.name(optimizer)
+            self._counting.name(optimizer, replicated=replicated)
 
     def weigh(self, loss: torch.Tensor, *batches: Any) -> torch.Tensor:
         """Tie a loss to its batches, and return it: they count once a named optimizer steps with its gradients.
@@ -313,6 +316,26 @@ class Account(Lifetime):
             self._counting.checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
             return self._counting.checkpoints
 
+    def replaced(self, reason: str) -> None:
+        """State that the program has replaced the weights on purpose: call it on all ranks, after that.
+
+        The last line of the run repeats the reason.
+
+        Args:
+            reason: What the weights are now, such as `the best of the validation`.
+
+        Raises:
+            Refused: The run has ended, or the reason is no printable text.
+        """
+        with self._counting.final():
+            if self.last_line is not None:
+                raise Refused("replaced() must come before the end of the account's `with` statement")
+            self._counting.replaced(reason)
+
+    def save_problem(self, objects: Objects) -> str | None:
+        """Return what is wrong with a checkpoint of these objects."""
+        return self._guards.saves(objects)
+
     def write_proof(self, path: str | os.PathLike[str], *files: str | os.PathLike[str]) -> None:
         """Write the run's proof as a statement about these files, on rank 0: docs/guides/archive.md shows its use.
 
@@ -350,11 +373,6 @@ class Account(Lifetime):
         return self._driven[-1]
 
     @property
-    def optimizers(self) -> list[Optimizer]:
-        """Those that `optimizer` has received."""
-        return self._counting.gradients.optimizers
-
-    @property
     def samplers(self) -> Mapping[str, AnySampler]:
         """This rank's part of an epoch's order, by phase."""
         return self._phases.samplers
@@ -369,7 +387,7 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._counting.check_saved()
-            return stateful.state(self._phases, self._progress, self._attempt, self._counting.weights.saved)
+            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=True)
 
     def position_dict(self) -> dict[str, str]:
         """Return `state_dict()` without hashes of weights, for what saves and loads them itself, or asks in each step.
@@ -378,7 +396,7 @@ class Account(Lifetime):
         """
         with self._counting.final():
             self._counting.check_saved()
-            return stateful.state(self._phases, self._progress, self._attempt)
+            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=False)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
@@ -388,7 +406,7 @@ class Account(Lifetime):
         """
         with self._counting.final():
             reported = self._counting.checkpoints is not None
-            stateful.load(state, self._progress, self._attempt, self._counting.weights, reported=reported)
+            stateful.load(state, self._progress, self._attempt, self._guards, reported=reported)
 
     def begin_anew(self) -> None:
         """State that this start's weights are those of a beginning, as there is no checkpoint to load."""

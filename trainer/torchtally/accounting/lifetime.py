@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.distributed as dist
 
 from torchtally import events
+from torchtally.accounting.guards.guards import Guards, switched_off
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.plan import Planned
@@ -136,13 +137,14 @@ class Lifetime:
         self._alone = process_group.of_one(os.environ)
         failure.keep_exit_codes()
         process = Process.of_group(dist.get_rank(), dist.get_world_size(), os.environ)
-        self._progress, requested, pace, refused = Progress({}), None, None, None
+        self._progress, requested, pace, refused, off = Progress({}), None, None, None, list[str]()
         try:
             check_order(self._order)
             self._progress = Progress(self._planned())
             requested, pace, self._exporter = Requested.of(), Pace.of(process), exporter(process)
             preflight_mode(os.environ)
             call_seconds(os.environ)
+            off = switched_off(os.environ)
         except Refused as error:
             refused = str(error)  # of which all ranks learn
         self._attempt = Attempt(
@@ -153,12 +155,19 @@ class Lifetime:
             anew=self._anew,
             process=process,
             problem=refused,
+            off=off,
         )
-        self._phases = Phases(self._progress, self._attempt, self._order)
-        if self._attempt.prints and requested:
+        attempt = self._attempt
+        self._guards = Guards(
+            off, attempt.members, lambda: self._counting.gradients.optimizers, lambda: attempt.begins_anew
+        )
+        self._phases = Phases(self._progress, attempt, self._order, self._guards)
+        if attempt.prints and requested:
             options = {"seed": self._seed, "plan": self._progress.given}
             self._reports = Reports(requested, self._exporter, self._phases, options)
-        self._counting = Counting(self._attempt, self._progress, self._phases, self._reports, pace, self._exporter)
+        self._counting = Counting(
+            attempt, self._progress, self._phases, self._guards, self._reports, pace, self._exporter
+        )
 
     def _leave_group(self) -> None:
         if self._alone and dist.is_initialized():
@@ -180,6 +189,8 @@ class Lifetime:
         """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""
         if self.last_line is None:
             raise Refused("write_proof() must come after the end of the account's `with` statement")
+        if wrong := self._guards.ends():
+            raise Refused(f"write_proof(): {wrong}")
         if self._attempt.prints:
             proof_file.write_of(path, files, kept_lines.lines(self.last_line["run"]), self.last_line)
 

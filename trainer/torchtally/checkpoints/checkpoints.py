@@ -7,7 +7,7 @@ stop, so all save and stop after the same commit. `writer` writes a copy of the 
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtally import events
-from torchtally.checkpoints import conditions, in_use, strays
+from torchtally.checkpoints import conditions, in_use
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import Manifest
 from torchtally.checkpoints.objects import Hashes, Objects
@@ -48,9 +48,8 @@ class Account(Protocol):
     def reached(self) -> tuple[int, int, int]:
         """Epoch in progress, position in its order, and samples in the weights over all epochs."""
 
-    @property
-    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Those that the program has named."""
+    def save_problem(self, objects: Objects) -> str | None:
+        """What is wrong with a checkpoint of these objects."""
 
     def position_dict(self) -> dict[str, Any]: ...
 
@@ -106,7 +105,6 @@ class Checkpoints:
         self._resumed = self._slow = False
         self._failed: Exception | None = None  # of resume(), which may have loaded a part
         self._loaded: Hashes | None = None  # until the first batch
-        strays.hold(self._objects)
         self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
 
     @property
@@ -190,7 +188,6 @@ class Checkpoints:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        strays.release(self._objects)
         self._writer.close(wait)
         if self._held:
             in_use.release(self._held)
@@ -267,7 +264,7 @@ class Checkpoints:
     def _begin(self) -> None:
         """Copy the state, and begin to write the copy."""
         self._saved, self._slow = time.monotonic(), False
-        if problem := strays.problem(self._account.optimizers):
+        if problem := self._account.save_problem(self._objects):
             raise Refused(problem)
         state = self._objects.state(whole=dist.get_rank() == 0)
         epoch, position, consumed = self._account.reached

@@ -163,6 +163,10 @@ class _Keeps(TrainerCallback):
 
     on_evaluate = on_step_end
 
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            self._account.replaced("the best checkpoint of the Trainer")
+
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if "loss" in others["logs"]:
             self._account.log(loss=others["logs"]["loss"])

@@ -53,6 +53,18 @@ def text(line: Values, name: str) -> str:
     raise line.bad(name, "printable text")
 
 
+def texts(line: Values, name: str) -> tuple[str, ...]:
+    """A list of such texts."""
+    value = line.values.get(name)
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(each, str) and each.strip() and each.isprintable() for each in value)
+    ):
+        return tuple(value)
+    raise line.bad(name, "a list of printable texts")
+
+
 def integer(low: int, high: int) -> Rule:
     """An integer from `low` to `high`."""
     return lambda line, name: line.integer(name, low, high)

@@ -130,6 +130,7 @@ class RunSummary:
     phases: Annotated[Mapping[str, PhaseSummary], _phases]
     # Why phases end before the last epoch of the plan: its steps are made, or the program has stopped the run.
     stopped: Annotated[str | None, rules.text] = None
+    caveats: Annotated[tuple[str, ...], rules.texts] = ()  # what the proof leaves open: guards that were off, and more
     model: Annotated[str | None, _model]  # "sha256:" and the hash of the final weights, if known
     discarded: Annotated[int, rules.integer(0, HUGE)]  # samples that steps consumed which no checkpoint kept
 
@@ -140,6 +141,10 @@ class RunSummary:
         values = {"v": VERSION, **_values(self)} | {"phases": phases, "worlds": worlds}
         if self.stopped is None:
             del values["stopped"]
+        if self.caveats:
+            values["caveats"] = [*self.caveats]
+        else:
+            del values["caveats"]
         return values
 
     @classmethod

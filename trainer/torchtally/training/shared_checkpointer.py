@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torchtally import events
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.objects import Objects
 from torchtally.errors import Refused
 from torchtally.training.checkpoint_file import State
 from torchtally.training.train_state import TrainState
@@ -94,8 +95,6 @@ class SharedCheckpointer:
 class _Training:
     """A training as Checkpoints see an account."""
 
-    optimizers = ()  # the train state has them
-
     def __init__(self, folder: str, facts: Mapping[str, Any], pod: str, grows: str | None):
         self._folder, self._facts, self._pod, self._grows = folder, dict(facts), pod, grows
         self.train_state: TrainState | None = None  # once it is known
@@ -127,6 +126,9 @@ class _Training:
     def discarded(self, samples: int) -> None:
         assert self.loaded
         self.loaded["discarded"] = samples
+
+    def save_problem(self, objects: Objects) -> None:
+        pass
 
     def position_dict(self) -> dict[str, Any]:
         assert self.train_state

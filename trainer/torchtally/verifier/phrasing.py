@@ -109,7 +109,8 @@ def summary(verdict: "Verdict") -> str:
         facts.append(f"model {last.model}")
     facts[-1] += _dropped(verdict)
     stopped = f"; stopped: {last.stopped}" if last and last.stopped else ""
-    return f"the proof holds: {', '.join(facts)}{stopped}" + (_discarded(last.discarded) if last else "")
+    caveats = "".join(f"; {each}" for each in last.caveats) if last else ""
+    return f"the proof holds: {', '.join(facts)}{stopped}{caveats}" + (_discarded(last.discarded) if last else "")
 
 
 def _extent(verdict: "Verdict", phase: str, planned: int) -> str:

@@ -1,1 +1,1 @@
-"""What the ledger cannot know: whether the weights are those of the run."""
+"""What the ledger cannot know: each guard finds one mistake, and can be switched off."""

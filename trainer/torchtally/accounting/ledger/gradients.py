@@ -61,11 +61,13 @@ class _Named:
     """An optimizer that the program has named.
 
     Attributes:
+        replicated: Whether its parameters are to be equal on all ranks.
         held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
         sought: Batches of which that is not known, with the gradients before their backward pass.
     """
 
     optimizer: Optimizer
+    replicated: bool = True
     held: dict[Handed, None] = field(default_factory=dict)
     sought: dict[Handed, Mark] = field(default_factory=dict)
     before: Mark = ()  # the backward pass in progress
@@ -146,11 +148,13 @@ class Gradients:
     """The batches of one account, from the loop to the weights.
 
     Args:
-        will_step: Called before a named optimizer steps.
-        has_stepped: Called after it has, and whether with gradients of batches.
+        will_step: Called before a named optimizer steps, and whether its parameters are to be equal on all ranks.
+        has_stepped: Called after it has, with the phases of the batches whose gradients it has used.
     """
 
-    def __init__(self, will_step: Callable[[Optimizer], None], has_stepped: Callable[[Optimizer, bool], None]) -> None:
+    def __init__(
+        self, will_step: Callable[[Optimizer, bool], None], has_stepped: Callable[[Optimizer, set[str]], None]
+    ) -> None:
         self._told = will_step, has_stepped
         self._named: list[_Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
@@ -172,18 +176,18 @@ class Gradients:
         """Whether the program has named this optimizer."""
         return any(each.optimizer is optimizer for each in self._named)
 
-    def name(self, optimizer: Optimizer) -> None:
+    def name(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
         """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
         if self.names(optimizer):
             return
         if hasattr(optimizer, "defaults"):  # torch's PostLocalSGDOptimizer has none, and no hooks
-            self._watch(optimizer)
+            self._watch(optimizer, replicated)
         for each in vars(optimizer).values():
             if isinstance(each, Optimizer):
-                self.name(each)
+                self.name(each, replicated=replicated)
 
-    def _watch(self, optimizer: Optimizer) -> None:
-        named = _Named(optimizer)
+    def _watch(self, optimizer: Optimizer, replicated: bool) -> None:
+        named = _Named(optimizer, replicated)
         self._named.append(named)
         self._hooks += [
             optimizer.register_step_pre_hook(lambda *_: self._will_step(named)),
@@ -342,7 +346,7 @@ class Gradients:
         return [each.optimizer for each in self._named]
 
     def _will_step(self, named: _Named) -> None:
-        self._told[0](named.optimizer)
+        self._told[0](named.optimizer, named.replicated)
         named.find() if self._passing else named.find_by_hand()
         self._look(named)
         named.ready = [*named.held]
@@ -352,6 +356,7 @@ class Gradients:
         named.ready = []
         named.forget_unreached()  # what the step has not used is not put there later
         if _is_left_out(named.optimizer):
+            self._told[1](named.optimizer, set())
             return
         if ready:
             self.counts += 1
@@ -365,7 +370,7 @@ class Gradients:
                 each.counted = True
                 each.count()
             named.held.pop(each, None)
-        self._told[1](named.optimizer, bool(ready))
+        self._told[1](named.optimizer, {each.phase for each in ready})
 
     def _look(self, named: _Named) -> None:
         """Let go of batches whose gradients something else than the optimizer has cleared."""

@@ -263,6 +263,7 @@ class State:
     unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
     over: Annotated[int | None, rules.integer(1, MANY)] = None  # the completed epoch whose body the program has left
     weights: Annotated[tuple[Hash, ...], _weights] = ()  # a few parameters of the same moment
+    caveats: Annotated[tuple[str, ...], rules.texts] = ()  # what the run's last line says beside its proof
 
     @property
     def reached(self) -> tuple[int, int]:
@@ -294,7 +295,7 @@ class State:
                 del phases[name]["before"]
         version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION
         values = {"v": version, **asdict(replace(self, phases={})), "phases": phases}
-        for field in ("unfinished", "over", "weights"):
+        for field in ("unfinished", "over", "weights", "caveats"):
             if not values[field]:
                 del values[field]
         return json.dumps(values, separators=(",", ":"))

@@ -1,6 +1,6 @@
 """The last line of an account's run, from what its phases have consumed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchtally.accounting.ledger.state import PhaseState
@@ -12,7 +12,9 @@ from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.worlds import RESUMED, World
 
 
-def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, discarded: int) -> dict[str, Any]:
+def last_line(
+    run: Run, phases: Mapping[str, PhaseState], stopped: str | None, caveats: Sequence[str], discarded: int
+) -> dict[str, Any]:
     """Return the line, after a check that it proves all phases on its own. `stopped` says why the run ends early.
 
     Raises Unproven, or Refused if the order of a phase is not known.
@@ -47,6 +49,7 @@ def last_line(run: Run, phases: Mapping[str, PhaseState], stopped: str | None, d
             )
             for name, phase in phases.items()
         },
+        caveats=tuple(caveats),
         model=None,
         discarded=discarded,
     )

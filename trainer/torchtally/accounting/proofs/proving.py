@@ -1,5 +1,6 @@
 """All ranks' tallies of a phase, combined and compared with the contract."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -8,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from torchtally import events, exchange, standard_output
-from torchtally.accounting.guards.weights import ParameterHashes, apart
 from torchtally.accounting.ledger.tally import Tally
 from torchtally.accounting.proofs import kept_lines
 from torchtally.accounting.proofs.printing import Wrong, emit, line_of
@@ -38,7 +38,8 @@ def prove(
     *,
     leads: bool = True,
     problem: str | None = None,
-    weights: ParameterHashes | None = None,
+    told: Any = None,
+    judge: Callable[[list[Any]], str | None] = lambda told: None,
 ) -> Proof:
     """Combine all ranks' tallies of a phase; every rank prints its line and gets the same proof.
 
@@ -47,7 +48,7 @@ def prove(
     one. Of peers, which consume the same samples, one `leads`: it prints for all.
 
     Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ, and Refused if
-    a rank has a `problem`, for which nothing is proved, or its `weights` show that it trains a model of its own.
+    a rank has a `problem`, for which nothing is proved, or they `judge` so by what all have `told` each other.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
     size, due = tally.expected
@@ -74,7 +75,7 @@ def prove(
         carried_dropped=tally.carried_dropped,
         commits=tally.commits,
         problem=problem,
-        weights=weights,
+        told=told,
     )
     if leads:
         emit(line)
@@ -83,8 +84,8 @@ def prove(
         raise Refused(problems[0])
     of_ranks: list[_Own] = sorted((each for leader, each in gathered if leader), key=lambda each: each.line["rank"])
     _compare_peers(tally, of_ranks, [each for _, each in gathered])
-    if sentence := apart((each.line["rank"], each.weights) for _, each in gathered):
-        raise Refused(f"{tally.phase.name} epoch {tally.phase.epoch} is not proved: {sentence}")
+    if sentence := judge([each.told for _, each in gathered]):
+        raise Refused(sentence)
 
     carried_dropped = sum((each.carried_dropped for each in of_ranks), Digest())
     dropped = sum((each.dropped for each in of_ranks), carried_dropped)
@@ -128,14 +129,14 @@ class _Own:
     carried_dropped: Digest
     commits: int | None
     problem: str | None
-    weights: ParameterHashes | None
+    told: Any
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
         """From JSON."""
         digests = ("digest", "carried", "dropped", "drawn", "carried_dropped")
         found = {name: Digest(tuple(values[name]["words"])) for name in digests}
-        return cls(**values | found | {"weights": ParameterHashes.of(values["weights"])})
+        return cls(**values | found)
 
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:

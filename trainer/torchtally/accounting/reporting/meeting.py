@@ -1,6 +1,6 @@
 """The ranks meet now and then: each leaves its times in the job's store, and rank 0 names a pod that is slower.
 
-Once, each leaves hashes of its weights as well, and rank 0 warns of ranks that train apart.
+Once, each leaves what ranks compare at the end of an epoch, and rank 0 warns of those that train apart.
 
 Nobody waits for anybody: rank 0 takes what is there. So a meeting can neither hang a job nor change what it computes.
 """
@@ -18,7 +18,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchtally import compat, events
-from torchtally.accounting.guards.weights import ParameterHashes, apart
+from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.reporting import stragglers
 from torchtally.accounting.reporting.step_time import StepTime, Times
@@ -42,8 +42,8 @@ class Meeting:
         Refused: The environment sets no valid time between two meetings.
     """
 
-    def __init__(self, run: Run, steps: StepTime) -> None:
-        self.steps, self._run = steps, run
+    def __init__(self, run: Run, steps: StepTime, apart: Apart | None = None) -> None:
+        self.steps, self._run, self._apart = steps, run, apart
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._seconds = max(progress_seconds(os.environ), _LEAST_SECONDS)
         self._due = time.monotonic() + min(self._seconds, _FIRST_SECONDS)
@@ -55,12 +55,13 @@ class Meeting:
         self._read: dict[int, int] = {}  # by rank: the number of what was read last
         self._found: tuple[str, str] | None = None  # pod, and in what it loses time, by the last meeting
         self._told: tuple[str, str] | None = None
-        self._compared = False  # the weights of all ranks
+        self._epoch = ""  # of which the ranks compare their weights, once
 
-    def leave_weights(self, weights: ParameterHashes | None) -> None:
-        """Leave this rank's weights, after as many commits as any other rank has made."""
-        text = json.dumps(weights and asdict(weights))
-        self._in_store(lambda store: store.set(f"weights {self._rank}", text))
+    def leave_weights(self, phase: str, epoch: str) -> None:
+        """Leave hashes of this rank's weights, after as many steps as any other rank has made."""
+        if self._apart:
+            self._epoch, text = epoch, json.dumps(self._apart.tells(phase))
+            self._in_store(lambda store: store.set(f"weights {self._rank}", text))
 
     @property
     def due(self) -> bool:
@@ -123,12 +124,12 @@ class Meeting:
     def _compare(self, store: Store) -> None:
         """Warn once of ranks that train apart: a proof shows it only at the end of an epoch."""
         keys = [f"weights {rank}" for rank in range(self._world)]
-        if self._compared or not store.check(keys):
+        if self._apart is None or not store.check(keys):
             return
-        self._compared = True
         texts: list[Any] = store.multi_get(keys)
-        if sentence := apart(enumerate(ParameterHashes.of(json.loads(text)) for text in texts)):
-            log.warning(f"{sentence}; otherwise, the epoch will not be proved")
+        if sentence := self._apart.judges(self._epoch, dict(enumerate(map(json.loads, texts)))):
+            log.warning(sentence)
+        self._apart = None
 
     def _tell(self, slow: Slow | None) -> None:
         """Report what two meetings have found, once, until it changes."""

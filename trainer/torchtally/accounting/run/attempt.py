@@ -3,7 +3,7 @@
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -12,12 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.optim.optimizer import Optimizer
 
 from torchtally import compat, events
 from torchtally.accounting.data.fingerprint import is_unknown
-from torchtally.accounting.guards import trained
-from torchtally.accounting.guards.trained import Trained
 from torchtally.accounting.ledger.membership import Membership
 from torchtally.accounting.ledger.state import State
 from torchtally.accounting.ledger.tally import Run
@@ -52,6 +49,7 @@ class Attempt:
         anew: Whether a restart that loads no state begins anew.
         process: This process.
         problem: What is wrong with its arguments or its environment.
+        off: Names of the guards that are switched off.
 
     Attributes:
         anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
@@ -70,6 +68,7 @@ class Attempt:
         anew: bool,
         process: Process,
         problem: str | None,
+        off: Sequence[str],
     ) -> None:
         self._process, self.anew, self._stated_anew = process, anew, anew
         number = next(_accounts)
@@ -80,7 +79,8 @@ class Attempt:
         stacks.listen()
         own, self._path, record = restart.find(number, process.run, task)
         # A seed of another type, which is refused with the other facts, may have no JSON form.
-        facts = {"task": task, "plan": dict(plan), "seed": seed if type(seed) is int else repr(seed), "anew": anew}
+        stated = {"seed": seed if type(seed) is int else repr(seed), "anew": anew, "guards off": [*off]}
+        facts = {"task": task, "plan": dict(plan), **stated}
         of_rank_0 = {
             "_run": own,
             "_record": [record.run, record.attempt] if record else None,
@@ -91,7 +91,6 @@ class Attempt:
         self.members = Membership.of(group)
         self.begun = self._stepped = self._reported = False
         self._loaded: State | None = None
-        self._trained = Trained()
         self.run = Run(
             run=self._known[0] if self._known else agreed["_run"],
             attempt=max(process.attempt, self._known[1] + 1 if self._known else 0),
@@ -187,7 +186,6 @@ class Attempt:
         attempt = max(loaded.attempt, reached, self._process.attempt - 1) + 1
         self.run = replace(self.run, run=loaded.run, attempt=attempt)
         self._loaded, self._reported = loaded, reported
-        trained.forget(loaded.run)
 
     def begin(self) -> None:
         """Record the run, and report the beginning."""
@@ -202,15 +200,10 @@ class Attempt:
                 if isinstance(beginning, events.Resumed):
                     retries.resumed(beginning, self.run.source)
 
-    def trains(self, optimizer: Optimizer) -> str | None:
-        """Take note of an optimizer's step with samples. Returns why its parameters are none of a beginning."""
-        left = self._trained.add(optimizer)
-        if left is None or self._loaded or self._stated_anew:
-            return None
-        return (
-            f"run {left} has ended in this process before its plan, and the model has its samples: load the state of "
-            "that run and its weights; only if the weights begin anew, pass anew=True"
-        )
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the program has said that its weights are those of a beginning, or of a state that it has loaded."""
+        return self._stated_anew or self._loaded is not None
 
     def stepped(self, epoch: int) -> None:
         """Report the first step."""
@@ -229,8 +222,11 @@ class Attempt:
     def close(self) -> None:
         """End this start."""
         restart.release(self._path)
-        if self.run.run not in _completed:
-            self._trained.leave(self.run.run)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this process has completed the run."""
+        return self.run.run in _completed
 
     def _beginning(self) -> events.Event:
         if not self._loaded:

@@ -14,7 +14,8 @@ from torch.utils import data
 
 from torchtally.accounting.batches import step_loader
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.guards.weights import Weights
+from torchtally.accounting.guards.apart import Apart
+from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.epoch_in_progress import MANY_PENDING, EpochInProgress
 from torchtally.accounting.ledger.gradients import Gradients, Handed
 from torchtally.accounting.order import randomness
@@ -29,6 +30,7 @@ from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.errors import Ending, Refused, Unproven
+from torchtally.log import log
 from torchtally.proof import line as tally_line
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Counting:
         attempt: That start.
         progress: How far the run is.
         phases: Its phases, and their epochs in progress.
+        guards: Told of steps and epochs, for what the ledger cannot know.
         reports: On the process that prints for all.
         pace: On the first rank of a pod.
         exporter: As well, if metrics are requested.
@@ -52,7 +55,7 @@ class Counting:
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
         phase: Name of the phase of the last batch.
-        weights: What the optimizers step.
+        gradients: The batches whose gradients the steps of named optimizers use.
     """
 
     def __init__(
@@ -60,26 +63,24 @@ class Counting:
         attempt: Attempt,
         progress: Progress,
         phases: Phases,
+        guards: Guards,
         reports: Reports | None,
         pace: Pace | None,
         exporter: "Exporter | None",
     ):
-        self._attempt, self._progress, self._phases = attempt, progress, phases
+        self._attempt, self._progress, self._phases, self._guards = attempt, progress, phases, guards
         self._reports, self._pace, self._exporter = reports, pace, exporter
         self._steps = StepTime(attempt.members.everyone.size())
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Checkpoints | None = None
         self.phase = next(iter(progress.given), "")
         self.gradients = Gradients(self._will_step, self._has_stepped)
-        self.weights = Weights(attempt.members, lambda: self.gradients.optimizers)
         self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch, to be mixed
         self._failure: Ending | None = None  # a loop that catches it must not go on
-        self._trained_before: str | None = None  # why the weights are none of a beginning
         self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
         self._stepped = False  # an optimizer, with that batch
-        self._evaluated: EpochInProgress | None = None  # that does not train, and in which an optimizer has stepped
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._commits = 0  # of this attempt
         self._over = False  # this attempt: the other ranks may be gone
@@ -125,7 +126,9 @@ class Counting:
         for each in complete:
             self._close(each)
         current.weighed = current.trains and self.gradients.watches
-        if wrong := self.weights.problem():
+        if current.weighed and not current.reached and len(self._phases.open[phase]) == 1:
+            self._guards.steps.begin(phase)
+        if wrong := self._guards.problem():
             raise Refused(f"{current.name}: {wrong}")
         run = replace(current.tally.run, data=self._phases.fingerprint)
         if self._exporter:
@@ -136,7 +139,8 @@ class Counting:
             self._reports.begin(current, run, self.checkpoints)
         if current.trains:
             self._steps.begin()
-            self._meeting = self._meeting or Meeting(self._attempt.run, self._steps)
+            apart = self._guards.apart if self._guards.has(Apart) else None
+            self._meeting = self._meeting or Meeting(self._attempt.run, self._steps, apart)
             if self._pace:
                 self._pace.begin(phase, current.samples(0, current.counted), self._phases.share)
         seed = randomness.mixed(self._attempt.run.seed, randomness.number_of(phase), epoch, self._attempt.members.rank)
@@ -194,7 +198,7 @@ class Counting:
             )
         )
 
-    def name(self, optimizer: Optimizer) -> None:
+    def name(self, optimizer: Optimizer, *, replicated: bool) -> None:
         """Have the steps of an optimizer count batches: `Account.optimizer`. Raises Refused."""
         for current in self._phases.in_progress:
             if current.trains and not current.weighed:
@@ -202,7 +206,7 @@ class Counting:
                     f"{current.where(current.handed)}: account.optimizer() must come before the first batch of the "
                     "epoch, as the steps of the optimizer count its batches"
                 )
-        self.gradients.name(optimizer)
+        self.gradients.name(optimizer, replicated=replicated)
 
     def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...]) -> torch.Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
@@ -251,8 +255,8 @@ class Counting:
         if self._counts == self.gradients.counts or threading.current_thread() is not self._committing:
             return
         self._counts = self.gradients.counts
-        if self._trained_before:
-            raise Refused(self._trained_before)
+        if wrong := self._guards.problem():
+            raise Refused(wrong)
         self._after_step()
 
     def check_saved(self) -> None:
@@ -266,8 +270,9 @@ class Counting:
                     f"{last.where(last.counted + 1)}: the batch has no gradients in the weights, and later ones do, so "
                     "a state cannot tell how far the epoch is: call skip(reason) for a batch that is left out"
                 )
-        if self._evaluated and self._evaluated in self._phases.in_progress:
-            raise Refused(_trains(self._evaluated))
+        for current in self._phases.in_progress:
+            if not current.trains and (wrong := self._guards.closes(current.phase, current.name)):
+                raise Refused(wrong)
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
@@ -297,7 +302,8 @@ class Counting:
         self._steps.stepped()
         self._commits += 1
         if self._meeting and self._commits == _COMPARED:
-            self._meeting.leave_weights(self.weights.few())
+            epoch = self._progress.completed(self.phase) + 1
+            self._meeting.leave_weights(self.phase, f"{self.phase} epoch {epoch}")
         if self._meeting and self._meeting.due:
             self._meeting.hold()
         for current in [each for each in self._phases.in_progress if each.trains]:
@@ -386,8 +392,10 @@ class Counting:
                 f"the run is not proved: after stop(), an optimizer has stepped with a batch of {self._left_over} that "
                 "was handed out and does not count: call stop() after optimizer.step(), and train no more"
             )
+        if wrong := self._guards.ends():
+            raise Unproven(f"the run is not proved: {wrong}")
         self._phases.measure()
-        last = self._progress.last_line(self._attempt.run, discarded)
+        last = self._progress.last_line(self._attempt.run, self._guards.caveats, discarded)
         for phase, made in last["phases"].items() if last and self.gradients.cleared else ():
             if self._phases.training.get(phase) and not made["consumed"]:
                 raise Unproven(
@@ -401,6 +409,14 @@ class Counting:
         self._attempt.complete()
         return last
 
+    def replaced(self, reason: str) -> None:
+        """Take the weights of now for those of the last step: `Account.replaced`. Raises Refused."""
+        self._note_steps()
+        if wrong := tally_line.text_problem("reason", reason):
+            raise Refused(wrong)
+        self._guards.steps.keep()
+        self._guards.say([f"weights replaced by the program: {reason}"])
+
     def reseed(self) -> None:
         """Seed the generators as they were when the last batch was handed out."""
         randomness.reseed(randomness.mixed(self._randomness))
@@ -409,6 +425,8 @@ class Counting:
         """No longer watch the optimizers."""
         self._over = True
         self.gradients.close()
+        if not self._attempt.is_complete:
+            self._guards.unfinished.leave(self._attempt.run.run)
 
     @property
     def _pending(self) -> bool:
@@ -434,26 +452,21 @@ class Counting:
         self.checkpoints.before_batch()
         self._steps.go_on()
 
-    def _will_step(self, optimizer: Optimizer) -> None:
+    def _will_step(self, optimizer: Optimizer, replicated: bool) -> None:
         """A named optimizer is about to step."""
-        if self._pending:
-            self.weights.will_step(optimizer, self._commits)
+        last = any(each.ended for each in self._phases.in_progress if each.trains)
+        self._guards.will_step(optimizer, replicated=replicated, last=last)
 
-    def _has_stepped(self, optimizer: Optimizer, counts: bool) -> None:
-        """A named optimizer has stepped, with gradients of batches if it `counts`. Raises Refused."""
+    def _has_stepped(self, optimizer: Optimizer, phases: set[str]) -> None:
+        """A named optimizer has stepped, with gradients of batches of these phases. Raises Refused."""
         if getattr(optimizer, "_overlap_with_ddp", False):
             raise Refused(
                 f"a {type(optimizer).__name__} with overlap_with_ddp=True leaves out its first steps, so their samples "
                 "would count without being in the weights: it must be False"
             )
-        if counts:
-            self._stepped |= self._left_over is not None
-            self.weights.has_stepped(optimizer)
-            self._trained_before = self._trained_before or self._attempt.trains(optimizer)
-        elif not self._pending and any(group.get("lr") != 0 for group in optimizer.param_groups):
-            # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
-            handed = (each for each in self._phases.in_progress if each.handed > each.counted)
-            self._evaluated = next(handed, self._evaluated)
+        self._stepped |= bool(phases) and self._left_over is not None
+        handed = (each.name for each in self._phases.in_progress if each.handed > each.counted)
+        self._guards.has_stepped(optimizer, phases, None if self._pending else next(handed, None))
 
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
@@ -464,11 +477,17 @@ class Counting:
         if current.weighed:
             current.leave()
         tally.commits = current.commits if current.trains and not current.weighed else None
-        problem = self._phases.changed(name)
-        if self._evaluated is current:
-            problem = problem or _trains(current)
-        weights = self.weights.few() if current.trains else None
-        proof = prove(tally, members.everyone, leads=members.leads, problem=problem, weights=weights)
+        problem = self._guards.closes(name, current.name)
+        told, caveats = self._guards.tells(name) if current.weighed else {}, len(self._guards.caveats)
+
+        def judge(told: list[dict[str, Any]]) -> str | None:
+            return self._guards.judges(current.name, told)
+
+        proof = prove(tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
+        if current.weighed:
+            self._guards.steps.close(name)
+        for caveat in self._guards.caveats[caveats:] if self._attempt.prints else ():
+            log.warning(caveat)
         if current.drops:
             current.drops.end()
         if self._reports:
@@ -479,11 +498,3 @@ class Counting:
             enforce(proof, "enforce", self._proved == 1)
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
-
-
-def _trains(current: EpochInProgress) -> str:
-    """Why an epoch is none of an evaluation."""
-    return (
-        f"an optimizer has stepped in {current.name}, whose loader or sampler has trains=False, so nothing tells which "
-        "batches are in the weights: it must have trains=True, and its losses go through account.weigh()"
-    )

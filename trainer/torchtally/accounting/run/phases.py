@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.utils import data
 
-from torchtally.accounting.batches import contents, step_loader
-from torchtally.accounting.data.facts import Facts
+from torchtally.accounting.batches import step_loader
 from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, is_unknown
 from torchtally.accounting.data.mixture import Mixture
+from torchtally.accounting.guards import contents
+from torchtally.accounting.guards.contents import Contents
+from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger import resume
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
@@ -42,13 +44,13 @@ class Phases:
         open: The epochs in progress of those that have any, the oldest first. All but the last are handed out in full.
     """
 
-    def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None):
-        self._progress, self._attempt, self._order = progress, attempt, order
+    def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None, guards: Guards):
+        self._progress, self._attempt, self._order, self._guards = progress, attempt, order, guards
         self.samplers: dict[str, AnySampler] = {}
         self.training: dict[str, bool] = {}
         self.open: dict[str, list[EpochInProgress]] = {}
         self._loaders: dict[str, data.DataLoader[Any]] = {}
-        self._data: dict[str, tuple[Any, Facts]] = {}  # of those loaders
+        self._data: dict[str, Any] = {}  # of those loaders
         self._read: dict[str, Any] = {}  # the data of which samples were read
 
     @property
@@ -256,16 +258,9 @@ class Phases:
             self._loaders[phase] = step_loader.StepLoader(dataset, sampler, **options)
         except (TypeError, ValueError) as error:  # DataLoader's own checks
             raise Refused(f"{phase}: the DataLoader refuses its arguments: {error}") from None
-        self._data[phase] = dataset, Facts.of(dataset)
+        self._data[phase] = dataset
+        self._guards.changed.note(phase, dataset)
         return self._loaders[phase]
-
-    def changed(self, phase: str) -> str | None:
-        """What has changed in the data of a phase since its loader was made."""
-        if phase not in self._data:
-            return None
-        dataset, facts = self._data[phase]
-        changed = facts.changed(dataset)
-        return changed and f"{phase}: {changed}"
 
     def measure(self) -> None:
         """Find how far the plan reaches. Raises Refused if a plan in steps has no sampler yet."""
@@ -309,7 +304,7 @@ class Phases:
             "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
         }
         problem = self._attempt.problem(loaded) or self._problem(phase, epoch, batches)
-        samples = self._samples(phase) if is_unknown(chosen.data) and not problem else []
+        samples = [] if problem else self._samples(phase)
         alike = [self._attempt.members.first, conditions.of_this_rank(torch.device("cpu"))]
         facts["_contents"] = repr(alike), samples
         self._attempt.agree(facts, problem, contents.differ)
@@ -339,7 +334,7 @@ class Phases:
             drawn = sampler.draw(epoch, skip, position.drawn if position else None)
         else:
             sampler.choose(epoch, start, skip, end)
-        dataset, _ = self._data.get(phase, (None, None))
+        dataset = self._data.get(phase)
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
             Phase(
@@ -367,8 +362,13 @@ class Phases:
 
     def _samples(self, phase: str) -> list[contents.Sample]:
         """A few samples of a phase's data, for the ranks that share it to compare, once."""
-        dataset, _ = self._data.get(phase, (None, None))
-        if dataset is None or self._read.get(phase) is dataset or self._attempt.members.world == 1:
+        dataset = self._data.get(phase)
+        if (
+            dataset is None
+            or not self._guards.has(Contents)
+            or self._read.get(phase) is dataset
+            or self._attempt.members.world == 1
+        ):
             return []
         self._read[phase] = dataset
         return contents.read(self._loaders[phase])
@@ -392,8 +392,8 @@ class Phases:
             return f"{phase} epoch {epoch} was made before"
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
-        positions = self._progress.phases[phase].positions
-        if changed := self.changed(phase) or resume.problem(phase, positions, sampler.world):
+        positions, name = self._progress.phases[phase].positions, f"{phase} epoch {epoch}"
+        if changed := self._guards.closes(phase, name) or resume.problem(phase, positions, sampler.world):
             return changed
         if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
             return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"

@@ -219,7 +219,7 @@ class Progress:
         same = [*loaded.plan] == [*self.given]
         return not ended and whole and same and all(loaded.plan[phase] <= self.given[phase] for phase in self.given)
 
-    def last_line(self, run: Run, discarded: int) -> dict[str, Any] | None:
+    def last_line(self, run: Run, caveats: Sequence[str], discarded: int) -> dict[str, Any] | None:
         """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""
         for phase, planned in self.epochs.items():
             if (made := self.completed(phase)) < planned:
@@ -233,4 +233,4 @@ class Progress:
         in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)
         if not begun:
             return None
-        return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None, discarded)
+        return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None, caveats, discarded)

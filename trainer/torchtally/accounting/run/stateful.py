@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torchtally.accounting.guards.weights import Weights
-from torchtally.accounting.ledger.state import Hash, State
+from torchtally.accounting.guards.guards import Guards
+from torchtally.accounting.ledger.state import State
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
@@ -15,15 +15,16 @@ from torchtally.log import log
 KEY = "torchtally"
 
 
-def state(phases: Phases, progress: Progress, attempt: Attempt, weights: tuple[Hash, ...] = ()) -> dict[str, str]:
+def state(phases: Phases, progress: Progress, attempt: Attempt, guards: Guards, *, hashes: bool) -> dict[str, str]:
     """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
     phases.measure()
     trains = (name for name in phases.open if phases.training[name])
     positions = {name: [each.saved for each in phases.reached_in(name)] for name in trains}
-    return {KEY: replace(progress.state(attempt.run, positions), weights=weights).to_text()}
+    found, weights = progress.state(attempt.run, positions), guards.saved if hashes else ()
+    return {KEY: replace(found, weights=weights, caveats=tuple(guards.caveats)).to_text()}
 
 
-def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, weights: Weights, *, reported: bool) -> None:
+def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, guards: Guards, *, reported: bool) -> None:
     """Go on at a state, unless that is `reported` already: `Account.load_state_dict`. Raises Refused."""
     if attempt.begun:
         raise Refused("load_state_dict() must be called before the first epoch of this start")
@@ -44,5 +45,5 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, weights
     progress.load(loaded)
     if progress.grown_from and attempt.prints:
         log.info(f"the plan has grown from {loaded.plan} to {progress.given}")
-    weights.seek(loaded.weights)
+    guards.load(loaded)
     attempt.take_up(loaded, reported=reported, grown=progress.grown_from is not None)

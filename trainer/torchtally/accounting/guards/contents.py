@@ -1,4 +1,4 @@
-"""Contents of a few samples, which ranks compare if the dataset has no fingerprint: each can have data of its own."""
+"""Contents of a few samples, which ranks compare: each can have data of its own."""
 
 import os
 import random
@@ -14,6 +14,8 @@ from torch.utils import data
 
 from torchtally.accounting.batches.sizes import parts
 from torchtally.accounting.batches.step_loader import ByStep
+from torchtally.accounting.data.facts import Facts
+from torchtally.accounting.guards.guard import Guard
 from torchtally.accounting.order import randomness
 
 _FEW = 8  # samples
@@ -21,6 +23,15 @@ _HASHES = 16  # of a sample: beyond, several of its leaves share one
 _SECONDS = 30  # for all reads, of which a slow dataset makes fewer
 
 Sample = tuple[int, list[int]]  # its index, and the hashes of its leaves, 0 for those that cannot be compared
+
+
+class Contents(Guard):
+    """Compares the same few samples of all ranks before the first epoch of a phase."""
+
+    name = "contents"
+    finds = "Data that differs from rank to rank under the same index: other files, or a shuffle without a common seed"
+    costs = "16 reads of samples by each rank, in one shard file if there are any, and at most 30 s"
+    refuses = "Samples that are meant to differ from rank to rank, as with an augmentation from a seed of the rank"
 
 
 class _Single(ByStep):
@@ -44,7 +55,12 @@ def read(loader: data.DataLoader[Any]) -> list[Sample]:
     source = loader.dataset
     if not isinstance(source, ByStep) or not source.n:
         return []
-    few = random.Random(source.n).sample(range(source.n), min(_FEW, source.n))  # the same on all ranks
+    places, drawn = range(source.n), random.Random(source.n)  # the same on all ranks
+    sizes = Facts.of(source.dataset).sizes
+    if sizes is not None and len(sizes):  # in one shard file, as a read of each file can fetch it
+        file = drawn.randrange(len(sizes))
+        places = range(int(sizes[:file].sum()), int(sizes[: file + 1].sum()))
+    few = drawn.sample(places, min(_FEW, len(places)))
     workers = min(1, loader.num_workers)
     until = time.monotonic() + _SECONDS
     try:

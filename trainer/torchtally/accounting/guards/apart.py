@@ -1,0 +1,64 @@
+"""Ranks that train models of their own: after a step, no parameter that was compared is equal on both."""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from torchtally.accounting.guards.guard import Guard
+from torchtally.accounting.guards.steps import Steps, class_of
+from torchtally.accounting.ledger.membership import Membership
+from torchtally.checkpoints import conditions
+
+_INSTEAD = (
+    "average the gradients over all ranks in each step, as DistributedDataParallel does; where that is meant, as for "
+    "experts of each rank, or for weights that are averaged after steps, account.optimizer(optimizer, replicated=False)"
+)
+
+
+class Apart(Guard):
+    """Compares the parameters that a step has left, before anything else writes to them."""
+
+    name = "apart"
+    finds = (
+        "Ranks that each train a model of their own: without DDP, past it (`model.module(x)`), or in `no_sync()` each "
+        "time; weights of one rank that are sent to all in place of averaged gradients; a rank that makes no step"
+    )
+    costs = (
+        "Hashes of up to 16 parameters of each optimizer, after the steps 1, 2, 4, 8, … of an epoch and after the last"
+    )
+    refuses = (
+        "Experts that fill an optimizer of their own, ensembles, local SGD, federated averaging, and inner loops. They "
+        "need `account.optimizer(optimizer, replicated=False)`"
+    )
+
+    def __init__(self, members: Membership, steps: Steps) -> None:
+        self._members, self._steps = members, steps
+
+    def tells(self, phase: str) -> Any:
+        """What must be the same for ranks to be compared, the number of steps, and hashes after some of them."""
+        if self._members.world == 1 or self._steps.blind:
+            return None
+        watched = [now for each in self._steps.watched if each.whole and (now := each.values) is not None]
+        here = [*map(class_of, watched), *(conditions.of_this_rank(each.device) for each in watched[:1])]
+        return [self._members.first, self._steps.counted, zlib.crc32(repr(here).encode()), self._steps.marks]
+
+    def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
+        firsts: dict[int, tuple[int, Any]] = {}
+        for rank, own in told.items():
+            if own is None:
+                continue
+            group, counted, alike, marks = own
+            first, (_, counted_first, alike_first, marks_first) = firsts.setdefault(group, (rank, own))
+            if bool(counted) != bool(counted_first):
+                idle, other = (first, rank) if counted else (rank, first)
+                return (
+                    f"{epoch} is not proved: rank {idle} has made no step with its samples, and rank {other} has: "
+                    f"{_INSTEAD}"
+                )
+            for step in marks.keys() & marks_first.keys() if alike == alike_first else ():
+                if marks[step] and marks_first[step] and not {*marks[step]} & {*marks_first[step]}:
+                    return (
+                        f"{epoch} is not proved: ranks {first} and {rank} train models of their own, as {step} has "
+                        f"left none of the parameters that were compared equal on both: {_INSTEAD}"
+                    )
+        return None

@@ -1,0 +1,30 @@
+"""Samples of an evaluation that are trained."""
+
+from torch.optim.optimizer import Optimizer
+
+from torchtally.accounting.guards.guard import Guard
+
+
+class Evaluated(Guard):
+    """Notes the steps of named optimizers in epochs of phases that do not train."""
+
+    name = "evaluated"
+    finds = "An optimizer that steps in a phase with `trains=False`"
+    costs = "None"
+    refuses = "A named optimizer that is trained on other data within the loop of an evaluation"
+
+    def __init__(self) -> None:
+        self._epochs: set[str] = set()
+
+    def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
+        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
+        if evaluates and not trained and any(group.get("lr") != 0 for group in optimizer.param_groups):
+            self._epochs.add(evaluates)
+
+    def closes(self, phase: str, epoch: str) -> str | None:
+        if epoch not in self._epochs:
+            return None
+        return (
+            f"an optimizer has stepped in {epoch}, whose loader or sampler has trains=False, so nothing tells which "
+            "batches are in the weights: it must have trains=True, and its losses go through account.weigh()"
+        )

@@ -1,0 +1,53 @@
+"""A guard finds what the ledger cannot know. Each has a name, by which the environment switches it off."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch.optim.optimizer import Optimizer
+
+from torchtally.checkpoints.objects import Objects
+
+
+class Guard:
+    """What a guard is told of a run, and answers: a sentence on what is wrong, or None.
+
+    Attributes:
+        name: What switches it off.
+        finds: The mistake, for people.
+        costs: Time and memory.
+        refuses: Correct programs that it takes for wrong, and what they do about it.
+        caveat: What the last line says of the epoch that it has judged last.
+    """
+
+    name: ClassVar[str]
+    finds: ClassVar[str]
+    costs: ClassVar[str]
+    refuses: ClassVar[str]
+    caveat: str | None = None
+
+    def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
+        """A named optimizer has stepped, with gradients of batches if it has `trained`; or where an epoch evaluates."""
+
+    def problem(self) -> str | None:
+        """Before the first batch of an epoch, and between two steps."""
+        return None
+
+    def closes(self, phase: str, epoch: str) -> str | None:
+        """An epoch of a phase is about to begin, to be proved, or to be saved as it is."""
+        return None
+
+    def saves(self, objects: Objects) -> str | None:
+        """A checkpoint is about to have these objects."""
+        return None
+
+    def tells(self, phase: str) -> Any:
+        """What this rank tells the others at the end of an epoch of a phase, as JSON has it."""
+        return None
+
+    def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
+        """What all ranks have told, by their number among all."""
+        return None
+
+    def ends(self) -> str | None:
+        """The run is about to have its last line, or a proof of the model's files."""
+        return None

@@ -1,0 +1,36 @@
+"""Weights that are put back after the last step: the proof would be of other weights than the program ends with."""
+
+from torchtally.accounting.guards.guard import Guard
+from torchtally.accounting.guards.steps import Steps
+from torchtally.checkpoints.objects import Objects
+
+_LEFT = (
+    "the weights are not those that the last step has left: something has written to them since. Put them back, or, "
+    "where that is meant, as for the best weights of a validation, say so after it: account.replaced(reason)"
+)
+
+
+class Replaced(Guard):
+    """Compares weights that are saved, or that the run ends with, with those that the last step has left."""
+
+    name = "replaced"
+    finds = (
+        "Weights that are written to after the last step of an epoch, such as those of an earlier epoch or an average "
+        "that take their place, where a checkpoint is saved, the run ends, or `write_proof()` is called"
+    )
+    costs = "A copy of up to 3 small parameters of each optimizer, after the steps 1, 2, 4, 8, … and the last"
+    refuses = (
+        "The best weights restored at the end, and others that the program replaces once. It needs "
+        "`account.replaced(reason)`. Parameters that it also writes to between steps are not judged"
+    )
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def saves(self, objects: Objects) -> str | None:
+        return self.ends()
+
+    def ends(self) -> str | None:
+        judged = (each for each in self._steps.watched if each.fresh and each.lasts and each.replicated)
+        judged = (each for each in judged if each.steps > 1)
+        return None if self._steps.blind or all(each.is_as_left() for each in judged) else _LEFT

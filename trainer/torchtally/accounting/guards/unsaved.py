@@ -1,0 +1,58 @@
+"""What a named optimizer steps or has, and no object of a checkpoint saves: a resume would begin with new ones."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchtally.accounting.guards.guard import Guard
+from torchtally.checkpoints.objects import Objects, local, parameters_of, tensors
+
+
+class Unsaved(Guard):
+    """Looks for what a resume would lack, among the objects of a checkpoint that is saved."""
+
+    name = "unsaved"
+    finds = "Parameters that a named optimizer steps, or its state, of which no object of a checkpoint has a state"
+    costs = "A comparison of tensors when a checkpoint is saved; of values, where an object saves copies"
+    refuses = "What the program saves elsewhere, or makes anew at a resume"
+
+    def __init__(self, optimizers: Callable[[], list[Optimizer]]) -> None:
+        self._named = optimizers
+
+    def saves(self, objects: Objects) -> str | None:
+        for optimizer in self._named():
+            own = {id(parameter) for parameter in objects.parameters}
+            left = [each for each in parameters_of(optimizer) if id(each) not in own]
+            if not _are_copies(left, (*objects.parameters, *objects.tensors_of_others)):
+                return (
+                    "checkpoints: an optimizer steps parameters of which no object has a state: give their model as "
+                    "well, or a resume would begin with new ones"
+                )
+            own = {id(tensor) for tensor in objects.tensors_of_optimizers}
+            left = [tensor for tensor in tensors([*optimizer.state.values()]) if id(tensor) not in own]
+            if not _are_copies(left, objects.tensors_of_others):
+                return (
+                    f"checkpoints: the optimizer {type(optimizer).__name__} has a state that no object saves: give it "
+                    "as well, or a resume would begin with a new one"
+                )
+        return None
+
+
+def _are_copies(sought: list[Tensor], saved: Iterable[Tensor]) -> bool:
+    """Whether each tensor has the values of one of its own that is saved."""
+    known = defaultdict(list)
+    for each in saved if sought else ():
+        known[each.shape, each.dtype].append(local(each))
+    return all(_take_equal(known[each.shape, each.dtype], local(each)) for each in sought)
+
+
+def _take_equal(known: list[Tensor], sought: Tensor) -> bool:
+    """Whether a known tensor has the values that are sought. It is taken out: copies are mostly in the same order."""
+    for at, each in enumerate(known):
+        if each.shape == sought.shape and torch.equal(each, sought.to(each.device)):
+            del known[at]
+            return True
+    return False
