@@ -372,7 +372,6 @@ def wrong(arguments: dict[str, Any]) -> None:
         ({"batch_size": 2.5}, "train: batch_size=2.5 must be a whole number from 1"),
         ({"sampler": 1}, "sampler=1 must yield indices"),
         ({"batch_sampler": [[1]]}, "batch_size=4 must be left out, as batch_sampler makes the batches"),
-        ({"drop_last": True}, "train: account.loader() sets drop_last itself: pass contract='drop_last'"),
         ({"num_worker": 2}, "train: account.loader() takes no argument num_worker, and neither does a DataLoader"),
         ({"collate_fn": 3}, "train: collate_fn=3 must be a function"),
         (

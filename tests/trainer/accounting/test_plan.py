@@ -10,6 +10,7 @@ from witness import Noisy, Witness
 
 from torchtally import Account, Steps, Tokens
 from torchtally.accounting.order.plan import extent
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.proof.contract import CONTRACTS
 from torchtally.proof.shards import Shard
 
@@ -31,7 +32,7 @@ def test_a_plan_in_steps_makes_that_many(
     batch = each * world
     if not whole.total:
         return
-    epochs, end = extent(Steps(steps, accumulate), whole, batch)
+    epochs, end = extent(Steps(steps, accumulate), Schedule(whole, batch))
     last = Shard(n=n, rank=0, world=world, contract=contract, end=end)
     per_epoch, in_last = (-(-shard.steps(batch) // accumulate) for shard in (whole, last))
     assert (epochs - 1) * per_epoch + in_last == steps
@@ -52,7 +53,7 @@ def test_a_plan_in_tokens_reaches_them(tokens: int, each: int, n: int, world: in
     whole = Shard(n=n, rank=0, world=world, contract=contract)
     if not whole.total:
         return
-    epochs, end = extent(Tokens(tokens, each), whole, world)
+    epochs, end = extent(Tokens(tokens, each), Schedule(whole, world))
     assert end is None or 0 < end < n
     samples = (epochs - 1) * whole.total + (end or whole.total)
     spare = 1 if end else 1 + max(0, whole.total - n)  # an end is not among the samples that are repeated

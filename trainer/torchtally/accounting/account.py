@@ -74,6 +74,7 @@ class Account(Lifetime):
         batch_size: int,
         shuffle: bool = True,
         contract: Contract = "exact",
+        drop_last: bool = False,
         fingerprint: str | None = None,
         trains: bool = True,
         order: Locality | None = None,
@@ -86,6 +87,7 @@ class Account(Lifetime):
             batch_size: Samples of this rank in a step.
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+            drop_last: Whether a last step that has fewer samples is left out. They count as dropped by the program.
             fingerprint: Text that identifies the data and must be the same on all ranks. Without it, only `n` is
                 compared.
             trains: Whether the samples go into the weights, so that `commit` counts them. Otherwise, as in an
@@ -101,6 +103,7 @@ class Account(Lifetime):
             batch_size=batch_size,
             shuffle=shuffle,
             contract=contract,
+            drop_last=drop_last,
             fingerprint=fingerprint,
             trains=trains,
             order=order,
@@ -116,6 +119,7 @@ class Account(Lifetime):
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
         contract: Contract = "exact",
+        drop_last: bool = False,
         trains: bool = True,
         order: Locality | None = None,
         **options: Any,
@@ -137,6 +141,7 @@ class Account(Lifetime):
             batch_sampler: The same in batches of your own, which can have different sizes.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`. With a sampler of your
                 own, `exact` or `as_drawn`: each sample as often as it is drawn.
+            drop_last: Whether a last step that has fewer samples is left out. They count as dropped by the program.
             trains: Whether the samples go into the weights. Otherwise, as in an evaluation, a batch counts when the
                 loop asks for the next one.
             order: Order of a phase that shuffles (default: that of the account). The dataset's attribute `shard_sizes`
@@ -154,9 +159,10 @@ class Account(Lifetime):
                 batch_size=batch_size,
                 shuffle=shuffle,
                 contract=contract,
+                drop_last=drop_last,
                 trains=trains,
                 order=order,
-                own=batches_of(sampler, batch_sampler, batch_size),
+                own=batches_of(sampler, batch_sampler, batch_size, drop_last),
                 **options,
             )
         return self._loader(phase, made)

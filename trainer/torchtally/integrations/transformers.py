@@ -55,11 +55,8 @@ class AccountMixin:
         if self._batches is None:
             trainer: Any = self
             order = trainer.args.train_sampling_strategy
-            if order not in ("random", "sequential") or trainer.args.dataloader_drop_last:
-                raise Refused(
-                    "the account orders the samples and uses all of them: train_sampling_strategy must be random or "
-                    "sequential, and dataloader_drop_last False"
-                )
+            if order not in ("random", "sequential"):
+                raise Refused("the account orders the samples: train_sampling_strategy must be random or sequential")
             own = super().get_train_dataloader()  # type: ignore[misc]
             loader = self._account.loader(
                 own.dataset,
@@ -67,6 +64,7 @@ class AccountMixin:
                 batch_size=trainer.args.train_batch_size,
                 shuffle=order == "random",
                 contract="padded",
+                drop_last=trainer.args.dataloader_drop_last,
                 **{name: getattr(own, name) for name in LOADING_OPTIONS} | {"collate_fn": _declared(own.collate_fn)},
             )
             self._batches = _Batches(loader)

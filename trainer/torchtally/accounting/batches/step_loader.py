@@ -239,8 +239,6 @@ class StepLoader(data.DataLoader[Any]):
 def options_problem(options: Mapping[str, Any]) -> str | None:
     """Return why account.loader() cannot take these arguments for the DataLoader."""
     for name in options:
-        if name == "drop_last":
-            return "account.loader() sets drop_last itself: pass contract='drop_last'"
         if name not in inspect.signature(data.DataLoader).parameters:
             return f"account.loader() takes no argument {name}, and neither does a DataLoader"
     collate = options.get("collate_fn")

@@ -58,6 +58,7 @@ class EpochInProgress:
         self._skipped: set[int] = set()  # steps of these, by the program
         self.weighed = False  # whether the steps of named optimizers count its batches
         self.stopped = False  # by the program, before the last step
+        self.begun_again = False  # as another one, after a look at its first batches
         phase = tally.phase
         self.name = f"{phase.name} epoch {phase.epoch}"
 
@@ -70,6 +71,12 @@ class EpochInProgress:
     def ended(self) -> bool:
         """Whether the loop was handed all batches."""
         return self.handed == self.total
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing is known of the batches that were handed out, so that they can be handed out again."""
+        dropped = any(dropped is not None for _, dropped in self._pending)
+        return not self.ended and self.counted == self.schedule.skip and not (self._skipped or dropped)
 
     @property
     def reached(self) -> int:
@@ -205,6 +212,11 @@ class EpochInProgress:
         for step, (indices, dropped) in enumerate(self._pending, self.counted + 1):
             if step in self._skipped:
                 self.tally.record(indices, dropped)
+
+    def drop_rest(self) -> None:
+        """Record the samples of a step that the loader leaves out as dropped."""
+        if isinstance(self.schedule, Schedule) and self.schedule.drop_last and not self.stopped:
+            self.tally.record(torch.empty(0, dtype=torch.int64), self.schedule.rest)
 
     def commit(self) -> None:
         """Count all batches that are handed out."""

@@ -221,6 +221,14 @@ class Gradients:
         self._out = [each for each in self._out if not (each.counted or each.dropped)]
         self._out.append(batch)
 
+    def has_loss(self, epoch: str) -> bool:
+        """Whether a batch of an epoch has a loss."""
+        return any(each.weighed and each.place.startswith(f"{epoch},") for each in self._out)
+
+    def forget(self, epoch: str) -> None:
+        """Let go of the batches of an epoch, which has not begun yet after all."""
+        self._out = [each for each in self._out if not each.place.startswith(f"{epoch},")]
+
     def weigh(self, loss: Tensor, named: Collection[Any]) -> Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
         self._check()

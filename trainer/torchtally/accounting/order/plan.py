@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Refused
-from torchtally.proof.shards import Shard
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,14 @@ def as_values(plan: Mapping[str, Planned]) -> dict[str, Any]:
     return values
 
 
-def extent(planned: Planned, shard: Shard, batch: int) -> Extent:
-    """How far a plan reaches in a phase of which `shard` is a rank's whole epoch; `batch` is of all ranks together."""
-    if isinstance(planned, int):
-        return planned, None
+def extent(planned: Steps | Tokens, whole: Schedule) -> Extent:
+    """How far a plan reaches in a phase that has these steps in a whole epoch."""
     if isinstance(planned, Steps):
-        epochs, rest = divmod(planned.count, -(-shard.steps(batch) // planned.accumulate))
-        rest *= planned.accumulate * batch
+        epochs, rest = divmod(planned.count, -(-whole.steps // planned.accumulate))
+        rest *= planned.accumulate * whole.batch
     else:
-        epochs, rest = divmod(-(-planned.count // planned.each), shard.total)
+        epochs, rest = divmod(-(-planned.count // planned.each), whole.total)
+        rest = -(-rest // whole.batch) * whole.batch if whole.drop_last else rest
     if not rest:
         return epochs, None
-    return epochs + 1, rest if rest < shard.n else None  # where samples are repeated, an epoch has more than n
+    return epochs + 1, rest if rest < whole.shard.n else None  # where samples are repeated, an epoch has more than n

@@ -33,6 +33,7 @@ class Sampler(data.Sampler[int]):
         shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
         order: An order with locality, with the sizes of the shard files, in place of one over all samples.
         contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
+        drop_last: Whether a last step that has fewer samples is left out.
         rank: This process's rank (default: that of the process group).
         world: Number of ranks (default: that of the process group).
 
@@ -50,10 +51,11 @@ class Sampler(data.Sampler[int]):
         shuffle: bool = True,
         order: Locality | None = None,
         contract: Contract = "exact",
+        drop_last: bool = False,
         rank: int | None = None,
         world: int | None = None,
     ):
-        self.n, self.batch_size, self.seed, self.contract = n, batch_size, seed, contract
+        self.n, self.batch_size, self.seed, self.contract, self.drop_last = n, batch_size, seed, contract, drop_last
         if order and not shuffle:
             raise Refused(f"order={order} needs shuffle=True")
         self.order: Order = order.of(n) if order else "feistel-1" if shuffle else "sequential"
@@ -91,7 +93,7 @@ class Sampler(data.Sampler[int]):
     @property
     def total_steps(self) -> int:
         """Steps of an epoch, or of what is left of it from `start` on, those that are skipped included."""
-        return self.shard.steps(self.batch)
+        return self.schedule.steps
 
     def total_of(self, start: int = 0, end: int | None = None) -> int:
         """Samples of all ranks in a part of an epoch, whatever part was chosen."""
@@ -99,7 +101,7 @@ class Sampler(data.Sampler[int]):
 
     def steps_of(self, start: int = 0, end: int | None = None) -> int:
         """Steps of a part of an epoch, whatever part was chosen."""
-        return replace(self.shard, start=start, end=end).steps(self.batch)
+        return replace(self.schedule, shard=replace(self.shard, start=start, end=end)).steps
 
     @property
     def idle(self) -> bool:
@@ -115,7 +117,7 @@ class Sampler(data.Sampler[int]):
     @property
     def schedule(self) -> Schedule:
         """The steps of what was chosen."""
-        return Schedule(self.shard, self.batch, int(self._place[2]))
+        return Schedule(self.shard, self.batch, int(self._place[2]), self.drop_last)
 
     def salt(self, step: int, indices: list[int]) -> int:
         """What the randomness of a step depends on: its samples, at any number of ranks."""

@@ -27,21 +27,28 @@ class Schedule:
         shard: What the rank consumes.
         batch: Samples of all ranks together in a step.
         skip: Number of steps, from the first on, that are made already.
+        drop_last: Whether a last step that has fewer samples is left out.
     """
 
     shard: Shard
     batch: int
     skip: int = 0
+    drop_last: bool = False
 
     @property
     def steps(self) -> int:
         """Number of steps, those that are skipped included."""
-        return self.shard.steps(self.batch)
+        return self.shard.total // self.batch if self.drop_last else self.shard.steps(self.batch)
 
     @property
     def total(self) -> int:
         """Samples of all ranks in all steps, repeats counted."""
-        return self.shard.total
+        return min(self.steps * self.batch, self.shard.total)
+
+    @property
+    def rest(self) -> Indices:
+        """This rank's sample indices of a step that is left out, int64 (samples,)."""
+        return self.shard.indices(min(self.begin(self.steps), self.shard.size), self.shard.size)
 
     def reached(self, steps: int) -> int:
         """Samples of all ranks in the first steps, repeats counted."""

@@ -61,7 +61,7 @@ class Source:
             yield indices
 
 
-def batches_of(sampler: Any, batch_sampler: Any, batch_size: int | None) -> Iterable[list[int]] | None:
+def batches_of(sampler: Any, batch_sampler: Any, batch_size: int | None, drop_last: bool) -> Iterable[list[int]] | None:
     """The batches of the program's own sampler, as a DataLoader takes it; None without one. Raises Refused."""
     if sampler is None and batch_sampler is None:
         return None
@@ -73,9 +73,11 @@ def batches_of(sampler: Any, batch_sampler: Any, batch_size: int | None) -> Iter
     if batch_sampler is None:
         if type(batch_size) is not int or batch_size < 1:
             raise Refused(batch_size_problem(batch_size))
-        return data.BatchSampler(sampler, batch_size, drop_last=False)
+        return data.BatchSampler(sampler, batch_size, drop_last)
     if batch_size is not None:
         raise Refused(f"batch_size={batch_size!r} must be left out, as batch_sampler makes the batches")
+    if drop_last:
+        raise Refused("drop_last=True must be left out, as batch_sampler makes the batches")
     batches: Iterable[list[int]] = batch_sampler
     return batches
 

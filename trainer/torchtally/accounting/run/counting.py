@@ -154,6 +154,8 @@ class Counting:
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.ended:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
+            if current.begun_again:
+                raise Refused(f"{current.name}: the loop has begun it again, and goes on with its first iterator")
             self._before_batch(current)
             known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
@@ -220,10 +222,11 @@ class Counting:
             for phase in [*self._phases.open]:
                 self._prove_decided(phase, overdue=0)
 
-    def _prove_decided(self, phase: str, *, overdue: int) -> None:
+    def _prove_decided(self, phase: str, *, overdue: int, again: bool = False) -> None:
         """Prove a phase's epochs that are decided on all ranks, and the first ones that are `overdue` on any.
 
-        A call of all ranks, each of which was handed all batches of an epoch, or has one that is overdue.
+        The last one is none if the program begins it `again` on all ranks. A call of all ranks, each of which was
+        handed all batches of an epoch, or has one that is overdue.
         """
         epochs = self._phases.open.get(phase, [])
         if not overdue and not any(each.weighed and each.ended for each in epochs):
@@ -233,11 +236,19 @@ class Counting:
         decided = len([*takewhile(lambda each: each.weighed and each.complete, epochs)])
         late = [number for number, each in enumerate(epochs) if number > decided and each.weighed and each.complete]
         self._attempt.check_group(f"{epochs[0].name} is not proved")
-        counts = torch.tensor([decided, -max([overdue, *late])])
+        counts = torch.tensor([decided, -max([overdue, *late]), again])
         dist.all_reduce(counts, dist.ReduceOp.MIN, self._attempt.members.everyone)
-        least, most = counts.tolist()
-        for each in epochs[: max(least, -most)]:
+        least, most, begins_again = counts.tolist()
+        for each in epochs[: least if begins_again else max(least, -most)]:
             self._close(each)
+        if begins_again:
+            self._begin_again(epochs[-1])
+
+    def _begin_again(self, current: EpochInProgress) -> None:
+        """Let go of an epoch of which the program has looked at the first batches alone."""
+        current.begun_again = True
+        self._phases.leave(current)
+        self.gradients.forget(current.name)
 
     def after_step(self) -> None:
         """Drop what a library's step has left out, and catch up: `Account.after_step`. A call of all ranks."""
@@ -362,17 +373,23 @@ class Counting:
     def settle(self, phase: str, *, ends: bool = False) -> None:
         """Prove what the loop has left, as the next epoch of the phase begins, or the run `ends`. Raises Unproven.
 
-        An epoch whose last batches wait for a step stays open until the next one has ended as well.
+        An epoch whose last batches wait for a step stays open until the next one has ended as well. One of which the
+        program has looked at the first batches alone, as by `next(iter(loader))`, begins again.
         """
         self._note_steps()
         epochs = self._phases.open.get(phase, [])
         if epochs and epochs[-1].weighed:
             after = [sum(each.total for each in epochs[number:]) for number in range(1, len(epochs))]
             late = sum(batches >= MANY_PENDING for batches in after)
-            self._prove_decided(phase, overdue=len(epochs) if ends or not epochs[-1].ended else late)
+            last = epochs[-1]
+            again = not ends and last.untouched and not self.gradients.has_loss(last.name)
+            self._prove_decided(phase, overdue=len(epochs) if ends or not last.ended else late, again=again)
         else:
             for each in epochs:
-                self._close(each)
+                if not ends and not each.trains and each.untouched:
+                    self._begin_again(each)
+                else:
+                    self._close(each)
         if epochs:
             self._progress.waiting[phase] = len(self._phases.open.get(phase, []))
 
@@ -476,6 +493,7 @@ class Counting:
         self._phases.leave(current)
         if current.weighed:
             current.leave()
+        current.drop_rest()
         tally.commits = current.commits if current.trains and not current.weighed else None
         problem = self._guards.closes(name, current.name)
         told, caveats = self._guards.tells(name) if current.weighed else {}, len(self._guards.caveats)

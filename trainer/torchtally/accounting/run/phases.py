@@ -25,7 +25,7 @@ from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.source import Source, batch_size_problem
 from torchtally.accounting.run.attempt import Attempt
-from torchtally.accounting.run.progress import Progress
+from torchtally.accounting.run.progress import Progress, no_step
 from torchtally.checkpoints import conditions
 from torchtally.errors import Refused
 from torchtally.log import log
@@ -144,6 +144,7 @@ class Phases:
         batch_size: int | None,
         shuffle: bool,
         contract: Contract,
+        drop_last: bool,
         fingerprint: str | None,
         trains: bool,
         order: Locality | None,
@@ -162,6 +163,7 @@ class Phases:
                 seed=self._attempt.run.seed,
                 shuffle=shuffle,
                 contract=contract,
+                drop_last=drop_last,
                 order=order or (self._order if shuffle else None),
                 rank=self._attempt.members.rank,
                 world=self._attempt.members.world,
@@ -221,6 +223,7 @@ class Phases:
         batch_size: int | None,
         shuffle: bool,
         contract: Contract,
+        drop_last: bool,
         trains: bool,
         order: Locality | None,
         own: Iterable[Any] | None,
@@ -250,6 +253,7 @@ class Phases:
                 batch_size=batch_size,
                 shuffle=shuffle,
                 contract=contract,
+                drop_last=drop_last,
                 fingerprint=fingerprint(dataset),
                 trains=trains,
                 order=order and order.offered(dataset),
@@ -395,8 +399,8 @@ class Phases:
         positions, name = self._progress.phases[phase].positions, f"{phase} epoch {epoch}"
         if changed := self._guards.closes(phase, name) or resume.problem(phase, positions, sampler.world):
             return changed
-        if not sampler.total and not sampler.shard.start:  # drop_last may leave nothing to more ranks
-            return f"{phase} has no sample: {sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
+        if not sampler.total_steps and not sampler.shard.start:  # drop_last may leave nothing to more ranks
+            return no_step(phase, sampler)
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
         for name, other in self.samplers.items():

@@ -12,10 +12,10 @@ from torchtally.accounting.ledger.state import PhaseState, Position, State
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.plan import Extent, Planned, as_values, extent
+from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.proofs.last_line import last_line
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
-from torchtally.proof.shards import Shard
 
 
 class Progress:
@@ -80,13 +80,16 @@ class Progress:
         for phase, planned in self._plan.items():
             if phase in self.extents:
                 continue
+            if isinstance(planned, int):
+                self.extents[phase] = planned, None
+                continue
             sampler = samplers.get(phase)
-            if sampler is None and not isinstance(planned, int):
+            if not isinstance(sampler, Sampler):
                 raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
-            whole = replace(sampler.shard, start=0, end=None) if sampler else Shard(n=1, rank=0, world=1)
-            if not whole.total and not isinstance(planned, int):
-                raise Refused(f"{phase} has no sample: {whole.n} for {whole.world} ranks, contract {whole.contract}")
-            self.extents[phase] = extent(planned, whole, sampler.batch if sampler else 1)
+            whole = replace(sampler.schedule, shard=replace(sampler.shard, start=0, end=None), skip=0)
+            if not whole.steps:
+                raise Refused(no_step(phase, sampler))
+            self.extents[phase] = extent(planned, whole)
 
     def close(self, line: Mapping[str, Any]) -> None:
         """Add a completed epoch, of which this is the line of all ranks together."""
@@ -234,3 +237,11 @@ class Progress:
         if not begun:
             return None
         return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None, caveats, discarded)
+
+
+def no_step(phase: str, sampler: AnySampler) -> str:
+    """The sentence on an epoch without a step."""
+    of = f"{sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
+    if sampler.total:
+        return f"{phase} has no step that all ranks can fill: {of}, and drop_last=True leaves out the others"
+    return f"{phase} has no sample: {of}"
