@@ -55,7 +55,6 @@ def test_the_verifier_reads_the_example_of_a_line_and_finds_the_fields_of_the_ta
     assert set(fields) - set(written) == {
         *(
             "end",
-            "commits",
             "sizes",
             "mixture",
             "dropped",

@@ -138,7 +138,6 @@ def run(
     batch: int = 20,
     worlds: list[World] | None = None,
     resumed: dict[tuple[str, int], tuple[int, int]] | None = None,
-    commits: bool = False,
     ends: Ends | None = None,
     local: Local | None = None,
     drops: Consume | None = None,
@@ -180,9 +179,6 @@ def run(
             positions = {sample: position for position, sample in enumerate(samples)}
             before = samples[:begin]
             dealt = deal(samples, world, used, begin) if end is None else deal(samples[:end], world, "exact", begin)
-            # Two steps are one commit, as are all samples that earlier ranks consumed.
-            made = bool(begin) + len(range(0, sum(map(len, dealt)), 2 * batch))
-            committed = {"commits": made} if commits else {}
             hands = [consume(phase, epoch, rank, shard) for rank, shard in enumerate(dealt)]
             left_out = [drops(phase, epoch, rank, shard) if drops else [] for rank, shard in enumerate(dealt)]
             if drops:
@@ -212,7 +208,6 @@ def run(
                         "start": begin,
                         "batch": batch,
                         **({} if end is None else {"end": end}),
-                        **committed,
                         "seed": seed,
                         "contract": used,
                         "order": str(local or "feistel-1") if shuffled else "sequential",

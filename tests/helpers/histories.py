@@ -90,4 +90,4 @@ def histories() -> st.SearchStrategy[History]:
 
 @st.composite
 def _common(draw: st.DrawFn, contracts: st.SearchStrategy[str] = contracts) -> dict[str, Any]:
-    return {"contract": draw(contracts), "seed": draw(st.integers(0, 99)), "commits": draw(st.booleans())}
+    return {"contract": draw(contracts), "seed": draw(st.integers(0, 99))}

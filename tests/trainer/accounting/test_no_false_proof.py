@@ -186,15 +186,15 @@ def packs_and_says_so(account: Account, batches: Iterator[Batch], training: Witn
         account.commit(*held)
 
 
-LOOPS = {
-    takes_by_hand: 8,
-    takes_all_of_a_slice: 8,
-    zips: 8,
-    accumulates: 3,
-    fetches_ahead_and_says_so: 8,
-    packs_and_says_so: 8,
-    commits_once_at_the_end: 1,
-}
+LOOPS = [
+    takes_by_hand,
+    takes_all_of_a_slice,
+    zips,
+    accumulates,
+    fetches_ahead_and_says_so,
+    packs_and_says_so,
+    commits_once_at_the_end,
+]
 
 
 @pytest.mark.parametrize("drive", LOOPS)
@@ -203,8 +203,6 @@ def test_a_loop_that_loses_none_is_proved(drive: Any) -> None:
     assert found["code"] == 0, found["err"]
     assert found["result"] == [2] * N
     assert holds([found])
-    commits = {line["epoch"]: line["commits"] for line in found["lines"] if line["rank"] == "all"}
-    assert commits == dict.fromkeys((1, 2), LOOPS[drive])
 
 
 def alternates() -> tuple[list[int], list[int]]:
@@ -333,20 +331,6 @@ def test_the_loader_of_another_phase_is_refused(own: bool) -> None:
 
 
 # Ranks that differ.
-
-
-def commits_differently() -> None:
-    with Account(task="t", plan={"train": 1}) as account:
-        every = 1 if account.rank == 0 else 2
-        for batch in account.epoch("train", 1, account.loader(Noisy(32), "train", batch_size=4)):
-            if batch.step % every == 0:
-                account.commit()
-
-
-def test_ranks_that_commit_differently_are_not_proved() -> None:
-    for each in run(2, commits_differently):
-        assert each["code"] == 3
-        assert "the ranks have made different numbers of commits: 2, 4" in each["err"]
 
 
 def shares_with_peers() -> list[int]:

@@ -61,7 +61,7 @@ SUMMARY = RunSummary(
         LINE,
         replace(LINE, rank="all", lost=3, doubled=1, lost_indices=(1, 2, 59), doubled_indices=(-1,)),
         replace(LINE, lost=None, doubled=None),
-        replace(LINE, began=1767323045000, commits=4),
+        replace(LINE, began=1767323045000),
         replace(LINE, end=59),
         replace(LINE, start=31, end=31),
         replace(SUMMARY, stopped="patience", phases={"train": replace(SUMMARY.phases["train"], end=(2, 59))}),
@@ -90,7 +90,7 @@ def test_indices_are_in_a_line_only_where_something_is_wrong() -> None:
 
 
 def test_what_is_optional_is_in_a_line_only_where_it_is_known() -> None:
-    assert not LINE.printed().keys() & {"commits", "end"}
+    assert not LINE.printed().keys() & {"end"}
     assert not SUMMARY.printed()["phases"]["train"].keys() & {"worlds", "end"}
     assert "stopped" not in SUMMARY.printed()
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import bruteforce
-import pytest
 from bruteforce import BEGAN, Line
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,7 +149,7 @@ def judged_text(text: str) -> list[str]:
     return [str(problem) for problem in found.problems]
 
 
-# Batches and commits
+# Batches
 
 
 def test_the_epochs_of_a_phase_may_differ_in_batch() -> None:
@@ -159,37 +158,3 @@ def test_the_epochs_of_a_phase_may_differ_in_batch() -> None:
     lines[1]["batch"] = 21
     said = "train epoch 1: the lines disagree on batch: 20 (ranks 0, 2-3 and all ranks together), 21 (rank 1)"
     assert sentences(lines) == [said]
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"commits": 0}, "ranks 0-3 and all ranks together: commits 0, but the epoch has 3 steps"),
-        ({"commits": 4}, "ranks 0-3 and all ranks together: commits 4, but the epoch has 3 steps"),
-        ({"commits": 2, "batch": 60}, "ranks 0-3 and all ranks together: commits 2, but the epoch has 1 step"),
-        ({"commits": 1, "batch": 600}, None),
-        ({"commits": 3}, None),
-    ],
-)
-def test_an_epoch_has_from_one_commit_to_as_many_as_steps(values: Line, said: str | None) -> None:
-    lines = [each | values if each["epoch"] == 2 and each["phase"] == "train" else each for each in bruteforce.run()]
-    assert sentences(lines) == ([f"train epoch 2: {said}"] if said else [])
-
-
-def test_of_an_epoch_that_other_ranks_began_the_commits_are_at_least_one() -> None:
-    def of(commits: int) -> list[str]:
-        lines = bruteforce.run(plan={"train": 1}, start=23)
-        return sentences([each | {"commits": commits} for each in lines])
-
-    assert of(1) == [] == of(9)  # 2 steps, and those before position 23
-    said = "ranks 0-3 and all ranks together: commits 0, but the epoch has 2 steps from position 23 on"
-    assert of(0) == [f"train epoch 1: {said}"]
-
-
-def test_the_ranks_of_an_epoch_have_made_the_same_commits() -> None:
-    lines = bruteforce.run(commits=True)
-    del line(lines, 2)["commits"]
-    found = verdict([*lines, bruteforce.last(bruteforce.run(commits=True))])
-    assert found.of(("train", 1)) and not found.of(("test", 1))
-    [said] = [str(each) for each in found.problems]
-    assert said.startswith("train epoch 1: the lines disagree on commits: ")

@@ -16,10 +16,10 @@ from torchtally.proof.shards import Shard
 from verify import report
 
 ENDS = {"train": (2, 40)}
-PLANNED = bruteforce.run(contract="padded", ends=ENDS, commits=True)
+PLANNED = bruteforce.run(contract="padded", ends=ENDS)
 PLANNED_LAST = bruteforce.last(PLANNED, ends=ENDS, stopped="train: Steps(count=5)")
 FEWER = {"train": (2, 40), "test": (2, 0)}
-STOPPED = bruteforce.run(plan={"train": 5, "test": 5}, ends=FEWER, commits=True)
+STOPPED = bruteforce.run(plan={"train": 5, "test": 5}, ends=FEWER)
 STOPPED_LAST = bruteforce.last(STOPPED, ends=FEWER, stopped=REASON)
 ONLY = "only the run's last line, which is missing, can say that the run was stopped there"
 
@@ -203,13 +203,6 @@ def test_the_last_step_before_an_end_may_be_short(lost: slice, said: list[str]) 
     start = "train epoch 1: rank 0: "
     found = [each.removeprefix(start) for each in sentences(lines) if each.startswith(start)]
     assert [each for each in found if " lost, " not in each] == said
-
-
-@pytest.mark.parametrize(("commits", "holds"), [(0, False), (1, True), (2, True), (3, False)])
-def test_an_epoch_has_no_more_commits_than_steps_before_its_end(commits: int, holds: bool) -> None:
-    lines = [each | {"commits": commits} if "end" in each else each for each in PLANNED]
-    said = "train epoch 2: ranks 0-3 and all ranks together: "
-    assert sentences(lines) == ([] if holds else [f"{said}commits {commits}, but the epoch has 2 steps"])
 
 
 def test_the_samples_of_a_pod_in_an_epoch_that_ends() -> None:

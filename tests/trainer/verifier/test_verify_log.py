@@ -252,7 +252,7 @@ def test_a_version_that_is_not_known() -> None:
 
 
 INTEGERS = {"attempt": (0, HUGE), "began": (0, 253_402_300_799_999), "epoch": (1, 1), "world": (1, 10**6)}
-INTEGERS |= {"n": (1, 2**61 - 2), "start": (0, 60), "batch": (1, HUGE), "seed": (0, 2**64 - 1), "commits": (0, HUGE)}
+INTEGERS |= {"n": (1, 2**61 - 2), "start": (0, 60), "batch": (1, HUGE), "seed": (0, 2**64 - 1)}
 INTEGERS |= dict.fromkeys(("expected", "consumed", "lost", "doubled"), (0, HUGE)) | {"end": (1, 59)}
 
 

@@ -119,7 +119,6 @@ class TallyLine(Accounted):
     start: Annotated[int, _start]  # the position of the order from which these ranks share the samples
     batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
     end: Annotated[int | None, _end] = None  # the position before which the epoch ends, if not that of its order
-    commits: Annotated[int | None, rules.integer(0, HUGE)] = None  # of each rank, where the loop commits its steps
     seed: Annotated[int, rules.seed]
     contract: Annotated[Contract, rules.contract]
     order: Annotated[str, rules.order]

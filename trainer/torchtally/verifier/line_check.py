@@ -14,7 +14,7 @@ from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier import digest_check, expected
 from torchtally.verifier.lines import Lines, blocks_of, ranks_of, together
-from torchtally.verifier.phrasing import counted, differing, not_checked, numbers, who
+from torchtally.verifier.phrasing import differing, not_checked, numbers, who
 from torchtally.verifier.problem import Block, Problem
 
 
@@ -60,9 +60,8 @@ def compare(
                 except UnknownSizes as error:
                     sentence = f"{who([line.rank])}: {not_checked(error)}"
                     (texts if expected.has_other_positions(sized) else unknown).append(sentence)
-        differ = list(_disagreements(groups, where, ("start", "end", "batch", "commits")))  # in which epochs may differ
+        differ = list(_disagreements(groups, where, ("start", "end", "batch")))  # in which epochs may differ
         problems += differ
-        texts += _commit_faults(groups)
         if not last:
             (texts if _goes_on(lines, groups) else unknown).extend(_early_ends(groups))
         if everything and block[0] in comparable and not differ and sum(map(len, groups)) == everything.world + 1:
@@ -141,20 +140,6 @@ def _faults(line: TallyLine) -> Iterator[str]:
         lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
         outside = f", {line.outside} of them outside of the dataset" if line.outside else ""
         yield f"{name}: {lost} lost, {doubled} doubled{outside}"
-
-
-def _commit_faults(groups: list[Lines]) -> Iterator[str]:
-    """Numbers of commits that no epoch of so many steps can have: each step is committed, several may be at once."""
-    camps: dict[tuple[int, int, int], list[Lines]] = defaultdict(list)
-    for each in groups:
-        first = each.first
-        if first.commits is not None and first.order != DRAWN:  # whose steps have no common size
-            camps[first.commits, first.start, first.shard.steps(first.batch)].append(each)
-    for (commits, start, steps), camp in camps.items():
-        # Those before `start` are counted, too, but how many steps they were is not known.
-        if commits < min(1, start + steps) or (commits > steps and not start):
-            number, since = counted(steps, "step"), f" from position {start} on" if start else ""
-            yield f"{who(ranks_of(camp))}: commits {commits}, but the epoch has {number}{since}"
 
 
 def _early_ends(groups: list[Lines]) -> Iterator[str]:

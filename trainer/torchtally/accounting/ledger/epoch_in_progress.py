@@ -35,7 +35,6 @@ class EpochInProgress:
         schedule: The samples of each step.
         drops: Tells all ranks what this one drops; none where nothing can be.
         trains: Whether samples count when they are committed. Otherwise they count when the loop asks for the next.
-        commits: Commits of this epoch before a resume.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class EpochInProgress:
         *,
         drops: Drops | None = None,
         trains: bool = True,
-        commits: int = 0,
     ):
-        self.tally, self.drops, self.trains, self.commits = tally, drops, trains, commits
+        self.tally, self.drops, self.trains = tally, drops, trains
         self.schedule, self._expected = schedule, schedule.arrays()
         self.total = schedule.steps  # those that were skipped included
         self.phase = tally.phase.name
@@ -97,7 +95,6 @@ class EpochInProgress:
             epoch=phase.epoch,
             start=phase.start,
             steps=self.counted,
-            commits=self.commits,
             batch=phase.batch,
             world=world,
             drawn=self.schedule.drawn(self.counted) if isinstance(self.schedule, Draw) else None,
@@ -194,7 +191,6 @@ class EpochInProgress:
             self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
             self.drops.post(step, self.tally.digest_of(torch.from_numpy(left)))
         self._skipped.add(step)
-        self.commits += not place
         self.count(self.counted)
 
     def decide(self, step: int) -> None:
@@ -220,7 +216,6 @@ class EpochInProgress:
 
     def commit(self) -> None:
         """Count all batches that are handed out."""
-        self.commits += 1
         self.count(self.handed)
 
     def commit_upto(self, step: int, indices: Tensor) -> None:
@@ -231,7 +226,6 @@ class EpochInProgress:
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
             )
-        self.commits += 1
         self.count(step)
 
     def _waiting(self, step: int) -> Tensor | None:

@@ -45,7 +45,6 @@ class Position:
     epoch: Annotated[int, rules.integer(1, MANY)]
     start: Annotated[int, rules.integer(0, HUGE)]
     steps: Annotated[int, rules.integer(0, HUGE)]
-    commits: Annotated[int, rules.integer(0, HUGE)]  # of the epoch so far
     batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
     world: Annotated[int, rules.world]
     dropped: Annotated[bytes | None, _dropped] = None  # digest of what the program has dropped in the epoch so far

@@ -91,7 +91,6 @@ class Tally:
         self.carried = Digest()
         self.dropped = Digest()  # what the program's collate_fn has dropped
         self.carried_dropped = Digest()  # this rank's share of what was dropped before phase.start, a part of `carried`
-        self.commits: int | None = None  # of the loop, if it makes any
         self.count = 0
         self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
         self._digest = Digest()

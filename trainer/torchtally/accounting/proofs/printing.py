@@ -58,7 +58,6 @@ def line_of(
         doubled=None if wrong is None else _samples(doubled),
         lost_indices=_indices(lost),
         doubled_indices=_indices(doubled),
-        commits=tally.commits,
         end=phase.end,
         mixture=phase.mix.counts(tally.shard) if phase.mix and rank == "all" else None,
     ).printed()

@@ -47,7 +47,7 @@ def prove(
     up, whatever n is. Only where more is wrong than a digest can name, and n allows it, the samples are counted one by
     one. Of peers, which consume the same samples, one `leads`: it prints for all.
 
-    Raises Unproven on every rank if peers have consumed different samples, or the ranks' commits differ, and Refused if
+    Raises Unproven on every rank if peers have consumed different samples, and Refused if
     a rank has a `problem`, for which nothing is proved, or they `judge` so by what all have `told` each other.
     """
     run, shard, g = tally.run, tally.shard, digest.base(tally.run.run)
@@ -73,7 +73,6 @@ def prove(
         dropped=tally.dropped,
         drawn=due,
         carried_dropped=tally.carried_dropped,
-        commits=tally.commits,
         problem=problem,
         told=told,
     )
@@ -127,7 +126,6 @@ class _Own:
     dropped: Digest
     drawn: Digest
     carried_dropped: Digest
-    commits: int | None
     problem: str | None
     told: Any
 
@@ -141,12 +139,6 @@ class _Own:
 
 def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> None:
     of_rank = {each.line["rank"]: each for each in leaders}
-    commits = {each.commits for each in everyone}
-    if len(commits) > 1:
-        raise Unproven(
-            f"{tally.phase.name} epoch {tally.phase.epoch} is not proved: the ranks have made different numbers of "
-            f"commits: {', '.join(map(str, sorted(commits, key=str)))}"
-        )
     for each in everyone:
         leader = of_rank[each.line["rank"]]
         if (each.digest, each.dropped, each.line["consumed"]) != (

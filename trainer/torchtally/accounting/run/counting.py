@@ -494,7 +494,6 @@ class Counting:
         if current.weighed:
             current.leave()
         current.drop_rest()
-        tally.commits = current.commits if current.trains and not current.weighed else None
         problem = self._guards.closes(name, current.name)
         told, caveats = self._guards.tells(name) if current.weighed else {}, len(self._guards.caveats)
 

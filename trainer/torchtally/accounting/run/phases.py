@@ -40,7 +40,7 @@ class Phases:
 
     Attributes:
         samplers: The order of each declared phase.
-        trains: Whether commits count its samples.
+        training: Whether its samples are to be in the weights.
         open: The epochs in progress of those that have any, the oldest first. All but the last are handed out in full.
     """
 
@@ -360,9 +360,8 @@ class Phases:
         elif start or skip:
             resume.restore(tally, skip, before)
         progress.phases[phase] = chosen.shared_out(epoch, start, sampler.world)
-        commits = position.commits if position else 0
         drops = Drops(tally.run, phase, epoch, before, leads=self._attempt.members.leads)
-        return EpochInProgress(tally, sampler.schedule, drops=drops, trains=self.training[phase], commits=commits)
+        return EpochInProgress(tally, sampler.schedule, drops=drops, trains=self.training[phase])
 
     def _samples(self, phase: str) -> list[contents.Sample]:
         """A few samples of a phase's data, for the ranks that share it to compare, once."""
