@@ -3,7 +3,6 @@
 trainer_counted.py FOLDER [training arguments as JSON] [what is left out or otherwise]
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
-    default_data_collator,
 )
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -68,21 +66,6 @@ def dropping(samples: list[tuple[int, torch.Tensor]]) -> Batch:
     return batch._replace(data=dict(zip(("indices", "inputs"), batch.data, strict=True)))
 
 
-class Repeating:
-    """Has a collator of the library, to which it gives the first sample in place of the last."""
-
-    data_collator = staticmethod(default_data_collator)
-
-    def __call__(self, samples: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        kept = [*samples[:-1], samples[0]]
-        return self.data_collator([{"indices": index, "inputs": inputs} for index, inputs in kept])
-
-
-@functools.wraps(default_data_collator)
-def repeating(samples: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return Repeating()(samples)
-
-
 class Flattened(Counted):
     """Takes samples of three tokens, all of them in one row, each token the number of its sample."""
 
@@ -123,8 +106,6 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
         train_dataset=[{"input_ids": [index] * 3} for index in range(len(DATA))] if how in dicts else DATA,
         data_collator={
             "untold": together,
-            "repeats": Repeating(),
-            "repeats, wrapped": repeating,
             "of the library": DefaultDataCollator(),
             "flattened": DataCollatorWithFlattening(),
             "drops": dropping,

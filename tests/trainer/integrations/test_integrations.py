@@ -71,6 +71,11 @@ def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path,
     assert sorted(set(outcome["times"]), reverse=True) == once
 
 
+@pytest.mark.parametrize("collator", ["untold", "of the library"])
+def test_a_collator_needs_no_declaration(collator: str, undisturbed: Any) -> None:
+    assert {*undisturbed(TRAINER, "{}", collator)["times"]} == {EPOCHS, EPOCHS + 1}  # its contract is padded
+
+
 def test_a_trainer_can_leave_out_the_step_that_is_not_full(undisturbed: Any) -> None:
     times = undisturbed(TRAINER, '{"dataloader_drop_last": true}')["times"]
     assert 0 < sum(times) < EPOCHS * N and {*times} == {*range(min(times), EPOCHS + 1)}
@@ -296,25 +301,6 @@ UNUSED = "of the 26 batches that were handed out, no step of an optimizer has us
         (TRAINER, ['{"auto_find_batch_size": true}'], 2, "auto_find_batch_size must be False"),
         (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
         (TRAINER, ['{"train_sampling_strategy": "group_by_length"}'], 2, "must be random or sequential"),
-        (TRAINER, ["{}", "untold"], 2, "the collate_fn together returned a dict, which does not tell which samples"),
-        (
-            TRAINER,
-            ['{"remove_unused_columns": false}', "repeats"],
-            2,
-            "the collate_fn Repeating returned a dict, which does not tell which samples",
-        ),
-        (
-            TRAINER,
-            ['{"remove_unused_columns": false}', "repeats, wrapped"],
-            2,
-            "the collate_fn default_data_collator returned a dict, which does not tell which samples",
-        ),
-        (
-            TRAINER,
-            ["{}", "of the library"],
-            2,
-            "the collate_fn DefaultDataCollator returned a dict, which does not tell which samples",
-        ),
         (ACCELERATE, ["4", "skips late"], 2, "with the gradients of a batch that counts as dropped"),
         (ACCELERATE, ["4", "unmarked"], 3, f"of 2 {UNUSED}"),
         (KERAS, ["3", "no callback"], 3, COMMIT),
