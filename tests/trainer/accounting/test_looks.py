@@ -44,6 +44,36 @@ def leaves_a_trained_batch(account: Account, loader: Any, unseen: Any, step: Ste
             step(batch)
 
 
+def fetches_beyond_the_plan(account: Account, loader: Any, unseen: Any, step: Step) -> None:
+    """Fetches the next batch before each step, also before the last one, and makes a pass of its own at the end."""
+
+    def endless() -> Any:
+        while True:
+            yield from loader
+
+    batches = endless()
+    batch = next(batches)
+    for _ in range(EPOCHS * len(iter(loader))):
+        after = next(batches)
+        step(batch)
+        batch = after
+    for _ in range(EPOCHS):
+        assert sum(map(len, unseen))
+    assert sum(map(len, loader))
+
+
+def trains_beyond_the_plan(account: Account, loader: Any, unseen: Any, step: Step) -> None:
+    for _ in range(EPOCHS + 1):
+        for batch in loader:
+            step(batch)
+
+
+def passes_without_a_loss(account: Account, loader: Any, unseen: Any, step: Step) -> None:
+    assert sum(map(len, loader))
+    for batch in loader:
+        step(batch)
+
+
 def trains(loop: Loop, **options: Any) -> list[int]:
     model = Times()
     driven = DistributedDataParallel(model)
@@ -62,8 +92,9 @@ def trains(loop: Loop, **options: Any) -> list[int]:
     return model.times
 
 
-def test_a_look_at_a_batch_takes_nothing() -> None:
-    found = run(2, trains, looks_first)
+@pytest.mark.parametrize("loop", [looks_first, fetches_beyond_the_plan])
+def test_a_look_at_a_batch_takes_nothing(loop: Loop) -> None:
+    found = run(2, trains, loop)
     assert [each["code"] for each in found] == [0, 0], found[0]["err"]
     assert found[0]["result"] == [EPOCHS] * N
     assert verified(found).holds
@@ -74,6 +105,8 @@ def test_a_look_at_a_batch_takes_nothing() -> None:
     [
         (goes_on_with_the_first_iterator, 2, "the loop has begun it again, and goes on with its first iterator"),
         (leaves_a_trained_batch, 3, "the loop left the epoch in step 1 of 3"),
+        (trains_beyond_the_plan, 2, "train epoch 4 must be one of the plan's, 1 to 3"),
+        (passes_without_a_loss, 3, "train epoch 1 is not proved"),
     ],
 )
 def test_what_is_more_than_a_look(loop: Loop, code: int, sentence: str) -> None:

@@ -228,7 +228,7 @@ class Account(Lifetime):
                 raise Refused(f"account.optimizer() takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
             self._counting.name(optimizer, replicated=replicated)
 
-    def weigh(self, loss: torch.Tensor, *batches: Any) -> torch.Tensor:
+    def weigh(self, loss: torch.Tensor, *batches: Any, normalized: bool = False) -> torch.Tensor:
         """Tie a loss to its batches, and return it: they count once a named optimizer steps with its gradients.
 
         The loss is the mean over the samples of its batches on this rank. Its value stays. Its gradients are multiplied
@@ -239,12 +239,14 @@ class Account(Lifetime):
             loss: A scalar, before its backward pass.
             batches: What the loop has received (default: the only batch that has no loss yet). A loop that fetches
                 ahead names its batch, and one with one loss for several names them all.
+            normalized: Whether the loop has normalized the loss over all ranks itself, such as by the number of tokens.
+                Then its gradients stay, but for those of a filler.
 
         Raises:
             Refused: It is not clear which batches these are.
         """
         with self._counting.final():
-            return self._counting.weigh(loss, batches)
+            return self._counting.weigh(loss, batches, normalized=normalized)
 
     def commit(self, *batches: Batch) -> None:
         """Count the samples that are in the weights now: call it after each `optimizer.step()`.

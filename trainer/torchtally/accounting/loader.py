@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from torchtally.accounting.account import Account
 
 
+class _Pass(Iterator[Any]):
+    """One iteration of a loader, which has its length as that of a DataLoader has."""
+
+    def __init__(self, loader: "Loader", batches: Iterator[Any]):
+        self._loader, self._batches = loader, batches
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
 class Loader:
     """The data of a phase: each `iter()` is its next epoch. `Account.loader` and `Account.batches` return it.
 
@@ -51,6 +64,9 @@ class Loader:
         self.all_taken = False
 
     def __iter__(self) -> Iterator[Any]:
+        return _Pass(self, self._data())
+
+    def _data(self) -> Iterator[Any]:
         self.end()
         batches = self._epoch()
         if not self._trains:

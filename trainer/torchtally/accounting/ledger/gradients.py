@@ -38,6 +38,7 @@ class Handed:
 
     Attributes:
         place: Where it is, for a sentence.
+        epoch: Its epoch, for a sentence.
         phase: Name of its phase.
         batch: What the loop has received: this, or its data.
         share: What its mean loss is multiplied with, for the mean over the samples of all ranks in the step.
@@ -46,6 +47,7 @@ class Handed:
     """
 
     place: str
+    epoch: str
     phase: str
     batch: Batch
     share: float
@@ -164,6 +166,7 @@ class Gradients:
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
         self._wrong: str | None = None  # what a step has done
+        self.beyond: str | None = None  # why what was handed out last cannot have a loss
         self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
 
@@ -223,23 +226,24 @@ class Gradients:
 
     def has_loss(self, epoch: str) -> bool:
         """Whether a batch of an epoch has a loss."""
-        return any(each.weighed and each.place.startswith(f"{epoch},") for each in self._out)
+        return any(each.weighed and each.epoch == epoch for each in self._out)
 
     def forget(self, epoch: str) -> None:
         """Let go of the batches of an epoch, which has not begun yet after all."""
-        self._out = [each for each in self._out if not each.place.startswith(f"{epoch},")]
+        self._out = [each for each in self._out if each.epoch != epoch]
 
-    def weigh(self, loss: Tensor, named: Collection[Any]) -> Tensor:
+    def weigh(self, loss: Tensor, named: Collection[Any], *, normalized: bool) -> Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
         self._check()
         if not self.watches:
             raise Refused("weigh() needs account.optimizer(optimizer) before the first batch, with each one that steps")
         batches = tuple(map(self._find, named)) if named else self._unnamed()
-        shares = {each.share for each in batches}
+        shares = {1.0 if normalized and each.share else each.share for each in batches}
         if len(shares) > 1:
             raise Refused(
                 f"weigh() ties one loss to {len(batches)} batches that are different shares of their steps: weigh the "
-                "mean loss of each, weigh(loss, batch), and add them up"
+                "mean loss of each, weigh(loss, batch), and add them up; or pass "
+                "normalized=True where the loop normalizes it over all ranks"
             )
         self._last = batches
         for each in batches:
@@ -294,10 +298,15 @@ class Gradients:
         for each in reversed(self._out):
             if each.batch is named or each.batch.data is named:
                 return each
-        raise Refused("weigh() must receive batches as the loop has received them, of an epoch in progress that trains")
+        raise Refused(
+            self.beyond
+            or "weigh() must receive batches as the loop has received them, of an epoch in progress that trains"
+        )
 
     def _unnamed(self) -> tuple[Handed, ...]:
         """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
+        if self.beyond:
+            raise Refused(self.beyond)
         waiting = [each for each in self._out if not (each.weighed or each.dropped)]
         waiting = [each for each in waiting if each.share] or waiting[-1:]
         if not waiting and self._last:
@@ -305,7 +314,14 @@ class Gradients:
         if not waiting:
             raise Refused("weigh() must come after the loop has received a batch of a phase that trains")
         for each in waiting:
-            if sum(other.phase == each.phase for other in waiting) > 1:
+            own = [other for other in waiting if other.phase == each.phase]
+            if passed := [other for other in own if other.epoch != own[-1].epoch]:
+                raise Refused(
+                    f"{passed[0].epoch}: {len(passed)} batches have no loss, and a later epoch has begun: a pass that "
+                    "trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a loop "
+                    "that fetches ahead names its batch, weigh(loss, batch)"
+                )
+            if len(own) > 1:
                 raise Refused(
                     f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} have none "
                     "yet: weigh(loss, batch) with what the loop has received, and skip(reason) for one that is left out"

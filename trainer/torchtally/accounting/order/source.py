@@ -11,7 +11,7 @@ from torchtally.accounting.order import randomness
 from torchtally.errors import Refused
 from torchtally.proof.permutation import Indices
 
-_ENDLESS = 1 << 26  # samples of an epoch, or 64 times those of the dataset: a sampler that draws more never ends
+_ENDLESS = 1 << 24  # samples of an epoch, or 64 times those of the dataset: a sampler that draws more never ends
 
 
 class Source:

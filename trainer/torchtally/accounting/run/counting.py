@@ -102,14 +102,25 @@ class Counting:
         """Yield the batches of one epoch, the next one by default, to the program's loop. Raises as `batches`."""
         self.settle(phase)
         trains = self._phases.training.get(phase)
-        within = epoch is not None or self._progress.body.within
+        within, beyond = epoch is not None or self._progress.body.within, None
         if epoch is None:
             epoch = self._progress.upcoming(phase) if trains else self._progress.completed(phase) + 1
-        if trains and within:
+            beyond = self._phases.beyond(phase, epoch) if trains and self.gradients.watches else None
+        if beyond and self._progress.stopped is None:
+            yield from self._beyond(phase, epoch, batches, beyond)
+        elif trains and within:
             with self._progress.body.loop(epoch):
                 yield from self.batches(phase, epoch, batches)
         else:
             yield from self.batches(phase, epoch, batches)
+
+    def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Batch]:
+        """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
+        self.gradients.beyond = why
+        self._phases.choose(phase, epoch)
+        for taken in batches:
+            ours = isinstance(batches, step_loader.StepLoader)
+            yield taken if ours else step_loader.checked(taken, batches, f"{phase} epoch {epoch}")
 
     def batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, once those before it are settled. Raises Unproven and Refused."""
@@ -192,6 +203,7 @@ class Counting:
         self.gradients.hand_out(
             Handed(
                 place=current.where(step),
+                epoch=current.name,
                 phase=current.phase,
                 batch=batch,
                 share=len(batch.indices) * world / batch.rows,
@@ -210,10 +222,10 @@ class Counting:
                 )
         self.gradients.name(optimizer, replicated=replicated)
 
-    def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...]) -> torch.Tensor:
+    def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...], *, normalized: bool) -> torch.Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
-        return self.gradients.weigh(loss, batches)
+        return self.gradients.weigh(loss, batches, normalized=normalized)
 
     def catch_up(self) -> None:
         """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""

@@ -97,6 +97,25 @@ class Phases:
         """The first phase that trains, or else the first of all."""
         return next((name for name, trains in self.training.items() if trains), next(iter(self.training)))
 
+    def beyond(self, phase: str, epoch: int) -> str | None:
+        """Why an epoch is none of the plan."""
+        self.measure()
+        planned, given = self._progress.epochs[phase], self._progress.given[phase]
+        if 1 <= epoch <= planned:
+            return None
+        accumulate = given["steps"]["accumulate"] if isinstance(given, dict) and "steps" in given else 1
+        steps = f"Steps({given['steps']['count'] * accumulate})" if accumulate > 1 else ""
+        hint = f"; a loop that accumulates over the end of an epoch plans batches, {steps}" if steps else ""
+        return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}{hint}"
+
+    def choose(self, phase: str, epoch: int) -> None:
+        """Have the sampler of a phase make a whole epoch. A collective call with one of the program's."""
+        sampler = self.samplers[phase]
+        if isinstance(sampler, DrawnSampler):
+            sampler.draw(epoch)
+        else:
+            sampler.set_epoch(epoch)
+
     def _check_planned(self, phase: str) -> None:
         if not isinstance(phase, str) or phase not in self._progress.given:
             raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._progress.given)}")
@@ -387,10 +406,9 @@ class Phases:
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
         """Why an epoch cannot begin with these batches."""
-        sampler, planned = self.samplers[phase], self._progress.epochs[phase]
-        completed = self._progress.completed(phase)
-        if not 1 <= epoch <= planned:
-            return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}"
+        sampler, completed = self.samplers[phase], self._progress.completed(phase)
+        if beyond := self.beyond(phase, epoch):
+            return beyond
         if epoch <= completed:
             return f"{phase} epoch {epoch} was made before"
         if epoch != completed + 1:
