@@ -57,6 +57,9 @@ class EpochInProgress:
         self.weighed = False  # whether the steps of named optimizers count its batches
         self.stopped = False  # by the program, before the last step
         self.begun_again = False  # as another one, after a look at its first batches
+        self.abandoned = False  # at a batch, by the program
+        self.touched = False  # by a step with the gradients of no batch
+        self._used: set[int] = set()  # of `_skipped`, those that are in the weights
         phase = tally.phase
         self.name = f"{phase.name} epoch {phase.epoch}"
 
@@ -74,7 +77,8 @@ class EpochInProgress:
     def untouched(self) -> bool:
         """Whether nothing is known of the batches that were handed out, so that they can be handed out again."""
         dropped = any(dropped is not None for _, dropped in self._pending)
-        return not self.ended and self.counted == self.schedule.skip and not (self._skipped or dropped)
+        known = self.touched or self._skipped or dropped or self.counted > self.schedule.skip
+        return not known and (self.abandoned or not self.ended)
 
     @property
     def reached(self) -> int:
@@ -164,6 +168,7 @@ class EpochInProgress:
             self.tally.record(*self._pending.popleft())
             self.counted += 1
             self._skipped.discard(self.counted)
+            self._used.discard(self.counted)
 
     def has(self, batch: Batch) -> bool:
         """Whether the batch is one of this epoch that does not count yet."""
@@ -196,12 +201,13 @@ class EpochInProgress:
     def decide(self, step: int) -> None:
         """Count a step's samples, once the steps before it are decided as well."""
         self._skipped.add(step)
+        self._used.add(step)
         self.count(self.counted)
 
     @property
     def undecided(self) -> int | None:
-        """The first step that neither counts nor is dropped, if a later one does: it has no place in a state."""
-        return self.counted + 1 if self._skipped else None
+        """The first step that neither counts nor is dropped, if a later one counts: it has no place in a state."""
+        return self.counted + 1 if self._used else None
 
     def leave(self) -> None:
         """Record what counts after a step that is lost."""

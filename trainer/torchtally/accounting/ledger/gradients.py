@@ -54,6 +54,7 @@ class Handed:
     count: Callable[[], None]
     drop: Callable[[str], None]
     weighed: bool = False
+    left: bool = False
     counted: bool = False
     dropped: bool = False
 
@@ -228,6 +229,11 @@ class Gradients:
         """Whether a batch of an epoch has a loss."""
         return any(each.weighed and each.epoch == epoch for each in self._out)
 
+    def leave(self, batch: Batch) -> None:
+        """Take note that the loop has left an epoch at this batch, perhaps after a look at it."""
+        for each in self._out:
+            each.left |= each.batch is batch and not each.weighed
+
     def forget(self, epoch: str) -> None:
         """Let go of the batches of an epoch, which has not begun yet after all."""
         self._out = [each for each in self._out if each.epoch != epoch]
@@ -272,13 +278,13 @@ class Gradients:
         found = dict.fromkeys(each for named in self._named for each in named.held)
         return [each for each in found if not (each.counted or each.dropped)]
 
-    def settle(self) -> None:
-        """Drop for good what was cleared, or is left out by a GradScaler: no other backward pass comes.
+    def settle(self, *, ends: bool) -> None:
+        """Drop for good what was cleared, as no other backward pass comes; if the run `ends`, what overflows as well.
 
         Raises Refused if a step has trained batches again.
         """
         self._check()
-        for named in self._named:
+        for named in self._named if ends else ():
             if named.held and named.overflows():
                 self._clear(named)
         self._drop()
@@ -309,6 +315,7 @@ class Gradients:
             raise Refused(self.beyond)
         waiting = [each for each in self._out if not (each.weighed or each.dropped)]
         waiting = [each for each in waiting if each.share] or waiting[-1:]
+        waiting = [each for each in waiting if not each.left] or waiting
         if not waiting and self._last:
             return self._last
         if not waiting:

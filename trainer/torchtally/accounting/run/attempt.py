@@ -153,10 +153,10 @@ class Attempt:
 
     def cause(self, error: BaseException) -> BaseException:
         """Return what ends this start: the error of another rank where that rank is lost, and else this one's."""
-        if isinstance(error, Ending) or not lost_a_peer(f"{type(error).__name__}: {error}"):
-            self.tell(error)
-            return error
-        return self._failures.first() or Lost(f"another rank went away ({str(error).splitlines()[0]})")
+        if not isinstance(error, Ending) and lost_a_peer(f"{type(error).__name__}: {error}"):
+            error = self._failures.first() or Lost(f"another rank went away ({str(error).splitlines()[0]})")
+        self.tell(error)
+        return error
 
     def problem(self, loaded: State | None) -> str | None:
         """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""

@@ -83,7 +83,6 @@ class Counting:
         self._stepped = False  # an optimizer, with that batch
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._commits = 0  # of this attempt
-        self._over = False  # this attempt: the other ranks may be gone
         self._committed_in = 0  # the number of the body of an epoch in which that was
 
     @contextmanager
@@ -134,9 +133,10 @@ class Counting:
         if self._progress.stopped is not None and self._phases.training.get(phase):
             return
         *complete, current = self._phases.begin(phase, epoch, batches)
-        for each in complete:
-            self._close(each)
         current.weighed = current.trains and self.gradients.watches
+        for each in complete:
+            each.weighed = current.weighed
+            self._close(each)
         if current.weighed and not current.reached and len(self._phases.open[phase]) == 1:
             self._guards.steps.begin(phase)
         if wrong := self._guards.problem():
@@ -178,9 +178,9 @@ class Counting:
                 self.reseed()
             try:
                 yield batch
-            except GeneratorExit:  # the loop leaves the epoch, perhaps at its last batch
-                if not self._over:
-                    self.catch_up()
+            except GeneratorExit:  # the loop leaves the epoch, for good or by an error: other ranks may not
+                current.abandoned = True
+                self.gradients.leave(batch)
                 raise
             if self._failure:
                 raise self._failure
@@ -234,7 +234,7 @@ class Counting:
             for phase in [*self._phases.open]:
                 self._prove_decided(phase, overdue=0)
 
-    def _prove_decided(self, phase: str, *, overdue: int, again: bool = False) -> None:
+    def _prove_decided(self, phase: str, *, overdue: int, again: bool = False, ends: bool = False) -> None:
         """Prove a phase's epochs that are decided on all ranks, and the first ones that are `overdue` on any.
 
         The last one is none if the program begins it `again` on all ranks. A call of all ranks, each of which was
@@ -244,7 +244,7 @@ class Counting:
         if not overdue and not any(each.weighed and each.ended for each in epochs):
             return
         if overdue or epochs[-1].ended:
-            self.gradients.settle()
+            self.gradients.settle(ends=ends)
         decided = len([*takewhile(lambda each: each.weighed and each.complete, epochs)])
         late = [number for number, each in enumerate(epochs) if number > decided and each.weighed and each.complete]
         self._attempt.check_group(f"{epochs[0].name} is not proved")
@@ -370,7 +370,8 @@ class Counting:
         self.catch_up()
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
-        self.gradients.settle()
+        self.gradients.settle(ends=True)
+        self._guards.steps.keep()
         self._progress.stopped = reason
         for current in self._phases.in_progress:
             if current.trains and current.handed > current.counted:
@@ -395,7 +396,8 @@ class Counting:
             late = sum(batches >= MANY_PENDING for batches in after)
             last = epochs[-1]
             again = not ends and last.untouched and not self.gradients.has_loss(last.name)
-            self._prove_decided(phase, overdue=len(epochs) if ends or not last.ended else late, again=again)
+            overdue = len(epochs) if ends or not last.ended else late
+            self._prove_decided(phase, overdue=overdue, again=again, ends=ends)
         else:
             for each in epochs:
                 if not ends and not each.trains and each.untouched:
@@ -452,7 +454,6 @@ class Counting:
 
     def close(self) -> None:
         """No longer watch the optimizers."""
-        self._over = True
         self.gradients.close()
         if not self._attempt.is_complete:
             self._guards.unfinished.leave(self._attempt.run.run)
@@ -494,6 +495,9 @@ class Counting:
                 "would count without being in the weights: it must be False"
             )
         self._stepped |= bool(phases) and self._left_over is not None
+        if not phases and any(group.get("lr") != 0 for group in optimizer.param_groups):
+            for each in self._phases.in_progress:
+                each.touched = True
         handed = (each.name for each in self._phases.in_progress if each.handed > each.counted)
         self._guards.has_stepped(optimizer, phases, None if self._pending else next(handed, None))
 
@@ -515,6 +519,8 @@ class Counting:
         proof = prove(tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
         if current.weighed:
             self._guards.steps.close(name)
+            if name in self._phases.open:  # the next epoch, which has begun before
+                self._guards.steps.begin(name)
         for caveat in self._guards.caveats[caveats:] if self._attempt.prints else ():
             log.warning(caveat)
         if current.drops:

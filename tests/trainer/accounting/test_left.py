@@ -1,0 +1,152 @@
+"""Loops that leave an epoch, or hold gradients at its end: nothing is decided before its time, and no rank waits."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from accounts import run, tallies, verified
+from loops import SIZE, N, Numbers, Times
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_value_
+from torch.optim import SGD
+
+from torchtally import Account
+
+Body = Callable[[Account, Times, DistributedDataParallel, SGD], None]
+
+
+def trains(body: Body, plan: dict[str, int]) -> list[float]:
+    model = Times()
+    driven = DistributedDataParallel(model)
+    optimizer = SGD(model.parameters(), lr=torch.distributed.get_world_size())
+    with Account("t", plan=plan) as account:
+        account.optimizer(optimizer)
+        body(account, model, driven, optimizer)
+    return model.rows.tolist()
+
+
+def clips_what_overflows(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    """The remainder of an accumulation is stepped after the batch loop, with gradients that were infinite."""
+    loader = account.loader(Numbers(), batch_size=SIZE)
+    for _ in account.epochs():
+        for number, batch in enumerate(loader, 1):
+            account.weigh(driven(batch) * (float("inf") if number == 3 else 1)).backward()
+            if number == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        clip_grad_value_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_what_is_finite_by_the_time_of_the_step_counts() -> None:
+    found = run(2, trains, clips_what_overflows, {"train": 2})
+    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+    assert all(found[0]["result"])
+    [last] = tallies(found[0]["out"])[1]
+    assert "dropped" not in last["phases"]["train"]
+
+
+def trains_what_it_looks_at(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    loader = account.loader(Numbers(), batch_size=SIZE)
+    driven(next(iter(loader))).backward()
+    optimizer.step()
+    for _ in account.epochs():
+        for batch in loader:
+            optimizer.zero_grad()
+            account.weigh(driven(batch)).backward()
+            optimizer.step()
+
+
+def looks_at_both(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    """Each of two phases has one batch."""
+    loaders = [account.loader(Numbers(), phase, batch_size=N) for phase in ("a", "b")]
+    for each in loaders:
+        next(iter(each))
+    for loader in loaders:
+        for batch in loader:
+            optimizer.zero_grad()
+            account.weigh(driven(batch)).backward()
+            optimizer.step()
+
+
+def never_trains_the_second(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    first, second = [account.loader(Numbers(), phase, batch_size=N) for phase in ("a", "b")]
+    next(iter(second))
+    for batch in first:
+        account.weigh(driven(batch)).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("body", "plan", "code"),
+    [
+        (trains_what_it_looks_at, {"train": 2}, 3),
+        (looks_at_both, {"a": 1, "b": 1}, 0),
+        (never_trains_the_second, {"a": 1, "b": 1}, 3),
+    ],
+)
+def test_a_look_is_no_more_than_that(body: Body, plan: dict[str, int], code: int) -> None:
+    found = run(2, trains, body, plan)
+    assert [each["code"] for each in found] == [code, code], found[0]["err"]
+    if not code:
+        assert verified(found).holds and found[0]["result"] == [len(plan)] * N
+
+
+def puts_weights_back(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    loader = account.loader(Numbers(), batch_size=2)
+    for number, batch in enumerate(loader, 1):
+        optimizer.zero_grad()
+        account.weigh(driven(batch)).backward()
+        optimizer.step()
+        if number == 2:
+            best = model.rows.detach().clone()
+    account.stop("patience")
+    with torch.no_grad():
+        model.rows.copy_(best)
+
+
+def stops_within(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    loader = account.loader(Numbers(), batch_size=2)
+    for number, batch in enumerate(loader, 1):
+        optimizer.zero_grad()
+        account.weigh(driven(batch)).backward()
+        optimizer.step()
+        if number == 2:
+            best = model.rows.detach().clone()
+        if number == 5:
+            account.stop("patience")
+    with torch.no_grad():
+        model.rows.copy_(best)
+
+
+@pytest.mark.parametrize("body", [puts_weights_back, stops_within])
+def test_weights_that_are_put_back_after_a_stop_are_said(body: Body) -> None:
+    for each in run(2, trains, body, {"train": 2}):
+        assert each["code"] == 3 and "account.replaced(reason)" in each["err"], each["err"]
+
+
+def raises_in_the_last_batch(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    loader = account.loader(Numbers(), batch_size=SIZE)
+    for number, batch in enumerate(loader, 1):
+        if number == len(loader) and account.rank == 1:
+            raise ValueError("of the program")
+        optimizer.zero_grad()
+        account.weigh(driven(batch)).backward()
+        optimizer.step()
+
+
+def ended_within(body: Body) -> tuple[float, str]:
+    began = time.monotonic()
+    try:
+        trains(body, {"train": 2})
+    except Exception as error:
+        return time.monotonic() - began, str(error)
+    return time.monotonic() - began, ""
+
+
+def test_a_rank_that_raises_in_the_last_batch_keeps_nobody_waiting() -> None:
+    for each in run(2, ended_within, raises_in_the_last_batch):
+        seconds, sentence = each["result"]
+        assert "of the program" in sentence and seconds < 60
