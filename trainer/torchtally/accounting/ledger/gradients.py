@@ -322,9 +322,9 @@ class Gradients:
             own = [other for other in waiting if other.phase == each.phase]
             if passed := [other for other in own if other.epoch != own[-1].epoch]:
                 raise Refused(
-                    f"{passed[0].epoch.name}: {len(passed)} batches have no loss, and a later epoch has begun: a pass that "
-                    "trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a loop "
-                    "that fetches ahead names its batch, weigh(loss, batch)"
+                    f"{passed[0].epoch.name}: {len(passed)} batches have no loss, and a later epoch has begun: a pass "
+                    "that trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a "
+                    "loop that fetches ahead names its batch, weigh(loss, batch)"
                 )
             if len(own) > 1:
                 raise Refused(
@@ -369,7 +369,7 @@ class Gradients:
             named.after = named.mark()
             named.again |= named.used and named.after != named.before
             named.find(named.after)
-        for each in self._passing:
+        for each in self._passing if len(self._named) > 1 else ():
             if any(each in named.held for named in self._named):
                 for named in self._named:
                     named.sought.pop(each, None)
@@ -382,7 +382,8 @@ class Gradients:
 
     def _will_step(self, named: _Named) -> None:
         self._told[0](named.optimizer, named.replicated)
-        named.find() if self._passing else named.find_by_hand()
+        if named.sought:
+            named.find() if self._passing else named.find_by_hand()
         self._look(named)
         named.ready = [*named.held]
 
@@ -398,10 +399,10 @@ class Gradients:
             named.used = True
             if named.again:
                 self._wrong = AGAIN
-            if any(each.dropped for each in ready):
-                self._wrong = SKIPPED
         for each in ready:
-            if not (each.counted or each.dropped):
+            if each.dropped:
+                self._wrong = SKIPPED
+            elif not each.counted:
                 each.counted = True
                 each.epoch.decide(each.batch.step)
             named.held.pop(each, None)

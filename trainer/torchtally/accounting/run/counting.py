@@ -461,7 +461,7 @@ class Counting:
 
     def _will_step(self, optimizer: Optimizer, replicated: bool) -> None:
         """A named optimizer is about to step."""
-        last = any(each.ended for each in self._phases.in_progress if each.trains)
+        last = any(each.trains and each.ended for epochs in self._phases.open.values() for each in epochs)
         self._guards.will_step(optimizer, replicated=replicated, last=last)
 
     def _has_stepped(self, optimizer: Optimizer, phases: set[str]) -> None:
