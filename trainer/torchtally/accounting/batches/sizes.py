@@ -101,7 +101,7 @@ def copied(sample: Any, times: int) -> list[Any]:
 
 def parts(whole: Any) -> list[Any]:
     """Return what a mapping, a list, a tuple or a dataclass consists of; nothing of anything else."""
-    return [*_parts(whole).values()]
+    return [*whole] if isinstance(whole, list | tuple) else [*_parts(whole).values()]
 
 
 def fields(whole: Any) -> list[str]:

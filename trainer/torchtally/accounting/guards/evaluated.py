@@ -18,7 +18,7 @@ class Evaluated(Guard):
 
     def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
         # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
-        if evaluates and not trained and any(group.get("lr") != 0 for group in optimizer.param_groups):
+        if evaluates and any(group.get("lr") != 0 for group in optimizer.param_groups):
             self._epochs.add(evaluates)
 
     def closes(self, phase: str, epoch: str) -> str | None:

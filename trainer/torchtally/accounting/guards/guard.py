@@ -26,7 +26,7 @@ class Guard:
     caveat: str | None = None
 
     def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
-        """A named optimizer has stepped, with gradients of batches if it has `trained`; or where an epoch evaluates."""
+        """A named optimizer has stepped, with gradients of batches if it has `trained`; else, an epoch can evaluate."""
 
     def problem(self) -> str | None:
         """Before the first batch of an epoch, and between two steps."""

@@ -85,6 +85,9 @@ class Guards:
         ]
         self._watches = any(map(self.has, (Apart, Unchanged, Replaced, Loaded)))
         self._on = [each for each in every if each.name not in self._off]
+        # A step asks these alone.
+        self._of_steps = [each for each in self._on if type(each).has_stepped is not Guard.has_stepped]
+        self._between = [each for each in self._on if type(each).problem is not Guard.problem]
         self.caveats: list[str] = []
         self.say([f"guards off: {', '.join(self._off)}"] if self._off else [])
 
@@ -116,12 +119,15 @@ class Guards:
     def has_stepped(self, optimizer: Optimizer, phases: set[str], evaluates: str | None) -> None:
         """A named optimizer has stepped, with gradients of batches of these phases; or where an epoch evaluates."""
         self.steps.has_stepped(optimizer, phases)
-        for each in self._on:
+        for each in self._of_steps:
             each.has_stepped(optimizer, bool(phases), evaluates)
 
     def problem(self) -> str | None:
         """What is wrong at the beginning of an epoch, or between two steps."""
-        return next(filter(None, (each.problem() for each in self._on)), None)
+        for each in self._between:
+            if sentence := each.problem():
+                return sentence
+        return None
 
     def closes(self, phase: str, epoch: str) -> str | None:
         """What is wrong with an epoch that is about to begin, to be proved, or to be saved as it is."""

@@ -119,6 +119,7 @@ class Steps:
         self._unchanged: set[str] = set()  # phases in progress in which no step has changed what is kept
         self._stepping: Optimizer | None = None
         self._looks = self._replicated = False  # at this step, and as its optimizer was named
+        self._recent = False  # whether a parameter may be fresh
 
     @property
     def watched(self) -> Iterator[Watched]:
@@ -159,6 +160,9 @@ class Steps:
             of.few = self._chosen(optimizer, of, replicated)
         of.number += 1
         self._looks = last or not of.number & (of.number - 1)
+        self._recent |= self._looks
+        if not (self._recent or self._unchanged):
+            return
         for each in self._kept(of):
             each.look()
             if self._unchanged or not each.steps:
@@ -173,6 +177,9 @@ class Steps:
         if self._stepping is not optimizer:
             return
         self._stepping = None
+        self.counted += bool(phases) and self._replicated
+        if not (self._recent or self._unchanged):
+            return
         of = self._of[optimizer]
         kept = self._kept(of)
         if self._unchanged & phases:
@@ -185,7 +192,7 @@ class Steps:
             if self._looks:
                 each.keep()
                 each.steps += 1
-        self.counted += bool(phases) and self._replicated
+        self._recent = any(each.fresh for each in self._known.values())
         if phases and self._looks:
             few = [each for each in of.few or () if each.replicated and each.whole]
             hashes = [(hash_of(now), each.before) for each in few if (now := each.values) is not None]
@@ -193,6 +200,7 @@ class Steps:
 
     def keep(self) -> None:
         """Take the values of now for those that the last step has left: the program has replaced them."""
+        self._recent = True
         for each in self.watched:
             each.keep()
 

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
 from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.checkpoints.objects import local, parameters_of
 from torchtally.errors import Refused
 
@@ -37,26 +38,28 @@ class Handed:
     """A batch that the loop was handed and that is to be in the weights.
 
     Attributes:
-        place: Where it is, for a sentence.
-        epoch: Its epoch, for a sentence.
-        phase: Name of its phase.
+        epoch: Counts it, or drops it.
         batch: What the loop has received: this, or its data.
         share: What its mean loss is multiplied with, for the mean over the samples of all ranks in the step.
-        count: Counts it.
-        drop: Drops it, for a reason.
     """
 
-    place: str
-    epoch: str
-    phase: str
+    epoch: EpochInProgress
     batch: Batch
     share: float
-    count: Callable[[], None]
-    drop: Callable[[str], None]
     weighed: bool = False
     left: bool = False
     counted: bool = False
     dropped: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a sentence."""
+        return self.epoch.where(self.batch.step)
+
+    @property
+    def phase(self) -> str:
+        """Name of its phase."""
+        return self.epoch.phase
 
 
 @dataclass(eq=False)
@@ -225,18 +228,18 @@ class Gradients:
         self._out = [each for each in self._out if not (each.counted or each.dropped)]
         self._out.append(batch)
 
-    def has_loss(self, epoch: str) -> bool:
+    def has_loss(self, epoch: EpochInProgress) -> bool:
         """Whether a batch of an epoch has a loss."""
-        return any(each.weighed and each.epoch == epoch for each in self._out)
+        return any(each.weighed and each.epoch is epoch for each in self._out)
 
     def leave(self, batch: Batch) -> None:
         """Take note that the loop has left an epoch at this batch, perhaps after a look at it."""
         for each in self._out:
             each.left |= each.batch is batch and not each.weighed
 
-    def forget(self, epoch: str) -> None:
+    def forget(self, epoch: EpochInProgress) -> None:
         """Let go of the batches of an epoch, which has not begun yet after all."""
-        self._out = [each for each in self._out if each.epoch != epoch]
+        self._out = [each for each in self._out if each.epoch is not epoch]
 
     def weigh(self, loss: Tensor, named: Collection[Any], *, normalized: bool) -> Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
@@ -264,10 +267,10 @@ class Gradients:
             loss.register_hook(passes)
         return loss
 
-    def skip(self, place: str) -> None:
+    def skip(self, epoch: EpochInProgress, step: int) -> None:
         """Take note that the program leaves a batch out of the weights: no step may use its gradients."""
         for each in self._out:
-            each.dropped |= each.place == place
+            each.dropped |= each.epoch is epoch and each.batch.step == step
         self._cleared = [each for each in self._cleared if not each.dropped]
         for named in self._named:
             named.sought = {each: before for each, before in named.sought.items() if not each.dropped}
@@ -296,7 +299,7 @@ class Gradients:
     def _drop(self) -> None:
         for each in self._cleared:
             each.dropped = True
-            each.drop(CLEARED)
+            each.epoch.skip(each.batch.step, CLEARED)
             self.cleared = True
         self._cleared = []
 
@@ -314,19 +317,22 @@ class Gradients:
         if self.beyond:
             raise Refused(self.beyond)
         waiting = [each for each in self._out if not (each.weighed or each.dropped)]
-        waiting = [each for each in waiting if each.share] or waiting[-1:]
-        waiting = [each for each in waiting if not each.left] or waiting
+        if len(waiting) > 1:
+            waiting = [each for each in waiting if not each.left] or waiting
         if not waiting and self._last:
             return self._last
         if not waiting:
             raise Refused("weigh() must come after the loop has received a batch of a phase that trains")
+        if len(waiting) == 1:
+            return (waiting[0],)
+        waiting = [each for each in waiting if each.share] or waiting[-1:]
         for each in waiting:
             own = [other for other in waiting if other.phase == each.phase]
             if passed := [other for other in own if other.epoch != own[-1].epoch]:
                 raise Refused(
-                    f"{passed[0].epoch}: {len(passed)} batches have no loss, and a later epoch has begun: a pass that "
-                    "trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a loop "
-                    "that fetches ahead names its batch, weigh(loss, batch)"
+                    f"{passed[0].epoch.name}: {len(passed)} batches have no loss, and a later epoch has begun: a pass "
+                    "that trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a "
+                    "loop that fetches ahead names its batch, weigh(loss, batch)"
                 )
             if len(own) > 1:
                 raise Refused(
@@ -340,24 +346,30 @@ class Gradients:
         before, self._pass = self._pass, compat.backward_number()
         if self._pass != before:
             for named in self._named:
-                named.find_by_hand()
-                self._look(named)
-                named.used = named.keeps_used()
-                named.again &= named.used
-                named.forget_unreached()
-                named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
+                if named.sought or named.held or named.used or named.ready:
+                    self._look_back(named)
                 named.before = named.mark()
-            if not any(each in self._cleared for each in batches):
+            if self._cleared and not any(each in self._cleared for each in batches):
                 self._drop()
             self._passing = []
             # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
             compat.after_backward(lambda: compat.after_backward(self._has_passed))
-        self._cleared = [each for each in self._cleared if each not in batches]
+        if self._cleared:
+            self._cleared = [each for each in self._cleared if each not in batches]
         self._passing += batches
         for each in batches:
             for named in self._named if not each.counted else ():
                 if each not in named.held:
                     named.sought.setdefault(each, named.before)
+
+    def _look_back(self, named: _Named) -> None:
+        """Before a backward pass, find out what has become of the gradients of those before."""
+        named.find_by_hand()
+        self._look(named)
+        named.used = named.keeps_used()
+        named.again &= named.used
+        named.forget_unreached()
+        named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
 
     def _has_passed(self) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
@@ -365,7 +377,7 @@ class Gradients:
             named.after = named.mark()
             named.again |= named.used and named.after != named.before
             named.find(named.after)
-        for each in self._passing:
+        for each in self._passing if len(self._named) > 1 else ():
             if any(each in named.held for named in self._named):
                 for named in self._named:
                     named.sought.pop(each, None)
@@ -378,7 +390,8 @@ class Gradients:
 
     def _will_step(self, named: _Named) -> None:
         self._told[0](named.optimizer, named.replicated)
-        named.find() if self._passing else named.find_by_hand()
+        if named.sought:
+            named.find() if self._passing else named.find_by_hand()
         self._look(named)
         named.ready = [*named.held]
 
@@ -394,12 +407,12 @@ class Gradients:
             named.used = True
             if named.again:
                 self._wrong = AGAIN
-            if any(each.dropped for each in ready):
-                self._wrong = SKIPPED
         for each in ready:
-            if not (each.counted or each.dropped):
+            if each.dropped:
+                self._wrong = SKIPPED
+            elif not each.counted:
                 each.counted = True
-                each.count()
+                each.epoch.decide(each.batch.step)
             named.held.pop(each, None)
         self._told[1](named.optimizer, {each.phase for each in ready})
 

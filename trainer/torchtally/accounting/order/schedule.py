@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -35,12 +35,12 @@ class Schedule:
     skip: int = 0
     drop_last: bool = False
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Number of steps, those that are skipped included."""
         return self.shard.total // self.batch if self.drop_last else self.shard.steps(self.batch)
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Samples of all ranks in all steps, repeats counted."""
         return min(self.steps * self.batch, self.shard.total)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -25,11 +24,12 @@ from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.accounting.reporting.step_time import StepTime
 from torchtally.accounting.run.attempt import Attempt
+from torchtally.accounting.run.final import Final
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.checkpoints.checkpoints import Checkpoints
-from torchtally.errors import Ending, Refused, Unproven
+from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 from torchtally.proof import line as tally_line
 
@@ -78,24 +78,16 @@ class Counting:
         self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch, to be mixed
-        self._failure: Ending | None = None  # a loop that catches it must not go on
+        self._final = Final(attempt.tell)
         self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
         self._stepped = False  # an optimizer, with that batch
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._commits = 0  # of this attempt
         self._committed_in = 0  # the number of the body of an epoch in which that was
 
-    @contextmanager
-    def final(self) -> Iterator[None]:
+    def final(self) -> Final:
         """Make a failure final, also for a loop that catches it."""
-        if self._failure:
-            raise self._failure
-        try:
-            yield
-        except Ending as ending:
-            self._failure = ending
-            self._attempt.tell(ending)
-            raise
+        return self._final
 
     def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, the next one by default, to the program's loop. Raises as `batches`."""
@@ -167,11 +159,13 @@ class Counting:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             if current.begun_again:
                 raise Refused(f"{current.name}: the loop has begun it again, and goes on with its first iterator")
-            self._before_batch(current)
+            if self.checkpoints and current.trains:
+                self._before_batch(self.checkpoints, current)
             known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
             if current.weighed:
-                self._weighs(current, batch)
+                share = batch.indices.numel() * self._attempt.members.world / batch.rows
+                self.gradients.hand_out(Handed(current, batch, share))
             self.phase = phase
             self._randomness = seed + current.position_of(batch.step)
             if not seeded:
@@ -182,8 +176,7 @@ class Counting:
                 current.abandoned = True
                 self.gradients.leave(batch)
                 raise
-            if self._failure:
-                raise self._failure
+            self._final.check()
             self.catch_up()
             if current.stopped:
                 return
@@ -196,21 +189,6 @@ class Counting:
         # The last batches of a loop that fetches ahead, or accumulates, count after the end.
         if not current.trains and current in self._phases.in_progress:
             self._close(current)
-
-    def _weighs(self, current: EpochInProgress, batch: Batch) -> None:
-        """Have the steps of named optimizers count a batch."""
-        step, world = batch.step, self._attempt.members.world
-        self.gradients.hand_out(
-            Handed(
-                place=current.where(step),
-                epoch=current.name,
-                phase=current.phase,
-                batch=batch,
-                share=len(batch.indices) * world / batch.rows,
-                count=lambda: current.decide(step),
-                drop=lambda reason: current.skip(step, reason),
-            )
-        )
 
     def name(self, optimizer: Optimizer, *, replicated: bool) -> None:
         """Have the steps of an optimizer count batches: `Account.optimizer`. Raises Refused."""
@@ -260,15 +238,15 @@ class Counting:
         """Let go of an epoch of which the program has looked at the first batches alone."""
         current.begun_again = True
         self._phases.leave(current)
-        self.gradients.forget(current.name)
+        self.gradients.forget(current)
 
     def after_step(self) -> None:
         """Drop what a library's step has left out, and catch up: `Account.after_step`. A call of all ranks."""
         self._note_steps()
         if left := self.gradients.held:
             for each in left:
-                each.drop(_LEFT_OUT)
-                self.gradients.skip(each.place)
+                each.epoch.skip(each.batch.step, _LEFT_OUT)
+                self.gradients.skip(each.epoch, each.batch.step)
             # A state of any rank has then what all have dropped.
             self._attempt.agree({"steps left out": [each.place for each in left]}, None, call="after_step()")
         self.catch_up()
@@ -329,7 +307,9 @@ class Counting:
             self._meeting.leave_weights(self.phase, f"{self.phase} epoch {epoch}")
         if self._meeting and self._meeting.due:
             self._meeting.hold()
-        for current in [each for each in self._phases.in_progress if each.trains]:
+        for current in self._phases.in_progress:
+            if not current.trains:
+                continue
             self._attempt.stepped(current.tally.phase.epoch)
             if self._reports:
                 self._reports.stepped(current)
@@ -358,7 +338,7 @@ class Counting:
         if current and not wrong:
             # Before the ranks agree: then a state of any rank has what all have dropped.
             current.skip(steps[0], reason)
-            self.gradients.skip(current.where(steps[0]))
+            self.gradients.skip(current, steps[0])
         self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong, call="skip()")
         if current and current.weighed:
             self._prove_decided(current.phase, overdue=0)
@@ -395,7 +375,7 @@ class Counting:
             after = [sum(each.total for each in epochs[number:]) for number in range(1, len(epochs))]
             late = sum(batches >= MANY_PENDING for batches in after)
             last = epochs[-1]
-            again = not ends and last.untouched and not self.gradients.has_loss(last.name)
+            again = not ends and last.untouched and not self.gradients.has_loss(last)
             overdue = len(epochs) if ends or not last.ended else late
             self._prove_decided(phase, overdue=overdue, again=again, ends=ends)
         else:
@@ -463,14 +443,12 @@ class Counting:
         """Whether a batch is handed out that commits count, and none has."""
         return any(each.trains and each.handed > each.counted for each in self._phases.in_progress)
 
-    def _before_batch(self, current: EpochInProgress) -> None:
+    def _before_batch(self, checkpoints: Checkpoints, current: EpochInProgress) -> None:
         """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
 
         No step is in progress where the body of the next epoch has begun, or where the thread that commits has ended:
         each epoch may have a thread of its own.
         """
-        if not self.checkpoints or not current.trains:
-            return
         over = self._committed_in < self._progress.body.begun or not (self._committing and self._committing.is_alive())
         if self._committing not in (None, threading.current_thread()) and (self._pending or not over):
             raise Refused(
@@ -479,12 +457,12 @@ class Counting:
                 "num_workers"
             )
         self._steps.pause()
-        self.checkpoints.before_batch()
+        checkpoints.before_batch()
         self._steps.go_on()
 
     def _will_step(self, optimizer: Optimizer, replicated: bool) -> None:
         """A named optimizer is about to step."""
-        last = any(each.ended for each in self._phases.in_progress if each.trains)
+        last = any(each.trains and each.ended for epochs in self._phases.open.values() for each in epochs)
         self._guards.will_step(optimizer, replicated=replicated, last=last)
 
     def _has_stepped(self, optimizer: Optimizer, phases: set[str]) -> None:
@@ -495,11 +473,14 @@ class Counting:
                 "would count without being in the weights: it must be False"
             )
         self._stepped |= bool(phases) and self._left_over is not None
-        if not phases and any(group.get("lr") != 0 for group in optimizer.param_groups):
-            for each in self._phases.in_progress:
+        evaluates = None
+        if not phases:
+            open_epochs = self._phases.in_progress
+            for each in open_epochs if any(group.get("lr") != 0 for group in optimizer.param_groups) else ():
                 each.touched = True
-        handed = (each.name for each in self._phases.in_progress if each.handed > each.counted)
-        self._guards.has_stepped(optimizer, phases, None if self._pending else next(handed, None))
+            if not self._pending:
+                evaluates = next((each.name for each in open_epochs if each.handed > each.counted), None)
+        self._guards.has_stepped(optimizer, phases, evaluates)
 
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
