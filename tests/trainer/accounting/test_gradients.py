@@ -555,6 +555,34 @@ def test_gradients_that_are_accumulated_without_communication_count(wrap: Callab
         assert (each["code"], each["result"]) == (0, 0), each["err"]
 
 
+def parameters_normalized(rows: int) -> list[float]:
+    """The parameters after an epoch of a loss that the loop itself divides by the samples of all ranks."""
+    torch.manual_seed(0)
+    world = torch.distributed.get_world_size()
+    data = TensorDataset(torch.randn(N, 3), torch.randint(3, (N,)))
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    wrapped = DistributedDataParallel(model)
+    with Account(task="t", epochs=1) as account:
+        account.optimizer(optimizer)
+        for inputs, labels in account.loader(data, batch_size=rows):
+            samples = torch.tensor(len(inputs))
+            torch.distributed.all_reduce(samples)
+            optimizer.zero_grad()
+            loss = cross_entropy(wrapped(inputs), labels, reduction="sum") * world / samples
+            account.weigh(loss, normalized=True).backward()
+            optimizer.step()
+    return torch.cat([each.detach().flatten() for each in model.parameters()]).tolist()
+
+
+def test_a_loss_that_is_normalized_over_all_ranks_is_not_scaled_again() -> None:
+    """The last step has 10 samples: 4, 3, and 3."""
+    [whole] = run(1, parameters_normalized, 12)
+    for each in run(3, parameters_normalized, 4):
+        assert each["code"] == 0, each["err"]
+        assert each["result"] == pytest.approx(whole["result"], abs=1e-6)
+
+
 @pytest.mark.parametrize("wrap", [in_ddp, in_fsdp])
 def test_a_mean_loss_is_that_of_one_process_on_the_whole_batch(wrap: Callable[[nn.Module], nn.Module]) -> None:
     """The last step has 1 sample, so ranks 1 and 2 have none."""
