@@ -314,9 +314,9 @@ class Gradients:
 
     def _unnamed(self) -> tuple[Handed, ...]:
         """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
-        if self.beyond:
-            raise Refused(self.beyond)
         waiting = [each for each in self._out if not (each.weighed or each.dropped)]
+        if self.beyond:
+            raise Refused(_passed_over(waiting) if waiting else self.beyond)
         if len(waiting) > 1:
             waiting = [each for each in waiting if not each.left] or waiting
         if not waiting and self._last:
@@ -329,11 +329,7 @@ class Gradients:
         for each in waiting:
             own = [other for other in waiting if other.phase == each.phase]
             if passed := [other for other in own if other.epoch != own[-1].epoch]:
-                raise Refused(
-                    f"{passed[0].epoch.name}: {len(passed)} batches have no loss, and a later epoch has begun: a pass "
-                    "that trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a "
-                    "loop that fetches ahead names its batch, weigh(loss, batch)"
-                )
+                raise Refused(_passed_over(passed))
             if len(own) > 1:
                 raise Refused(
                     f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} have none "
@@ -428,6 +424,14 @@ class Gradients:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.dropped or elsewhere or each in self._cleared):
                 self._cleared.append(each)
+
+
+def _passed_over(batches: list[Handed]) -> str:
+    return (
+        f"{batches[0].epoch.name}: {len(batches)} of its batches have no loss, and a later epoch has begun: a pass that "
+        "trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a loop that fetches "
+        "ahead names its batch, weigh(loss, batch)"
+    )
 
 
 def _is_left_out(optimizer: Optimizer) -> bool:
