@@ -428,7 +428,7 @@ class Gradients:
 
 def _passed_over(batches: list[Handed]) -> str:
     return (
-        f"{batches[0].epoch.name}: {len(batches)} of its batches have no loss, and a later epoch has begun: a pass that "
+        f"{batches[0].epoch.name}: {len(batches)} batches have no loss, and a later epoch has begun: a pass that "
         "trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a loop that fetches "
         "ahead names its batch, weigh(loss, batch)"
     )
