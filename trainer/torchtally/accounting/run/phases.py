@@ -143,6 +143,14 @@ class Phases:
         complete = len([*takewhile(lambda each: each.complete, epochs)])
         return epochs[: complete + 1]
 
+    def saved(self, phase: str) -> list[Position]:
+        """How far these are, for a state. The loop has left a complete one if the next one begins there."""
+        last, found = self.reached_in(phase)[-1], [each.saved for each in self.reached_in(phase)]
+        epoch = last.tally.phase.epoch
+        if last.complete and last.abandoned and epoch < self._progress.epochs[phase]:
+            found.append(replace(found[-1], epoch=epoch + 1, start=0, steps=0, dropped=None, drawn=None))
+        return found
+
     def positions(self, phase: str) -> list[Position]:
         """The positions in the orders of these, or of those of a loaded state."""
         if phase in self.open:

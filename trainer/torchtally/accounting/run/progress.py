@@ -105,7 +105,8 @@ class Progress:
         longest, done = self._longest, self._done
         # The state of another phase can be within the epoch that these have completed.
         begun = {done for phase in self.phases.values() if phase.positions and phase.positions[-1].epoch == done}
-        between = not any(self.phases[phase].position for phase in longest if phase in self.phases)
+        reached = [self.phases[phase].positions for phase in longest if phase in self.phases]
+        between = not any(len(each) == 1 or (each and each[-1].consumed) for each in reached)
         due = [phase for phase in self.epochs if between and phase not in longest and self._is_due(phase, done)]
         # More evaluations than epochs of training: several in each, or some after them.
         trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)

@@ -19,7 +19,7 @@ def state(phases: Phases, progress: Progress, attempt: Attempt, guards: Guards, 
     """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
     phases.measure()
     trains = (name for name in phases.open if phases.training[name])
-    positions = {name: [each.saved for each in phases.reached_in(name)] for name in trains}
+    positions = {name: phases.saved(name) for name in trains}
     found, weights = progress.state(attempt.run, positions), guards.saved if hashes else ()
     return {KEY: replace(found, weights=weights, caveats=tuple(guards.caveats)).to_text()}
 
