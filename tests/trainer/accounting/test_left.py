@@ -1,5 +1,6 @@
 """Loops that leave an epoch, or hold gradients at its end: nothing is decided before its time, and no rank waits."""
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -94,7 +95,10 @@ def test_a_look_is_no_more_than_that(body: Body, plan: dict[str, int], code: int
         assert verified(found).holds and found[0]["result"] == [len(plan)] * N
 
 
-def puts_weights_back(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+def puts_weights_back(
+    when: str, account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD
+) -> None:
+    """After a stop within an epoch, after one at its end, or before that."""
     loader = account.loader(Numbers(), batch_size=2)
     for number, batch in enumerate(loader, 1):
         optimizer.zero_grad()
@@ -102,28 +106,19 @@ def puts_weights_back(account: Account, model: Times, driven: DistributedDataPar
         optimizer.step()
         if number == 2:
             best = model.rows.detach().clone()
-    account.stop("patience")
-    with torch.no_grad():
-        model.rows.copy_(best)
-
-
-def stops_within(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
-    loader = account.loader(Numbers(), batch_size=2)
-    for number, batch in enumerate(loader, 1):
-        optimizer.zero_grad()
-        account.weigh(driven(batch)).backward()
-        optimizer.step()
-        if number == 2:
-            best = model.rows.detach().clone()
-        if number == 5:
+        if number == 5 and when == "within":
             account.stop("patience")
+    if when == "after":
+        account.stop("patience")
     with torch.no_grad():
         model.rows.copy_(best)
+    if when == "before":
+        account.stop("patience")
 
 
-@pytest.mark.parametrize("body", [puts_weights_back, stops_within])
-def test_weights_that_are_put_back_after_a_stop_are_said(body: Body) -> None:
-    for each in run(2, trains, body, {"train": 2}):
+@pytest.mark.parametrize("when", ["within", "after", "before"])
+def test_weights_that_are_put_back_around_a_stop_are_said(when: str) -> None:
+    for each in run(2, trains, functools.partial(puts_weights_back, when), {"train": 2}):
         assert each["code"] == 3 and "account.replaced(reason)" in each["err"], each["err"]
 
 

@@ -204,6 +204,13 @@ class Steps:
         for each in self.watched:
             each.keep()
 
+    def keep_what_is_not_known(self) -> None:
+        """Take the values of now for those that the last step has left, where these were not kept: no step follows."""
+        self._recent = True
+        for each in self.watched:
+            if not each.fresh:
+                each.keep()
+
     def _kept(self, of: _Of) -> list[Watched]:
         return [each for at, each in self._known.items() if each.left is not None and at in of.ids]
 

@@ -351,7 +351,7 @@ class Counting:
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self.gradients.settle(ends=True)
-        self._guards.steps.keep()
+        self._guards.steps.keep_what_is_not_known()
         self._progress.stopped = reason
         for current in self._phases.in_progress:
             if current.trains and current.handed > current.counted:
