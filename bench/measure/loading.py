@@ -9,7 +9,6 @@ which other programs on the machine disturb less.
 """
 
 import itertools
-import os
 import subprocess
 import sys
 import time
@@ -21,7 +20,6 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -100,15 +98,6 @@ def main() -> None:
 
 def measure(workers: int, pairs: int) -> None:
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "TORCHTALLY_RUN": "bench",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     for fetched, batch in itertools.product(FETCHED, BATCHES):
         case: dict[str, str | int] = {"workers": workers, "batch": batch, "fetched": fetched}
         steps = round(_SECONDS / (_STEP[workers] + (fetched == "images") * batch * _IMAGE))
@@ -127,7 +116,7 @@ def _took(
     """What the epochs of each loader took, after one that starts the workers."""
     dataset = kind(steps * batch)
     options: dict[str, Any] = {"batch_size": batch, "num_workers": workers, "persistent_workers": workers > 0}
-    sampler: DistributedSampler[int] = DistributedSampler(dataset)
+    sampler: DistributedSampler[int] = DistributedSampler(dataset, 1, 0)
     plain = DataLoader(dataset, sampler=sampler, collate_fn=collate, **options)
 
     def untallied(epoch: int) -> Iterable[Any]:

@@ -5,7 +5,6 @@ weighed TASK    measures the model and the batch of fashion-mnist or gpt, as a p
 The two loops make their steps in turn, each with a model of its own: other programs on the machine disturb both.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +12,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,18 +50,9 @@ _TASKS = {"fashion-mnist": _images, "gpt": _text}
 
 def main() -> None:
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "TORCHTALLY_RUN": "bench",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     task = sys.argv[1]
     make, data, batch = _TASKS[task]()
-    sampler: DistributedSampler[Any] = DistributedSampler(data)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, 1, 0)
     plain = _Loop(make(), DataLoader(data, batch, sampler=sampler), lambda loss: loss)
     with Account("bench", epochs=1) as account:
         ours = _Loop(make(), account.loader(data, batch_size=batch), account.weigh)

@@ -151,7 +151,7 @@ class Account(Lifetime):
         Raises:
             Refused: An argument is not valid, or the dataset lacks a method.
         """
-        with self._counting.final():
+        with self._counting.final:
             phase = self._phases.named(phase)
             made = self._phases.make_loader(
                 phase,
@@ -172,11 +172,11 @@ class Account(Lifetime):
 
         A plan in steps or tokens needs the phase's loader or sampler before.
         """
-        with self._counting.final():
+        with self._counting.final:
             self._phases.measure()
         for epoch in self._progress.left({name for name, trains in self._phases.training.items() if not trains}):
             yield epoch
-            with self._counting.final():
+            with self._counting.final:
                 self._counting.catch_up()
 
     def stop(self, reason: str) -> None:
@@ -187,7 +187,7 @@ class Account(Lifetime):
         Args:
             reason: Why the run ends before its plan, such as `patience`.
         """
-        with self._counting.final():
+        with self._counting.final:
             self._counting.stop(reason, self.position_dict()[stateful.KEY])
 
     def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
@@ -204,7 +204,7 @@ class Account(Lifetime):
             Unproven: Samples were lost or doubled. All ranks raise it. Or a batch has other samples than its step.
             Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
-        with self._counting.final():
+        with self._counting.final:
             yield from self._counting.loop(phase, epoch, batches.given if isinstance(batches, Loader) else batches)
 
     def optimizer(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
@@ -221,7 +221,7 @@ class Account(Lifetime):
         Raises:
             Refused: It is no optimizer of PyTorch, or an epoch has begun without one.
         """
-        with self._counting.final():
+        with self._counting.final:
             while (wrapped := getattr(optimizer, "optimizer", None)) is not None:
                 optimizer = wrapped
             if not isinstance(optimizer, Optimizer):
@@ -245,7 +245,7 @@ class Account(Lifetime):
         Raises:
             Refused: It is not clear which batches these are.
         """
-        with self._counting.final():
+        with self._counting.final:
             return self._counting.weigh(loss, batches, normalized=normalized)
 
     def commit(self, *batches: Batch) -> None:
@@ -259,7 +259,7 @@ class Account(Lifetime):
             Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
             Refused: No batch is left to count, or the account has received an optimizer, whose steps count.
         """
-        with self._counting.final():
+        with self._counting.final:
             self._counting.commit(*batches)
 
     def skip(self, reason: str, batch: Batch | None = None) -> None:
@@ -278,7 +278,7 @@ class Account(Lifetime):
             Refused: The ranks skip different steps, or the batch counts already. A later call raises it if an optimizer
                 has stepped with the gradients of the batch.
         """
-        with self._counting.final():
+        with self._counting.final:
             self._counting.skip(reason, batch)
 
     def log(self, **numbers: float | torch.Tensor) -> None:
@@ -294,7 +294,7 @@ class Account(Lifetime):
             Refused: A value is not one number, or a name has other characters than letters, digits, and `_`.
         """
         if wrong := problem(numbers):
-            with self._counting.final():
+            with self._counting.final:
                 raise Refused(wrong)
         if self._reports:
             self._reports.log(self._counting.phase, numbers)
@@ -315,7 +315,7 @@ class Account(Lifetime):
         Raises:
             Refused: An argument is not valid, or the pods do not share the folder.
         """
-        with self._counting.final():
+        with self._counting.final:
             if not isinstance(objects, Mapping):
                 kind = type(objects).__name__
                 raise Refused(f"checkpoints: objects must be a dictionary, such as {{'model': model}}, not a {kind}")
@@ -335,7 +335,7 @@ class Account(Lifetime):
         Raises:
             Refused: The run has ended, or the reason is no printable text.
         """
-        with self._counting.final():
+        with self._counting.final:
             if self.last_line is not None:
                 raise Refused("replaced() must come before the end of the account's `with` statement")
             self._counting.replaced(reason)
@@ -369,12 +369,12 @@ class Account(Lifetime):
         return self._loader(phase, batches.given if isinstance(batches, Loader) else batches)
 
     def _loader(self, phase: str, batches: Iterable[Any]) -> Loader:
-        with self._counting.final():
+        with self._counting.final:
             self._phases.whole_steps(phase)
             trains = self._phases.training[phase]
 
         def epoch() -> Iterator[Batch]:
-            with self._counting.final():
+            with self._counting.final:
                 yield from self._counting.loop(phase, None, batches)
 
         self._driven.append(Loader(self, phase, batches, epoch, lambda: self._phases.whole_steps(phase), trains))
@@ -393,7 +393,7 @@ class Account(Lifetime):
         Raises:
             Refused: A batch has no gradients in the weights, and a later one does.
         """
-        with self._counting.final():
+        with self._counting.final:
             self._counting.check_saved()
             return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=True)
 
@@ -402,7 +402,7 @@ class Account(Lifetime):
 
         Raises Refused as `state_dict` does.
         """
-        with self._counting.final():
+        with self._counting.final:
             self._counting.check_saved()
             return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=False)
 
@@ -412,7 +412,7 @@ class Account(Lifetime):
         Raises:
             Refused: The state is of another run, of a newer release, or damaged.
         """
-        with self._counting.final():
+        with self._counting.final:
             reported = self._counting.checkpoints is not None
             stateful.load(state, self._progress, self._attempt, self._guards, reported=reported)
 
@@ -429,7 +429,7 @@ class Account(Lifetime):
 
         Batches whose gradients no optimizer has used by then count as dropped. An epoch that is complete is proved.
         """
-        with self._counting.final():
+        with self._counting.final:
             self._counting.after_step()
 
     def steps(self, phase: str, epoch: int) -> int:

@@ -195,7 +195,7 @@ class Lifetime:
             proof_file.write_of(path, files, kept_lines.lines(self.last_line["run"]), self.last_line)
 
     def _finish(self) -> None:
-        with self._counting.final():
+        with self._counting.final:
             for each in self._driven:
                 each.end()
             self.last_line = self._counting.finish(self.discarded)

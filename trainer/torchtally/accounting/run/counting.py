@@ -56,6 +56,7 @@ class Counting:
         checkpoints: Told of each commit and each batch, if there are any.
         phase: Name of the phase of the last batch.
         gradients: The batches whose gradients the steps of named optimizers use.
+        final: What every call of the program runs in: a failure is final, also for a loop that catches it.
     """
 
     def __init__(
@@ -78,16 +79,12 @@ class Counting:
         self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch, to be mixed
-        self._final = Final(attempt.tell)
+        self.final = Final(attempt.tell)
         self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
         self._stepped = False  # an optimizer, with that batch
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._commits = 0  # of this attempt
         self._committed_in = 0  # the number of the body of an epoch in which that was
-
-    def final(self) -> Final:
-        """Make a failure final, also for a loop that catches it."""
-        return self._final
 
     def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, the next one by default, to the program's loop. Raises as `batches`."""
@@ -176,7 +173,7 @@ class Counting:
                 current.abandoned = True
                 self.gradients.leave(batch)
                 raise
-            self._final.check()
+            self.final.check()
             self.catch_up()
             if current.stopped:
                 return

@@ -145,7 +145,8 @@ class Phases:
 
     def saved(self, phase: str) -> list[Position]:
         """How far these are, for a state. The loop has left a complete one if the next one begins there."""
-        last, found = self.reached_in(phase)[-1], [each.saved for each in self.reached_in(phase)]
+        reached = self.reached_in(phase)
+        last, found = reached[-1], [each.saved for each in reached]
         epoch = last.tally.phase.epoch
         if last.complete and last.abandoned and epoch < self._progress.epochs[phase]:
             found.append(replace(found[-1], epoch=epoch + 1, start=0, steps=0, dropped=None, drawn=None))
