@@ -72,6 +72,23 @@ def looks_at_both(account: Account, model: Times, driven: DistributedDataParalle
             optimizer.step()
 
 
+def looks_at_the_first_again(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    """Between two phases, as for statistics of a layer."""
+    loaders = [account.loader(Numbers(), phase, batch_size=N) for phase in ("a", "b")]
+    for loader in loaders:
+        for batch in loader:
+            optimizer.zero_grad()
+            account.weigh(driven(batch)).backward()
+            optimizer.step()
+        if loader is loaders[0]:
+            assert sum(map(len, loader)) == len(next(iter(loader)))
+
+
+def trains_the_first_again(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
+    looks_at_the_first_again(account, model, driven, optimizer)
+    account.weigh(driven(next(iter(account.loader(Numbers(), "a", batch_size=N))))).backward()
+
+
 def never_trains_the_second(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:
     first, second = [account.loader(Numbers(), phase, batch_size=N) for phase in ("a", "b")]
     next(iter(second))
@@ -85,6 +102,8 @@ def never_trains_the_second(account: Account, model: Times, driven: DistributedD
     [
         (trains_what_it_looks_at, {"train": 2}, 3),
         (looks_at_both, {"a": 1, "b": 1}, 0),
+        (looks_at_the_first_again, {"a": 1, "b": 1}, 0),
+        (trains_the_first_again, {"a": 1, "b": 1}, 2),
         (never_trains_the_second, {"a": 1, "b": 1}, 3),
     ],
 )

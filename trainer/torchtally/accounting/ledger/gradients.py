@@ -170,7 +170,8 @@ class Gradients:
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
         self._wrong: str | None = None  # what a step has done
-        self.beyond: str | None = None  # why what was handed out last cannot have a loss
+        self.beyond: str | None = None  # why a batch that was handed out cannot have a loss
+        self.looked = False  # whether the program has left that batch's epoch
         self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
 
@@ -227,6 +228,8 @@ class Gradients:
         """Take note of a batch that the loop receives."""
         self._out = [each for each in self._out if not (each.counted or each.dropped)]
         self._out.append(batch)
+        if self.looked:
+            self.beyond, self.looked = None, False
 
     def has_loss(self, epoch: EpochInProgress) -> bool:
         """Whether a batch of an epoch has a loss."""

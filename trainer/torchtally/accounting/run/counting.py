@@ -104,11 +104,14 @@ class Counting:
 
     def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Batch]:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
-        self.gradients.beyond = why
+        self.gradients.beyond, self.gradients.looked = why, False
         self._phases.choose(phase, epoch)
-        for taken in batches:
-            ours = isinstance(batches, step_loader.StepLoader)
-            yield taken if ours else step_loader.checked(taken, batches, f"{phase} epoch {epoch}")
+        try:
+            for taken in batches:
+                ours = isinstance(batches, step_loader.StepLoader)
+                yield taken if ours else step_loader.checked(taken, batches, f"{phase} epoch {epoch}")
+        finally:
+            self.gradients.looked = True
 
     def batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, once those before it are settled. Raises Unproven and Refused."""
