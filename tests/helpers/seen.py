@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from torchtally_observer.indices import Bits, Sums
+from torchtally_observer.indices import Bits
 from torchtally_observer.line import PREFIX
+from torchtally_observer.powers import Sums
 
 PODS = ("demo-master-0", "demo-worker-0")
 N = 40

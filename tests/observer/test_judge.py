@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import observed_programs as programs
@@ -23,8 +24,9 @@ from torchtally.observed import judge, sets
 from torchtally.observed.judge import Observation
 from torchtally.observed.line import Samples
 from torchtally_observer import loaders, sketch
-from torchtally_observer.indices import Bits, Indices, Sums
+from torchtally_observer.indices import Bits, Indices
 from torchtally_observer.line import PREFIX
+from torchtally_observer.powers import Sums
 
 ROOT = Path(programs.__file__).parents[2]
 
@@ -116,6 +118,16 @@ def test_an_index_counts_by_its_place_whatever_its_type_or_sign() -> None:
         return found.values()
 
     assert values(1, 2, 9) == values(True, 2, -1) == values(1, np.int64(2), 9) != values(1, 2, 8)
+
+
+@pytest.mark.parametrize("numpy", [sys.modules["numpy"], None], ids=["NumPy", "no NumPy"])
+@pytest.mark.parametrize("largest", [0, N, (1 << 32) - 1, 1 << 40])
+def test_sums_of_powers_are_exact(largest: int, numpy: Any) -> None:
+    indices = [*range(max(largest - N, 0), largest), *[largest] * (1 << 17)]
+    sums = Sums()
+    with mock.patch.dict(sys.modules, {"numpy": numpy}):
+        sums.add(indices)
+    assert sums.values == [len(indices), *(sum(index**power for index in indices) for power in (1, 2, 3))]
 
 
 def test_samples_that_are_named_by_their_sums() -> None:

@@ -4,7 +4,6 @@ Memory is read where it is: no operation of PyTorch runs, so that no generator, 
 """
 
 import ctypes
-import sys
 import zlib
 from collections import UserDict
 
@@ -12,11 +11,6 @@ _LEAVES = 4
 _WHOLE = 1 << 12  # bytes of a row that are read; of a longer one four parts
 _PLAIN = (str, bytes, int, float)
 _OF_NUMPY = "biufcSUM"  # kinds of arrays whose memory holds their values
-
-
-def gradients_enabled():
-    """Whether the program records gradients now."""
-    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 class Contents:
@@ -30,20 +24,11 @@ class Contents:
 
     def __init__(self, wanted):
         self._wanted = wanted
-        self._keys = frozenset(wanted)
+        self.keys = frozenset(wanted)  # empty when there are enough
         self.values = {}
 
     def look(self, indices, batch, single):
         """Take note of the wanted samples in a batch, which has these indices."""
-        try:
-            if self._keys and not self._keys.isdisjoint(indices):
-                self._look(indices, batch, single)
-                if len(self.values) >= self._MOST:
-                    self._keys = frozenset()
-        except Exception:  # a key without a hash, or a batch that cannot be read: the indices still count
-            self._keys = frozenset()
-
-    def _look(self, indices, batch, single):
         for at, index in enumerate(indices):
             number = self._wanted.get(index)
             if number is None or number in self.values or len(self.values) >= self._MOST:
@@ -51,6 +36,8 @@ class Contents:
             sums = of_sample(batch) if single else of_row(leaves(batch), at, len(indices))
             if sums:
                 self.values[number] = "".join("%06x" % (each & 0xFFFFFF) for each in sums)
+        if len(self.values) >= self._MOST:
+            self.keys = frozenset()
 
 
 def leaves(batch, found=None):

@@ -7,11 +7,11 @@ N - 1: "each once" can be checked without knowing the order. One bit for each sa
 import base64
 import hashlib
 from array import array
-from operator import mul
 
 from torchtally_observer import contents, sketch
+from torchtally_observer.powers import Sums
 
-_BLOCK = 4096  # indices at a time
+_BLOCK = 1 << 14  # indices at a time
 _HEAD = 256  # indices at the beginning whose order has a hash of its own
 _MOST_HELD = 1 << 23  # of a larger Subset, indices are those of the Subset itself
 
@@ -23,26 +23,6 @@ def as_list(index):
     if hasattr(index, "tolist"):
         index = index.tolist()
     return list(index) if isinstance(index, (list, tuple)) else [index]
-
-
-class Sums:
-    """Number of indices, and the sums of their powers 1 to 3."""
-
-    def __init__(self):
-        self.values = [0, 0, 0, 0]
-
-    def add(self, indices):
-        """Add indices."""
-        squares, total = list(map(mul, indices, indices)), self.values
-        total[0] += len(indices)
-        total[1] += sum(indices)
-        total[2] += sum(squares)
-        total[3] += sum(map(mul, indices, squares))
-
-    @property
-    def texts(self):
-        """As decimal texts: they exceed what a program's float holds."""
-        return [str(each) for each in self.values[1:]]
 
 
 class Bits:
@@ -86,7 +66,12 @@ class Indices:
         else:
             found, single = as_list(index), not isinstance(index, (list, tuple)) and not getattr(index, "shape", ())
         if not self._keys:
-            self._contents.look(found, batch, single)
+            wanted = self._contents.keys
+            try:
+                if wanted and not wanted.isdisjoint(found):
+                    self._contents.look(found, batch, single)
+            except Exception:  # an index without a hash, or a batch that cannot be read: the indices still count
+                self._contents.keys = frozenset()
             self._buffer += found
             if len(self._buffer) >= _BLOCK:
                 self._fold()
@@ -103,15 +88,15 @@ class Indices:
             self._keys = True  # folds of a cross-validation have keys of their own
             return
         found = raw.tolist()
-        self._sums.add(found)
+        self._sums.add(raw)
         if self._head is None:
             self._head = hashlib.blake2b(raw[:_HEAD].tobytes(), digest_size=8).hexdigest()
         self._order.update(raw)
         at, seen, twice = self._at, self._seen.values, self._twice.values
-        for each in [at[each] for each in found if each in at]:
-            if seen[each]:
-                twice[each] = 1
-            seen[each] = 1
+        for each in filter(at.__contains__, found):
+            place = at[each]
+            twice[place] |= seen[place]
+            seen[place] = 1
 
     def values(self):
         """The fields of the line."""
@@ -137,8 +122,9 @@ class Indices:
 
     def _held(self):
         sums, bits = Sums(), Bits(len(self._sketch))
-        sums.add(self._base.held)
-        for each in self._base.held:
+        held = _counted(self._base.held, self._base.length)
+        sums.add(held)
+        for each in held:
             if each in self._at:
                 bits.values[self._at[each]] = 1
         return {"samples": sums.values[0], "sums": sums.texts, "bits": str(bits)}

@@ -1,9 +1,10 @@
 """One pass of a loader: from iter() to its end. Its size does not depend on the number of samples."""
 
 import math
+import sys
 import time
 
-from torchtally_observer import contents, loaders, process
+from torchtally_observer import loaders, process
 from torchtally_observer.indices import Indices, as_list
 from torchtally_observer.streams import Stream
 
@@ -23,6 +24,8 @@ class Pass:
         self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
         self.number = 0
         self._process = process.current()
+        self.gradients = None  # whether they were on, for its newest batch, if no optimizer has stepped since
+        self._are_on = sys.modules["torch"].is_grad_enabled
         self.batches = self.samples = 0
         self.steps = self.beside = 0  # of optimizers, after its batches, and after those of a loader beside it
         self.resumed = 0  # batches that another iterator had handed out before
@@ -50,8 +53,16 @@ class Pass:
 
     def received(self, index, batch):
         """The loop has received a batch, whose samples have this index or these indices."""
+        process = self._process
+        if process.newest is not self:
+            process.turns_to(self)
+        elif process.others:
+            process.settle()
+        else:  # as settle() does for one pass, and sooner
+            self.steps += process.steps
+            process.steps = 0
+        self.gradients = self._are_on()
         self.batches += 1
-        self._process.hands_out(self)
         self.samples += self._add(index, batch)
         if self.batches >= self._due:
             self._due += self._every
@@ -75,7 +86,7 @@ class Pass:
             "resumed": self.resumed or loaders.skipped(self._sampler) or None,
             "steps": self.steps if counts_steps else None,
             "beside": self.beside or None,
-            "gradients": contents.gradients_enabled(),
+            "gradients": self._are_on(),
         }
         values.update(self._samples.values())
         return values

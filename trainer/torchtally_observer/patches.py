@@ -26,7 +26,10 @@ def install(module):
 
 
 def _stepped(*_):
-    process.current().stepped()
+    observed = process.current()
+    observed.steps += 1
+    if not observed.armed:
+        observed.begins()
 
 
 def _observe_loaders(module):
@@ -40,10 +43,10 @@ def _observe_loaders(module):
         own_reset(self, loader, first_iter, *args, **kwargs)
 
     def _next_index(self):
-        if self._torchtally_pass is _NOT_YET:
-            self._torchtally_pass = process.guarded(_begun, self)
-        index = own_index(self)
         handing = self._torchtally_pass
+        if handing is _NOT_YET:
+            handing = self._torchtally_pass = process.guarded(_begun, self)
+        index = own_index(self)
         if handing is not None:
             handing.asked.append(index)
         return index

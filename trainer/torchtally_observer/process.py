@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 
-from torchtally_observer import contents, line, ranks
+from torchtally_observer import line, ranks
 from torchtally_observer.passes import Pass
 
 _LINES_OF_A_LOADER = 256  # passes beyond are summed up
@@ -21,15 +21,15 @@ class Process:
     def __init__(self):
         self.began = int(time.time() * 1000)
         self.newest = None  # the pass that handed out the newest batch: an optimizer that steps has used it
-        self._since_step = {}  # by pass, the newest last: whether gradients were on, for a batch since the last step
+        self.steps = 0  # of optimizers since the newest batch
+        self.others = {}  # by pass: whether gradients were on, for a batch of it since the last step, and before newest
         self._held = None  # a pass whose iterator is gone before an optimizer could use its batch
         self.off = False  # nothing more is observed
         self._open = {}
         self._passes = {}  # by loader: how many have begun
         self._sums = {}  # by loader: passes, batches, and samples that have no line
         self._lines = 0
-        self._steps = 0  # of optimizers, before any pass
-        self._armed = False
+        self.armed = False
 
     def begin(self, source):
         """A pass of a loader begins. Returns it."""
@@ -55,28 +55,56 @@ class Process:
             return
         if ended.collected is not None:
             ended.collected.detach()  # it would keep the pass as long as the iterator
-        if how == "left" and self.newest is ended and ended in self._since_step:
+        self.settle()
+        if how == "left" and self.newest is ended and ended.gradients is not None:
             self._release()
             self._held = ended  # as of next(iter(loader)), whose batch the next step uses
             return
-        self._since_step.pop(ended, None)
+        ended.gradients = None
+        self.others.pop(ended, None)
         self.guarded(self._say, ended, how)
+
+    def begins(self):
+        """An optimizer steps before any pass: a rank that draws no batch is none that is missing."""
+        if not self.off:
+            self.guarded(ranks.look)
+            self.arm()
 
     def _release(self):
         held, self._held = self._held, None
         if held is not None:
-            self._since_step.pop(held, None)
+            held.gradients = None
             self.guarded(self._say, held, "left")
 
-    def hands_out(self, handing):
-        """A pass has handed out a batch."""
-        if self._held is not None:
-            self._release()
-        if handing is not self.newest:
+    def turns_to(self, handing):
+        """A pass hands out a batch after one of another pass."""
+        self.settle()
+        self._release()
+        newest = self.newest
+        if newest is None:
+            self.steps = 0  # before any batch
+        else:
             self._say_again()
-            self.newest = handing
-            self._since_step.pop(handing, None)  # to be the newest of these as well
-        self._since_step[handing] = contents.gradients_enabled()
+            if newest.gradients is not None:
+                self.others[newest] = newest.gradients
+        self.others.pop(handing, None)
+        self.newest = handing
+
+    def settle(self):
+        """Count the steps of optimizers since the newest batch for the passes whose batches they have used."""
+        newest, steps = self.newest, self.steps
+        if newest is None or not steps:
+            return
+        self.steps = 0
+        used = [each for each, gradients in self.others.items() if gradients]
+        if newest.gradients or not used:
+            used.append(newest)
+        used[-1].steps += steps  # not those of an evaluation between a batch and its step
+        for each in used[:-1]:  # two loaders that are read in turn, as of a GAN
+            each.beside += 1
+        newest.gradients = None
+        self.others.clear()
+        self._release()
 
     def _say_again(self):
         """Say a pass again whose batches optimizers have used after its end, as those of a list."""
@@ -84,21 +112,6 @@ class Process:
         if newest is not None and newest.said and newest.steps and newest.said.get("steps") == 0:
             newest.said["steps"] = newest.steps
             self.guarded(line.write, self._fields(**newest.said))
-
-    def stepped(self):
-        """An optimizer has stepped."""
-        if self.newest is not None:
-            used = [each for each, gradients in self._since_step.items() if gradients] or [self.newest]
-            used[-1].steps += 1  # not that of an evaluation between a batch and its step
-            for each in used[:-1]:  # two loaders that are read in turn, as of a GAN
-                each.beside += 1
-            self._release()
-            self._since_step.clear()
-        elif not self.off:
-            if not self._steps:
-                self.guarded(ranks.look)  # a rank that draws no batch is none that is missing
-                self.arm()
-            self._steps += 1
 
     def guarded(self, act, *values):
         """Call `act`. If it raises, nothing more is observed here, and the program goes on."""
@@ -147,8 +160,8 @@ class Process:
 
     def arm(self):
         """Say at the end of this process what is open then."""
-        if not self._armed:
-            self._armed = True
+        if not self.armed:
+            self.armed = True
             atexit.register(self.finish)
             # Children of multiprocessing end without atexit.
             multiprocessing.util.Finalize(None, self.finish, exitpriority=1)
@@ -157,6 +170,7 @@ class Process:
         """The process ends: say what is still open. The second call does nothing."""
         if self.off:  # as in a fork, which inherits what its parent has registered
             return
+        self.settle()
         for each in list(self._open.values()):
             self.end(each, "left")
         self._release()
@@ -167,9 +181,9 @@ class Process:
         for loader, passes, batches, samples in self._sums.values():
             line.write(self._fields(loader=loader, passes=passes, batches=batches, samples=samples))
         self._sums = {}
-        if self._steps and not self._passes:
-            line.write(self._fields(steps=self._steps, unseen="no DataLoader"))
-            self._steps = 0
+        if self.steps and not self._passes:
+            line.write(self._fields(steps=self.steps, unseen="no DataLoader"))
+            self.steps = 0
 
 
 def _collected(begun):

@@ -55,6 +55,34 @@ for _ in range(260):
     for batch in few:
         pass
 """
+OF_STEPS = """
+import torch
+def loader(n):
+    return DataLoader(TensorDataset(torch.zeros(n, 1)), batch_size=1)
+
+step()  # before any batch
+for first, second in zip(loader(10), loader(20)):  # as of a GAN: a step for both
+    step()
+second = iter(loader(23))
+for number, (batch, other) in enumerate(zip(loader(16), loader(22))):  # accumulated, and a third one now and then
+    if number % 4 == 2:
+        next(second)
+    if number % 2:
+        step()
+for batch in loader(11):  # two steps, and an evaluation before them
+    with torch.no_grad():
+        next(iter(loader(21)))
+    step(); step()
+for number, batch in enumerate(loader(12)):  # accumulated
+    if number % 4 == 3:
+        step()
+taken = next(iter(loader(13)))  # its iterator is gone before the step
+step()
+with torch.no_grad():
+    kept = [*loader(14)]
+for batch in kept:  # a list of batches, once its pass is over
+    step()
+"""
 FAILING = """
 from torchtally_observer.indices import Indices
 Indices.add = lambda *_: 1 / 0
@@ -110,6 +138,16 @@ def test_the_lines_of_passes(validator: jsonschema.Draft202012Validator, tmp_pat
     assert (stream["rows"], stream["keys"], keyed["keys"], named["keys"]) == (300, False, True, True)
     assert [line["pass"] for line in few] == [*range(256)]
     assert (rest["passes"], rest["batches"], rest["samples"]) == (4, 8, 16)
+
+
+def test_steps_count_for_the_batches_that_they_use(validator: jsonschema.Draft202012Validator, tmp_path: Path) -> None:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for line in checked(printed(OF_STEPS, tmp_path), validator):
+        found.setdefault(line["loader"]["length"], []).append((line["steps"], line.get("beside", 0)))
+    assert (found[10], found[20]) == ([(0, 10)], [(10, 0)])
+    assert (found[16], found[22], found[23]) == ([(0, 8)], [(8, 0)], [(0, 4)])
+    assert (found[11], found[21]) == ([(22, 0)], [(0, 0)] * 11)
+    assert (found[12], found[13], found[14]) == ([(3, 0)], [(1, 0)], [(0, 0), (14, 0)])
 
 
 def test_a_line_without_a_loader(validator: jsonschema.Draft202012Validator, tmp_path: Path) -> None:
