@@ -1,6 +1,6 @@
 """Going on at a position: where the ranks of today begin, and the digest of what is consumed already."""
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torchtally.proof.shards import Shard
 _CHUNK = 1 << 20  # positions at a time
 
 
-def place(position: Position, world: int, batch: int) -> tuple[int, int]:
+def place(position: Position, shard: Shard, batch: int) -> tuple[int, int]:
     """From which position on the ranks share the samples, and how many steps they skip from there.
 
     The same ranks go on with their shards. Others, or other batches, share out what is left. So do the same ranks if
@@ -25,20 +25,33 @@ def place(position: Position, world: int, batch: int) -> tuple[int, int]:
     """
     if position.drawn is not None:
         return 0, position.steps
-    if position.dropped is None and (position.world, position.batch) == (world, batch):
+    if _is_shared_out(position, shard.world, batch):
         return position.start, position.steps
-    return position.consumed, 0
+    return min(_consumed(position, shard), shard.n), 0
 
 
-def problem(name: str, positions: Iterable[Position], world: int) -> str | None:
-    """Why epochs in an order that is drawn cannot go on at these positions."""
-    drawn = (each for each in positions if each.drawn is not None and each.consumed and each.world != world)
-    if (position := next(drawn, None)) is None:
-        return None
-    return (
-        f"{name}: its own sampler has shared out this epoch over {position.world} ranks, and {world} cannot go on "
-        f"within it: go on with {position.world}, or from a state between two epochs"
-    )
+def problem(name: str, position: Position, shard: Shard, batch: int) -> str | None:
+    """Why an epoch cannot go on at this position with the ranks and batches of today."""
+    instead = f"go on with {position.world} ranks, or from a state between two epochs"
+    if position.drawn is not None:
+        if position.consumed and position.world != shard.world:
+            why = f"its own sampler has shared out this epoch over {position.world} ranks"
+            return f"{name}: {why}, and {shard.world} cannot go on within it: {instead}"
+    elif _consumed(position, shard) > shard.n and not _is_shared_out(position, shard.world, batch):
+        why = f"the last step of {position.world} ranks has repeated samples, as the contract {shard.contract} has it"
+        return f"{name}: {why}, which other ranks or batches do not count: {instead}"
+    return None
+
+
+def _is_shared_out(position: Position, world: int, batch: int) -> bool:
+    """Whether the shards of these ranks are those of the position."""
+    return position.dropped is None and (position.world, position.batch) == (world, batch)
+
+
+def _consumed(position: Position, shard: Shard) -> int:
+    """How far the ranks of a position have consumed the order, with what their last step has repeated."""
+    own = replace(shard, rank=0, world=position.world, start=position.start)
+    return position.start + min(position.steps * position.batch, own.total)
 
 
 def restore_drawn(tally: Tally, draw: Draw, dropped: Digest) -> None:

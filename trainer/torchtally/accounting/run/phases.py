@@ -33,6 +33,7 @@ from torchtally.proof import digest
 from torchtally.proof import line as tally_line
 from torchtally.proof.contract import CONTRACTS, OF_DRAWS, Contract
 from torchtally.proof.digest import Digest
+from torchtally.proof.shards import Shard
 
 
 class Phases:
@@ -406,12 +407,16 @@ class Phases:
 
     def _place(self, phase: str, epoch: int) -> tuple[int, int]:
         """From which position on the ranks share an epoch of the phase, and how many steps they skip from there."""
-        sampler = self.samplers[phase]
         for position in self._progress.phases[phase].positions:
             if position.epoch == epoch:
-                start, skip = resume.place(position, sampler.world, sampler.batch)
-                return min(start, sampler.n), skip  # the last step has fewer samples
+                return resume.place(position, self._shard(phase, epoch), self.samplers[phase].batch)
         return 0, 0
+
+    def _shard(self, phase: str, epoch: int) -> Shard:
+        """The whole of an epoch, over the ranks of today."""
+        sampler = self.samplers[phase]
+        end = self._progress.end(phase, epoch)
+        return Shard(n=sampler.n, rank=0, world=sampler.world, contract=sampler.contract, end=end)
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
         """Why an epoch cannot begin with these batches."""
@@ -423,8 +428,12 @@ class Phases:
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
         positions, name = self._progress.phases[phase].positions, f"{phase} epoch {epoch}"
-        if changed := self._guards.closes(phase, name) or resume.problem(phase, positions, sampler.world):
+        if changed := self._guards.closes(phase, name):
             return changed
+        shards = ((each, self._shard(phase, each.epoch)) for each in positions)
+        problems = (resume.problem(phase, each, shard, sampler.batch) for each, shard in shards)
+        if problem := next(filter(None, problems), None):
+            return problem
         if not sampler.total_steps and not sampler.shard.start:  # drop_last may leave nothing to more ranks
             return no_step(phase, sampler)
         if not getattr(batches, "in_order", True):
