@@ -119,11 +119,11 @@ def logs_its_loss(environment: Mapping[str, str]) -> None:
                 account.log(loss=torch.tensor(1 / batch.step))
 
 
-def verified(*attempts: list[dict[str, Any]]) -> Verdict:
-    """What the verifier says of the logs of all ranks in all attempts, which have one run."""
+def verified(*attempts: list[dict[str, Any]], name: str | None = None) -> Verdict:
+    """What the verifier says of the logs of all ranks in all attempts, which have one run, or of the run `name`."""
     log = Log()
     for number, found in enumerate(attempts):
         for rank, each in enumerate(found):
             log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
-    [verdict] = judge(log)
+    [verdict] = judge(log, name)
     return verdict

@@ -1,6 +1,7 @@
 """A batch counts once a named optimizer steps with the gradients of its loss. What is cleared before is dropped."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,15 +25,18 @@ def plain(account: Account, loader: Iterable[Tensor], model: Times, optimizer: t
         optimizer.step()
 
 
-def accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+def accumulates(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer, remainder: bool = True
+) -> None:
     """The remainder is stepped after the loop."""
     for number, batch in enumerate(loader, 1):
         account.weigh(model(batch)).backward()
         if number % 4 == 0:
             optimizer.step()
             optimizer.zero_grad()
-    optimizer.step()
-    optimizer.zero_grad()
+    if remainder:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def adds_losses_up(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
@@ -170,14 +174,27 @@ RIGHT = [
 ]
 
 
-def overflows(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+def overflows(
+    account: Account,
+    loader: Iterable[Tensor],
+    model: Times,
+    optimizer: torch.optim.Optimizer,
+    at: int = 2,
+    every: int = 1,
+    clears: str = "after",
+) -> None:
+    """The loss of batch `at` is infinite. Gradients are cleared after each step, in place, or before the next one."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for number, batch in enumerate(loader):
+        if clears == "before":
+            optimizer.zero_grad()
         loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 2 else loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        scaler.scale(loss * float("inf") if number == at else loss).backward()
+        if number % every == every - 1:
+            scaler.step(optimizer)
+            scaler.update()
+            if clears != "before":
+                optimizer.zero_grad(set_to_none=clears == "after")
 
 
 def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
@@ -186,51 +203,12 @@ def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model:
     overflows(account, loader, model, optimizer)
 
 
-def overflows_at_last(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for number, batch in enumerate(loader, 1):
-        loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 6 else loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=False)
-
-
-def overflows_and_clears_later(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    """The gradients of the last batch are still there when the epoch ends."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for number, batch in enumerate(loader, 1):
-        optimizer.zero_grad()
-        loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 6 else loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def overflows_while_it_accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for number, batch in enumerate(loader):
-        loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 2 else loss).backward()
-        if number % 2:
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=False)
-
-
-def clears_too_early(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+def clears_too_early(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, in_place: bool = False
+) -> None:
     """A mistake: of two accumulated batches, the first one's gradients are cleared."""
     for number, batch in enumerate(loader):
-        model.zero_grad()
-        account.weigh(model(batch)).backward()
-        if number % 2:
-            optimizer.step()
-
-
-def clears_in_place_too_early(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    for number, batch in enumerate(loader):
-        if model.rows.grad is not None:
-            model.rows.grad.zero_()
+        model.zero_grad(set_to_none=not in_place)
         account.weigh(model(batch)).backward()
         if number % 2:
             optimizer.step()
@@ -240,14 +218,6 @@ def leaves_a_batch_out(account: Account, loader: Iterable[Tensor], model: Times,
     for number, batch in enumerate(loader):
         if number != 2:
             account.weigh(model(batch), batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def leaves_the_remainder(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    for number, batch in enumerate(loader, 1):
-        account.weigh(model(batch)).backward()
-        if number % 4 == 0:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -394,16 +364,16 @@ DROPPED: list[tuple[Loop, int]] = [
     *((loop, 0) for loop in RIGHT),
     (overflows, 8),
     (overflows_in_a_fused_step, 8),
-    (overflows_at_last, 4),
-    (overflows_and_clears_later, 4),
-    (overflows_while_it_accumulates, 16),
+    (functools.partial(overflows, at=5, clears="in place"), 4),
+    (functools.partial(overflows, at=5, clears="before"), 4),  # those of the last batch are there when the epoch ends
+    (functools.partial(overflows, every=2, clears="in place"), 16),
     (clears_too_early, 24),
-    (clears_in_place_too_early, 24),
+    (functools.partial(clears_too_early, in_place=True), 24),
     (skips_after_the_backward_pass, 2 * SIZE),
 ]
 LOST: list[tuple[Loop | Callable[[], None], int]] = [
     (leaves_a_batch_out, 4),
-    (leaves_the_remainder, 6),
+    (functools.partial(accumulates, remainder=False), 6),
     (never_steps, N),
     (steps_another_model, N),
     (forgets_one_of_two_steps, N - 6),
@@ -433,7 +403,7 @@ def ended(loops: list[Any]) -> Iterator[dict[str, Any]]:
 
 def test_a_sample_counts_once_in_each_epoch_unless_it_is_cleared_before_a_step(subtests: pytest.Subtests) -> None:
     for (loop, dropped), found in zip(DROPPED, ended([loop for loop, _ in DROPPED]), strict=True):
-        with subtests.test(loop.__name__):
+        with subtests.test(str(loop)):
             times, said = found["result"]
             assert (found["code"], said, sum(times)) == (0, dropped, 2 * N - dropped), found["err"]
             assert dropped or times == [2] * N
@@ -446,14 +416,14 @@ def test_a_step_with_a_closure_counts() -> None:
 
 def test_what_no_step_has_used_is_lost(subtests: pytest.Subtests) -> None:
     for (loop, lost), found in zip(LOST, ended([loop for loop, _ in LOST]), strict=True):
-        with subtests.test(loop.__name__):
+        with subtests.test(str(loop)):
             assert found["code"] == 3, found["err"]
             assert found["lines"][-1]["lost"] == lost, found["err"]
 
 
 def test_a_loop_that_contradicts_itself_is_told_so(subtests: pytest.Subtests) -> None:
     for (loop, code, said), found in zip(REFUSED, ended([loop for loop, *_ in REFUSED]), strict=True):
-        with subtests.test(loop.__name__):
+        with subtests.test(str(loop)):
             assert found["code"] == code, found["err"]
             assert said in found["err"]
 

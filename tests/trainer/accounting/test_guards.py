@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accounts import alone, in_turn, run, tallied, verified
+from accounts import alone, assert_ends, in_turn, run, tallied, verified
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -288,11 +288,10 @@ def saves(folder: Path, how: str) -> None:
     Saving().run()
 
 
-@pytest.mark.parametrize(("how", "code"), [("", 0), ("puts back", 2), ("says so", 0)])
-def test_a_checkpoint_has_the_weights_that_the_last_step_has_left(how: str, code: int, tmp_path: Path) -> None:
-    found = alone(saves, tmp_path, how)
-    assert found["code"] == code, found["err"]
-    assert not code or "the weights are not those that the last step has left" in found["err"]
+def test_a_checkpoint_has_the_weights_that_the_last_step_has_left(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    said = "the weights are not those that the last step has left"
+    cases = [("", 0, ""), ("puts back", 2, said), ("says so", 0, "")]
+    assert_ends(subtests, 1, [((saves, tmp_path / how / "kept", how), code, each) for how, code, each in cases])
 
 
 class SavesWhatIsPutBack(RestoresTheBest):
@@ -333,15 +332,18 @@ def test_a_guard_that_is_off_is_named_by_the_proof() -> None:
     assert "guards off: apart, replaced" in summary(verified([found]))
 
 
-@pytest.mark.parametrize("text", ["replaced", "-other", "-apart -replaced", "-apart,"])
-def test_an_unknown_guard_is_refused_with_the_names_of_all(text: str) -> None:
-    with pytest.raises(Refused) as refused:
-        switched_off({"TORCHTALLY_GUARDS": text})
-    assert repr(text) in str(refused.value)
-    assert all(f"-{each.name}" in str(refused.value) for each in GUARDS)
-    found = alone(with_guards_off, Training, text)
-    assert found["code"] == 2
-    assert str(refused.value) in found["err"]
+def test_an_unknown_guard_is_refused_with_the_names_of_all(subtests: pytest.Subtests) -> None:
+    texts = ["replaced", "-other", "-apart -replaced", "-apart,"]
+    said = []
+    for text in texts:
+        with pytest.raises(Refused) as refused:
+            switched_off({"TORCHTALLY_GUARDS": text})
+        said.append(str(refused.value))
+        assert repr(text) in said[-1]
+        assert all(f"-{each.name}" in said[-1] for each in GUARDS)
+    assert_ends(
+        subtests, 1, [((with_guards_off, Training, text), 2, each) for text, each in zip(texts, said, strict=True)]
+    )
 
 
 def off_on_rank_1() -> None:
