@@ -32,6 +32,7 @@ def drawn(draw: st.DrawFn, mistakes: bool = False) -> Program:
     batches = st.sampled_from([2, 3, 7])
     if isinstance(plan, Steps):  # the plan counts in steps of one size
         worlds, batches = st.just(draw(worlds)), st.just(draw(batches))
+    mistake = draw(st.sampled_from(programs.MISTAKES)) if mistakes else None
     starts = st.builds(Attempt, worlds, batches, st.integers(1, 12), st.booleans())
     return Program(
         n=n,
@@ -46,9 +47,9 @@ def drawn(draw: st.DrawFn, mistakes: bool = False) -> Program:
         explicit=draw(st.booleans()),
         stops=draw(st.none() | st.none() | st.integers(1, 12)),
         skips=draw(st.just(frozenset()) | st.frozensets(st.integers(1, 12), max_size=4)),
-        weighed=draw(st.booleans()),
+        weighed=draw(st.booleans()) or mistake == "skips a batch",  # commit() would be the loop's word that it has it
         attempts=(*draw(st.lists(starts, max_size=3)), Attempt(draw(worlds), draw(batches))),
-        mistake=draw(st.sampled_from(programs.MISTAKES)) if mistakes else None,
+        mistake=mistake,
         wrong=draw(st.integers(1, 12)) if mistakes else 1,
     )
 
