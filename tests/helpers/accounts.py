@@ -5,9 +5,11 @@ import io
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import pytest
 import ranks
 import torch
 import torch.distributed as dist
@@ -21,22 +23,41 @@ from torchtally.proof.line import PREFIX
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import Verdict, judge
 
+Case = tuple[Any, ...]  # a function and its arguments
+
 
 def as_rank(rank: int, world: int, store: Store, body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     """`body(*arguments)` in a process group and torchtally's environment: what it returned, printed and ended with."""
+    [found] = _as_rank(rank, world, store, [(body, *arguments)])
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _as_rank(rank: int, world: int, store: Store, cases: Iterable[Case]) -> list[dict[str, Any] | Exception]:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), HOSTNAME=f"pod-{rank}")
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     os.environ.update(TORCHTALLY_RUN=f"drawn by {rank}", TORCHELASTIC_RESTART_COUNT="0")
     multiprocessing.set_start_method("fork", force=True)  # Linux's own; a rank has inherited a slow one
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    out, err, code, result = io.StringIO(), io.StringIO(), 0, None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            result = body(*arguments)
-        except (Ending, SystemExit) as end:
-            code = code_of(end)
-    printed, lines = out.getvalue(), tallies(out.getvalue())[0]
-    return {"result": result, "lines": lines, "out": printed, "code": code, "err": err.getvalue()}
+    environment, found = dict(os.environ), list[dict[str, Any] | Exception]()
+    for body, *arguments in cases:
+        out, err, code, result = io.StringIO(), io.StringIO(), 0, None
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                result = body(*arguments)
+            except (Ending, SystemExit) as end:
+                code = code_of(end)
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                found.append(error)
+                continue
+            finally:
+                os.environ.clear()
+                os.environ.update(environment)
+        printed, lines = out.getvalue(), tallies(out.getvalue())[0]
+        found.append({"result": result, "lines": lines, "out": printed, "code": code, "err": err.getvalue()})
+    return found
 
 
 def code_of(end: Ending | SystemExit) -> Any:
@@ -55,12 +76,32 @@ def tallies(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return [line for line in found if line["phase"] != "all"], [line for line in found if line["phase"] == "all"]
 
 
-def run(world: int, body: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
-    found = ranks.run(world, as_rank, body, *arguments)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
+def in_turn(world: int, cases: Iterable[Case]) -> Iterator[list[dict[str, Any]]]:
+    """What `run` returns of each of these bodies with their arguments, which share one start of the ranks."""
+    of_ranks = ranks.run(world, _as_rank, [*cases])
+    for found in zip(*(raised_or(each) for each in of_ranks), strict=True):
+        yield [raised_or(each) for each in found]
+
+
+def assert_ends(subtests: pytest.Subtests, world: int, cases: Iterable[tuple[Case, int, str]]) -> None:
+    """Each of these ends on every rank with its exit code, and with its sentence among what it prints."""
+    cases = [*cases]
+    for (case, code, sentence), found in zip(cases, in_turn(world, (case for case, *_ in cases)), strict=True):
+        with subtests.test(f"{case[0].__name__}{case[1:]}"):
+            for each in found:
+                assert each["code"] == code, each["err"]
+                assert sentence in each["err"]
+                assert "Traceback" not in each["err"]
+
+
+def raised_or(found: Any) -> Any:
+    if isinstance(found, BaseException):
+        raise found
     return found
+
+
+def run(world: int, body: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
+    return [raised_or(each) for each in ranks.run(world, as_rank, body, *arguments)]
 
 
 def alone(body: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
@@ -78,11 +119,11 @@ def logs_its_loss(environment: Mapping[str, str]) -> None:
                 account.log(loss=torch.tensor(1 / batch.step))
 
 
-def verified(*attempts: list[dict[str, Any]]) -> Verdict:
-    """What the verifier says of the logs of all ranks in all attempts, which have one run."""
+def verified(*attempts: list[dict[str, Any]], name: str | None = None) -> Verdict:
+    """What the verifier says of the logs of all ranks in all attempts, which have one run, or of the run `name`."""
     log = Log()
     for number, found in enumerate(attempts):
         for rank, each in enumerate(found):
             log.read(f"attempt-{number}-rank-{rank}.log", io.StringIO(each["out"]))
-    [verdict] = judge(log)
+    [verdict] = judge(log, name)
     return verdict

@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from accounts import alone, as_rank, run
+from accounts import alone, as_rank, assert_ends, in_turn, run
 from squares import KEPT, SIZE, N, NoStream, Pairs, Selecting, Squares, expected
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -138,21 +138,9 @@ def test_the_batches_for_a_library_have_the_length_of_a_whole_epoch() -> None:
     assert set(lengths) == {-(-N // 2)}
 
 
-def test_batches_of_a_phase_without_a_loader_are_refused() -> None:
-    found = alone(reloads, 4, {}, "trian")
-    assert (found["code"], "the phase 'trian' must be one of the plan's: train" in found["err"]) == (2, True)
-
-
 def completes_twice() -> None:
     _, state = reloads(4, {})
     reloads(4, state)
-
-
-def test_a_run_that_this_process_has_completed_is_not_loaded() -> None:
-    found = alone(completes_twice)
-    assert found["code"] == 2
-    assert "which this process has completed: give another account" in found["err"]
-    assert found["err"].endswith("its own folder of checkpoints\n")
 
 
 def misuses(how: str) -> None:
@@ -174,45 +162,12 @@ NEEDS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("how", "sentence"),
-    [
-        ("no with", "an Account must be used in a `with` statement: with Account(…) as …"),
-        ("plan", f"{NEEDS}'train'"),
-        ("no phase", f"{NEEDS}{{}}"),
-        ("state", "the state of an account must be what state_dict() returned, not a NoneType"),
-        ("objects", "checkpoints: objects must be a dictionary, such as {'model': model}, not a Linear"),
-        ("file", f"checkpoints: {__file__} is a file, and must be a folder"),
-    ],
-)
-def test_a_mistake_in_a_call_is_a_sentence(how: str, sentence: str) -> None:
-    found = alone(misuses, how)
-    assert (found["code"], found["err"]) == (2, f"torchtally: {sentence}\n")
-
-
 def makes(epochs: list[int], planned: int) -> None:
     with Account(task="t", plan={"train": planned}) as account:
         source = account.loader(Squares(), "train", batch_size=4)
         for epoch in epochs:
             for _ in account.epoch("train", epoch, source):
                 account.commit()
-
-
-@pytest.mark.parametrize(
-    ("epochs", "planned", "code", "sentence"),
-    [
-        ([2], 2, 2, "train epoch 2 must be the next one, 1"),
-        ([1], 2, 3, "the plan has 2 epochs of train, and 1 were made"),
-        ([], 1, 3, "the plan has 1 epochs of train, and 0 were made"),
-        ([1, 2], 1, 2, "train epoch 2 must be one of the plan's, 1 to 1"),
-        ([0], 1, 2, "train epoch 0 must be one of the plan's, 1 to 1"),
-        ([1, 1], 2, 2, "train epoch 1 was made before"),
-    ],
-)
-def test_the_plan_is_kept(epochs: list[int], planned: int, code: int, sentence: str) -> None:
-    found = alone(makes, epochs, planned)
-    assert found["code"] == code
-    assert sentence in found["err"]
 
 
 # A collate_fn may do what it likes, but not with the count.
@@ -231,16 +186,6 @@ def collates(dataset: Any, collate: Any, workers: int) -> None:
         source = account.loader(dataset, "train", batch_size=7, collate_fn=collate, num_workers=workers)
         for _ in account.epoch("train", 1, source):
             account.commit()
-
-
-@pytest.mark.parametrize(
-    ("collate", "sentence"), [(drops_and_says_so, "lacks sample 4"), (repeats_and_says_so, "has sample 4 too many")]
-)
-def test_a_collate_fn_that_says_what_it_did_has_it_named(collate: Any, sentence: str) -> None:
-    found = alone(collates, Pairs(), collate, 2)
-    assert found["code"] == 3
-    assert f"is not proved: the batch {sentence}" in found["err"]
-    assert not found["lines"]
 
 
 # DataLoaders that are not ours.
@@ -262,36 +207,6 @@ def test_any_other_dataloader_counts_if_the_index_comes_with_the_sample(contract
     for rank, each in enumerate(run(3, own_loader, contract, Pairs(), SIZE, {"num_workers": 1})):
         assert each["code"] == 0, each["err"]
         assert each["result"] == expected(rank, 3, 1, contract, "feistel-1")
-
-
-@pytest.mark.parametrize(
-    ("dataset", "size", "options", "code", "sentence"),
-    [
-        (Pairs(), 4, {}, 3, "the loader's batch_size must be the sampler's, 8"),
-        (Pairs(), 16, {}, 3, "the loader's batch_size must be the sampler's, 8"),
-        (Squares(), SIZE, {}, 2, "must be pairs of indices and data"),
-        (
-            Pairs(),
-            SIZE,
-            {"num_workers": 1, "in_order": False},
-            2,
-            "has in_order=False, which mixes up the steps: it must be True",
-        ),
-        (Pairs(0), SIZE, {}, 2, "train has no sample: 0 for 1 ranks"),
-    ],
-)
-def test_a_loader_that_cannot_be_counted_is_refused(
-    dataset: Any, size: int, options: dict[str, Any], code: int, sentence: str
-) -> None:
-    found = alone(own_loader, "exact", dataset, size, options)
-    assert found["code"] == code
-    assert sentence in found["err"]
-
-
-def test_a_loader_that_would_leave_ddp_waiting_is_refused_on_every_rank() -> None:
-    for each in run(2, own_loader, "exact", Pairs(), SIZE, {}):
-        assert each["code"] == 2
-        assert "rank 1 (pod-1): train leaves this rank without a sample in the last step" in each["err"]
 
 
 def stateful(loads: bool) -> list[int]:
@@ -329,26 +244,25 @@ def differs(facts: list[dict[str, Any]]) -> None:
             raise AssertionError("no step before all agree")
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "sentence"),
-    [
-        ({"seed": 1}, {"seed": 2}, "has seed 2 and rank 0 (pod-0) has 1"),
-        ({"n": 10}, {"n": 11}, "has number of samples of train 11 and rank 0 (pod-0) has 10"),
-        ({"fingerprint": "a"}, {"fingerprint": "b"}, "has data of train b and rank 0 (pod-0) has a"),
-        ({"batch": 2}, {"batch": 3}, "has batch size of train 3 and rank 0 (pod-0) has 2"),
-        ({"shuffle": True}, {"shuffle": False}, "has order of train sequential and rank 0 (pod-0) has feistel-1"),
-        (
-            {"sizes": [40, 9]},
-            {"sizes": [9, 40]},
-            "has order of train locality-1 window=2 lanes=1 sizes=sha256:"
-            "82d985c3d457cb61 and rank 0 (pod-0) has locality-1 window=2 lanes=1 sizes=sha256:",
-        ),
-    ],
-)
-def test_ranks_that_hold_different_things_end_before_the_first_step(ours: Any, theirs: Any, sentence: str) -> None:
-    for each in run(2, differs, [ours, theirs]):
-        assert each["code"] == 2
-        assert sentence in each["err"]
+OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"seed": 1}, {"seed": 2}, "has seed 2 and rank 0 (pod-0) has 1"),
+    ({"n": 10}, {"n": 11}, "has number of samples of train 11 and rank 0 (pod-0) has 10"),
+    ({"fingerprint": "a"}, {"fingerprint": "b"}, "has data of train b and rank 0 (pod-0) has a"),
+    ({"batch": 2}, {"batch": 3}, "has batch size of train 3 and rank 0 (pod-0) has 2"),
+    ({"shuffle": True}, {"shuffle": False}, "has order of train sequential and rank 0 (pod-0) has feistel-1"),
+    (
+        {"sizes": [40, 9]},
+        {"sizes": [9, 40]},
+        "has order of train locality-1 window=2 lanes=1 sizes=sha256:"
+        "82d985c3d457cb61 and rank 0 (pod-0) has locality-1 window=2 lanes=1 sizes=sha256:",
+    ),
+]
+
+
+def test_ranks_that_hold_different_things_end_before_the_first_step(subtests: pytest.Subtests) -> None:
+    waits = "rank 1 (pod-1): train leaves this rank without a sample in the last step"  # DDP would
+    cases: list[Any] = [((differs, [ours, theirs]), 2, sentence) for ours, theirs, sentence in OTHERS]
+    assert_ends(subtests, 2, [*cases, ((own_loader, "exact", Pairs(), SIZE, {}), 2, waits)])
 
 
 def wrong(arguments: dict[str, Any]) -> None:
@@ -357,64 +271,105 @@ def wrong(arguments: dict[str, Any]) -> None:
         account.loader(given.pop("dataset"), given.pop("phase"), **given)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"seed": -1}, 'rank 0 (pod-0): "seed" is -1, allowed is an integer from 0 to 18446744073709551615'),
-        (
-            {"seed": np.int64(1)},
-            'rank 0 (pod-0): "seed" is "np.int64(1)", allowed is an integer from 0 to 18446744073709551615',
-        ),
-        ({"order": "x"}, "order='x' must be a Locality, or None for an order over all samples"),
-        ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
-        ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
-        ({"batch_size": 7.0}, "train: batch_size=7.0 must be a whole number from 1"),
-        ({"batch_size": 2.5}, "train: batch_size=2.5 must be a whole number from 1"),
-        ({"sampler": 1}, "sampler=1 must yield indices"),
-        ({"batch_sampler": [[1]]}, "batch_size=4 must be left out, as batch_sampler makes the batches"),
-        ({"num_worker": 2}, "train: account.loader() takes no argument num_worker, and neither does a DataLoader"),
-        ({"collate_fn": 3}, "train: collate_fn=3 must be a function"),
-        (
-            {"num_workers": -1},
-            "train: the DataLoader refuses its arguments: num_workers option should be non-negative; use "
-            "num_workers=0 to disable multiprocessing.",
-        ),
-        ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
-        (
-            {"dataset": {"train": [1], "test": [2]}},
-            "train: a dict with the keys train, test has no samples by their numbers: pass one of its datasets",
-        ),
-        ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
-        ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),
-        (
-            {"order": Locality(window=2)},
-            "train: Locality(window=2, lanes=1) needs the dataset's attribute shard_sizes, or Locality(sizes=…, …)",
-        ),
-        (
-            {"order": Locality(window=2, sizes=[40, 8])},
-            "train: the sizes of the shard files add up to 48, and the dataset has 49 samples",
-        ),
-        (
-            {"order": Locality(window=2, sizes=[50, -1])},
-            "train: the sizes of the shard files must be 1 to 16777216 whole numbers from 0, one for each shard file",
-        ),
-        (
-            {"order": Locality(window=0, sizes=[49])},
-            "train: window=0 of a Locality must be a whole number from 1 to 1000000",
-        ),
-        (
-            {"order": Locality(window=1, lanes=2.0, sizes=[49])},
-            "train: lanes=2.0 of a Locality must be a whole number from 1 to 1000000",
-        ),
-        (
-            {"order": Locality(window=1, sizes=[49]), "shuffle": False},
-            "train: order=Locality(window=1, lanes=1) needs shuffle=True",
-        ),
-    ],
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"seed": -1}, 'rank 0 (pod-0): "seed" is -1, allowed is an integer from 0 to 18446744073709551615'),
+    (
+        {"seed": np.int64(1)},
+        'rank 0 (pod-0): "seed" is "np.int64(1)", allowed is an integer from 0 to 18446744073709551615',
+    ),
+    ({"order": "x"}, "order='x' must be a Locality, or None for an order over all samples"),
+    ({"phase": "trian"}, "the phase 'trian' must be one of the plan's: train"),
+    ({"batch_size": 0}, "train: batch_size=0 must be a whole number from 1"),
+    ({"batch_size": 7.0}, "train: batch_size=7.0 must be a whole number from 1"),
+    ({"batch_size": 2.5}, "train: batch_size=2.5 must be a whole number from 1"),
+    ({"sampler": 1}, "sampler=1 must yield indices"),
+    ({"batch_sampler": [[1]]}, "batch_size=4 must be left out, as batch_sampler makes the batches"),
+    ({"num_worker": 2}, "train: account.loader() takes no argument num_worker, and neither does a DataLoader"),
+    ({"collate_fn": 3}, "train: collate_fn=3 must be a function"),
+    (
+        {"num_workers": -1},
+        "train: the DataLoader refuses its arguments: num_workers option should be non-negative; use "
+        "num_workers=0 to disable multiprocessing.",
+    ),
+    ({"contract": "most"}, "train: contract='most' must be one of exact, padded, drop_last"),
+    (
+        {"dataset": {"train": [1], "test": [2]}},
+        "train: a dict with the keys train, test has no samples by their numbers: pass one of its datasets",
+    ),
+    ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
+    ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),
+    (
+        {"order": Locality(window=2)},
+        "train: Locality(window=2, lanes=1) needs the dataset's attribute shard_sizes, or Locality(sizes=…, …)",
+    ),
+    (
+        {"order": Locality(window=2, sizes=[40, 8])},
+        "train: the sizes of the shard files add up to 48, and the dataset has 49 samples",
+    ),
+    (
+        {"order": Locality(window=2, sizes=[50, -1])},
+        "train: the sizes of the shard files must be 1 to 16777216 whole numbers from 0, one for each shard file",
+    ),
+    (
+        {"order": Locality(window=0, sizes=[49])},
+        "train: window=0 of a Locality must be a whole number from 1 to 1000000",
+    ),
+    (
+        {"order": Locality(window=1, lanes=2.0, sizes=[49])},
+        "train: lanes=2.0 of a Locality must be a whole number from 1 to 1000000",
+    ),
+    (
+        {"order": Locality(window=1, sizes=[49]), "shuffle": False},
+        "train: order=Locality(window=1, lanes=1) needs shuffle=True",
+    ),
+]
+NEEDS = (
+    "rank 0 (pod-0): an Account needs epochs=10, or the epochs of each phase, "
+    'plan={"train": 10, "test": 10}, and not plan='
 )
-def test_what_cannot_be_is_said_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
-    found = alone(wrong, arguments)
-    assert (found["code"], found["err"]) == (2, f"torchtally: {sentence}\n")
+MISUSES = [
+    ("no with", "an Account must be used in a `with` statement: with Account(…) as …"),
+    ("plan", f"{NEEDS}'train'"),
+    ("no phase", f"{NEEDS}{{}}"),
+    ("state", "the state of an account must be what state_dict() returned, not a NoneType"),
+    ("objects", "checkpoints: objects must be a dictionary, such as {'model': model}, not a Linear"),
+    ("file", f"checkpoints: {__file__} is a file, and must be a folder"),
+]
+
+
+def test_a_mistake_in_a_call_is_a_sentence_and_nothing_else(subtests: pytest.Subtests) -> None:
+    cases: list[Any] = [((wrong, arguments), sentence) for arguments, sentence in WRONG]
+    cases += [((misuses, how), sentence) for how, sentence in MISUSES]
+    for (case, sentence), [found] in zip(cases, in_turn(1, (case for case, _ in cases)), strict=True):
+        with subtests.test(str(case[1])):
+            assert (found["code"], found["err"]) == (2, f"torchtally: {sentence}\n")
+
+
+NOT_COUNTED: list[tuple[Any, int, str]] = [
+    ((makes, [2], 2), 2, "train epoch 2 must be the next one, 1"),
+    ((makes, [1], 2), 3, "the plan has 2 epochs of train, and 1 were made"),
+    ((makes, [], 1), 3, "the plan has 1 epochs of train, and 0 were made"),
+    ((makes, [1, 2], 1), 2, "train epoch 2 must be one of the plan's, 1 to 1"),
+    ((makes, [0], 1), 2, "train epoch 0 must be one of the plan's, 1 to 1"),
+    ((makes, [1, 1], 2), 2, "train epoch 1 was made before"),
+    ((own_loader, "exact", Pairs(), 4, {}), 3, "the loader's batch_size must be the sampler's, 8"),
+    ((own_loader, "exact", Pairs(), 16, {}), 3, "the loader's batch_size must be the sampler's, 8"),
+    ((own_loader, "exact", Squares(), SIZE, {}), 2, "must be pairs of indices and data"),
+    (
+        (own_loader, "exact", Pairs(), SIZE, {"num_workers": 1, "in_order": False}),
+        2,
+        "has in_order=False, which mixes up the steps: it must be True",
+    ),
+    ((own_loader, "exact", Pairs(0), SIZE, {}), 2, "train has no sample: 0 for 1 ranks"),
+    ((reloads, 4, {}, "trian"), 2, "the phase 'trian' must be one of the plan's: train"),
+    ((completes_twice,), 2, "which this process has completed: give another account"),
+    ((collates, Pairs(), drops_and_says_so, 2), 3, "is not proved: the batch lacks sample 4"),
+    ((collates, Pairs(), repeats_and_says_so, 2), 3, "is not proved: the batch has sample 4 too many"),
+]
+
+
+def test_a_loop_that_cannot_be_counted_is_refused(subtests: pytest.Subtests) -> None:
+    assert_ends(subtests, 1, NOT_COUNTED)
 
 
 def reads_as_any_loader() -> list[Any]:

@@ -1,15 +1,13 @@
 """A dataset that changes while its loader lives gets no ✓: its indices name other samples than before."""
 
-import contextlib
 import io
 from typing import Any
 
-from accounts import code_of, run
+import pytest
+from accounts import in_turn
 from witness import Noisy, Witness
 
 from torchtally import Account, Locality
-from torchtally.errors import Ending
-from torchtally.proof.line import PREFIX
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import judge
 
@@ -72,30 +70,15 @@ CASES: list[tuple[Any, str]] = [
 ]
 
 
-def one_after_another() -> list[tuple[Any, str, str]]:
-    """Of each case: the exit code, what was printed, and the sentence."""
-    ended = []
-    for case, _ in CASES:
-        out, err, code = io.StringIO(), io.StringIO(), 0
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                trains(*case)
-            except Ending as end:
-                code = code_of(end)
-        ended.append((code, out.getvalue(), err.getvalue()))
-    return ended
-
-
-def test_data_that_changes_is_refused_on_every_rank() -> None:
-    found = run(2, one_after_another)
-    for number, (case, sentence) in enumerate(CASES):
-        log = Log()
-        for rank, each in enumerate(found):
-            code, out, err = each["result"][number]
-            assert code == 2, (case, err)
-            assert sentence in err, (case, err)
-            assert "Traceback" not in err
-            log.read(f"rank-{rank}.log", io.StringIO(out))
-            if case[0] == "shrinks":  # in its next batch
-                assert not any('"epoch":2' in text for text in out.splitlines() if text.startswith(PREFIX))
-        assert not any(verdict.holds for verdict in judge(log)), case
+def test_data_that_changes_is_refused_on_every_rank(subtests: pytest.Subtests) -> None:
+    for (case, sentence), found in zip(CASES, in_turn(2, ((trains, *case) for case, _ in CASES)), strict=True):
+        with subtests.test(str(case)):
+            log = Log()
+            for rank, each in enumerate(found):
+                assert each["code"] == 2, each["err"]
+                assert sentence in each["err"]
+                assert "Traceback" not in each["err"]
+                log.read(f"rank-{rank}.log", io.StringIO(each["out"]))
+                if case[0] == "shrinks":  # in its next batch
+                    assert {line["epoch"] for line in each["lines"]} <= {1}
+            assert not any(verdict.holds for verdict in judge(log))

@@ -1,7 +1,5 @@
 """Ranks whose data differs are refused, though it is as long and has no fingerprint; what draws or fails is not."""
 
-import contextlib
-import io
 import os
 import random
 import time
@@ -12,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accounts import alone, code_of, run
+from accounts import alone, in_turn, run
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from torchtally import Account, Batch, Mixture
 from torchtally.accounting.batches.step_loader import StepLoader
 from torchtally.accounting.guards import contents
 from torchtally.accounting.order.sampler import Sampler
-from torchtally.errors import Ending
 
 N, SIZE = 40, 8
 IMAGES = torch.rand(N, 3, 4, generator=torch.Generator().manual_seed(1))
@@ -113,7 +110,16 @@ def first(samples: list[Any]) -> Any:
     return Batch(samples.indices, samples)  # type: ignore[attr-defined]
 
 
-def trains(read: Callable[[Data, int], Any], **options: Any) -> Data:
+def trains(kind: str, how: str) -> None:
+    reads_all((DIFFERENT if kind == "different" else RIGHT)[how])
+
+
+def trains_in_workers(how: str) -> None:
+    read, init, _ = IN_WORKERS[how]
+    reads_all(read, num_workers=2, worker_init_fn=init)
+
+
+def reads_all(read: Callable[[Data, int], Any], **options: Any) -> Data:
     with Account(task="t", plan={"train": 2}) as account:
         data = Data(read, account.rank)
         torch.manual_seed(account.rank)
@@ -122,26 +128,6 @@ def trains(read: Callable[[Data, int], Any], **options: Any) -> Data:
             for _ in account.epoch("train", epoch, loader):
                 account.commit()
     return data
-
-
-def ended(body: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[int, str]:
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            body(*arguments, **options)
-        except Ending as end:
-            code = code_of(end)
-    return code, err.getvalue()
-
-
-def each_once() -> dict[str, tuple[int, str]]:
-    found = {f"different: {how}": ended(trains, read) for how, read in DIFFERENT.items()}
-    found |= {f"right: {how}": ended(trains, read) for how, read in RIGHT.items()}
-    for how, (read, init, _) in IN_WORKERS.items():
-        found[f"in a worker: {how}"] = ended(trains, read, num_workers=2, worker_init_fn=init)
-    found["mixture"] = ended(mixed)
-    found["stream"] = ended(streamed)
-    return found
 
 
 def mixed() -> None:
@@ -203,26 +189,37 @@ def streamed() -> None:
             account.commit()
 
 
-def test_ranks_with_different_data_are_refused_and_no_others() -> None:
-    found = [each["result"] for each in run(2, each_once)]
-    refused = {how for how in found[0] if how.startswith("different") or how == "mixture"}
+CASES: dict[str, Any] = {
+    **{f"different: {how}": (trains, "different", how) for how in DIFFERENT},
+    **{f"right: {how}": (trains, "right", how) for how in RIGHT},
+    **{f"in a worker: {how}": (trains_in_workers, how) for how in IN_WORKERS},
+    "mixture": (mixed,),
+    "stream": (streamed,),
+}
+LENGTH = "the ranks compared only its length\n"
+CONTENTS = "the ranks compared only its length and the contents of 8 samples\n"
+COMPARED = {
+    **{f"right: {how}": CONTENTS for how in ("random images", "augmented with the generators of all")},
+    "right: folders of their own": CONTENTS,
+    "in a worker: opened at the first read": CONTENTS,
+    **{f"right: {how}": LENGTH for how in ("other in each read", "objects", "fails at first")},
+    "stream": LENGTH,
+}
+
+
+def test_ranks_with_different_data_are_refused_and_no_others(subtests: pytest.Subtests) -> None:
+    refused = {how for how in CASES if how.startswith("different") or how == "mixture"}
     refused |= {f"in a worker: {how}" for how, (*_, differs) in IN_WORKERS.items() if differs}
-    for how, (code, err) in found[0].items():
-        assert found[1][how][0] == code == (2 if how in refused else 0), (how, err, found[1][how][1])
-        if how in refused:
-            sentence = "train: the data of rank 1 (pod-1) differs from that of rank 0 (pod-0) at the indices "
-            assert all(sentence in each[how][1] for each in found), (how, err)
-    compared = "the ranks compared only its length and the contents of 8 samples\n"
-    for how in ("random images", "augmented with the generators of all", "folders of their own"):
-        assert found[0][f"right: {how}"][1].endswith(compared), how
-    for how in ("other in each read", "objects", "fails at first"):
-        assert found[0][f"right: {how}"][1].endswith("the ranks compared only its length\n"), how
-    assert found[0]["stream"][1].endswith("the ranks compared only its length\n")
-    assert found[0]["in a worker: opened at the first read"][1].endswith(compared)
+    sentence = "train: the data of rank 1 (pod-1) differs from that of rank 0 (pod-0) at the indices "
+    for how, found in zip(CASES, in_turn(2, CASES.values()), strict=True):
+        with subtests.test(how):
+            assert [each["code"] for each in found] == [2 * (how in refused)] * 2, found[0]["err"]
+            assert all((sentence in each["err"]) == (how in refused) for each in found)
+            assert found[0]["err"].endswith(COMPARED.get(how, ""))
 
 
 def reads() -> list[int]:
-    return trains(lambda data, index: LABELS[index]).reads
+    return reads_all(lambda data, index: LABELS[index]).reads
 
 
 def test_few_samples_are_read_before_the_first_epoch_alone() -> None:

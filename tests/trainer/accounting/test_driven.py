@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from accounts import alone, run
+from accounts import alone, in_turn, run
 from squares import SIZE, N, Squares
 from torch.utils.data.distributed import DistributedSampler
 
@@ -50,26 +50,25 @@ def consumes(drive: Drive, contract: Contract, trains: bool, epochs: int, option
     return seen
 
 
-@pytest.mark.parametrize(
-    ("drive", "contract", "trains", "options"),
-    [
-        (plain, "padded", True, {}),
-        (counting, "drop_last", True, {"num_workers": 2, "persistent_workers": True}),
-        (counting, "padded", False, {}),
-    ],
-)
-def test_every_rank_sees_as_many_as_with_distributed_sampler(
-    drive: Drive, contract: Contract, trains: bool, options: dict[str, Any]
-) -> None:
-    found = run(3, consumes, drive, contract, trains, EPOCHS, options)
-    assert [each["code"] for each in found] == [0] * 3, found[0]["err"]
-    for rank, each in enumerate(found):
-        known = DistributedSampler(Squares(), 3, rank, drop_last=contract == "drop_last")
-        assert [len(epoch) for epoch in each["result"]] == [len(known)] * EPOCHS
-        assert each["result"][0] != each["result"][1]
-    for epoch in range(EPOCHS):
-        together = {index for each in found for index in each["result"][epoch]}
-        assert len(together) == (N // 3 * 3 if contract == "drop_last" else N)
+DRIVEN: list[tuple[Drive, Contract, bool, dict[str, Any]]] = [
+    (plain, "padded", True, {}),
+    (counting, "drop_last", True, {"num_workers": 2, "persistent_workers": True}),
+    (counting, "padded", False, {}),
+]
+
+
+def test_every_rank_sees_as_many_as_with_distributed_sampler(subtests: pytest.Subtests) -> None:
+    of_each = in_turn(3, ((consumes, *case[:3], EPOCHS, case[3]) for case in DRIVEN))
+    for (drive, contract, *_), found in zip(DRIVEN, of_each, strict=True):
+        with subtests.test(f"{drive.__name__} {contract}"):
+            assert [each["code"] for each in found] == [0] * 3, found[0]["err"]
+            for rank, each in enumerate(found):
+                known = DistributedSampler(Squares(), 3, rank, drop_last=contract == "drop_last")
+                assert [len(epoch) for epoch in each["result"]] == [len(known)] * EPOCHS
+                assert each["result"][0] != each["result"][1]
+            for epoch in range(EPOCHS):
+                together = {index for each in found for index in each["result"][epoch]}
+                assert len(together) == (N // 3 * 3 if contract == "drop_last" else N)
 
 
 def test_a_library_that_leaves_an_epoch_early_has_lost_what_it_did_not_take() -> None:

@@ -1,12 +1,13 @@
 """A batch counts once a named optimizer steps with the gradients of its loss. What is cleared before is dropped."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from accounts import alone, run
+from accounts import alone, in_turn, run
 from loops import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -24,15 +25,18 @@ def plain(account: Account, loader: Iterable[Tensor], model: Times, optimizer: t
         optimizer.step()
 
 
-def accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+def accumulates(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer, remainder: bool = True
+) -> None:
     """The remainder is stepped after the loop."""
     for number, batch in enumerate(loader, 1):
         account.weigh(model(batch)).backward()
         if number % 4 == 0:
             optimizer.step()
             optimizer.zero_grad()
-    optimizer.step()
-    optimizer.zero_grad()
+    if remainder:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def adds_losses_up(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
@@ -170,25 +174,27 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize("loop", RIGHT)
-def test_each_sample_counts_once_in_each_epoch(loop: Loop) -> None:
-    found = alone(in_the_weights, loop)
-    assert (found["code"], found["result"]) == (0, ([2] * N, 0)), found["err"]
-
-
-def test_a_step_with_a_closure_counts() -> None:
-    found = alone(in_the_weights, steps_in_closures)
-    assert (found["code"], found["result"][1]) == (0, 0), found["err"]
-
-
-def overflows(account: Account, loader: Iterable[Tensor], model: Times, optimizer: torch.optim.Optimizer) -> None:
+def overflows(
+    account: Account,
+    loader: Iterable[Tensor],
+    model: Times,
+    optimizer: torch.optim.Optimizer,
+    at: int = 2,
+    every: int = 1,
+    clears: str = "after",
+) -> None:
+    """The loss of batch `at` is infinite. Gradients are cleared after each step, in place, or before the next one."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for number, batch in enumerate(loader):
+        if clears == "before":
+            optimizer.zero_grad()
         loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 2 else loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        scaler.scale(loss * float("inf") if number == at else loss).backward()
+        if number % every == every - 1:
+            scaler.step(optimizer)
+            scaler.update()
+            if clears != "before":
+                optimizer.zero_grad(set_to_none=clears == "after")
 
 
 def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
@@ -197,86 +203,21 @@ def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model:
     overflows(account, loader, model, optimizer)
 
 
-def overflows_at_last(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for number, batch in enumerate(loader, 1):
-        loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 6 else loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=False)
-
-
-def overflows_and_clears_later(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    """The gradients of the last batch are still there when the epoch ends."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for number, batch in enumerate(loader, 1):
-        optimizer.zero_grad()
-        loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 6 else loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def overflows_while_it_accumulates(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for number, batch in enumerate(loader):
-        loss = account.weigh(model(batch))
-        scaler.scale(loss * float("inf") if number == 2 else loss).backward()
-        if number % 2:
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=False)
-
-
-def clears_too_early(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+def clears_too_early(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, in_place: bool = False
+) -> None:
     """A mistake: of two accumulated batches, the first one's gradients are cleared."""
     for number, batch in enumerate(loader):
-        model.zero_grad()
+        model.zero_grad(set_to_none=not in_place)
         account.weigh(model(batch)).backward()
         if number % 2:
             optimizer.step()
-
-
-def clears_in_place_too_early(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    for number, batch in enumerate(loader):
-        if model.rows.grad is not None:
-            model.rows.grad.zero_()
-        account.weigh(model(batch)).backward()
-        if number % 2:
-            optimizer.step()
-
-
-@pytest.mark.parametrize(
-    ("loop", "dropped"),
-    [
-        (overflows, 8),
-        (overflows_in_a_fused_step, 8),
-        (overflows_at_last, 4),
-        (overflows_and_clears_later, 4),
-        (overflows_while_it_accumulates, 16),
-        (clears_too_early, 24),
-        (clears_in_place_too_early, 24),
-    ],
-)
-def test_what_is_cleared_before_a_step_is_dropped(loop: Loop, dropped: int) -> None:
-    found = alone(in_the_weights, loop)
-    times, said = found["result"]
-    assert (said, sum(times)) == (dropped, 2 * N - dropped), found["err"]
 
 
 def leaves_a_batch_out(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for number, batch in enumerate(loader):
         if number != 2:
             account.weigh(model(batch), batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def leaves_the_remainder(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
-    for number, batch in enumerate(loader, 1):
-        account.weigh(model(batch)).backward()
-        if number % 4 == 0:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -327,23 +268,6 @@ def weighs_nothing(account: Account, loader: Iterable[Tensor], model: Times, opt
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("loop", "lost"),
-    [
-        (leaves_a_batch_out, 4),
-        (leaves_the_remainder, 6),
-        (never_steps, N),
-        (steps_another_model, N),
-        (forgets_one_of_two_steps, N - 6),
-        (discards_gradients, 10),
-    ],
-)
-def test_what_no_step_has_used_is_lost(loop: Loop, lost: int) -> None:
-    found = alone(in_the_weights, loop)
-    assert found["code"] == 3
-    assert found["lines"][-1]["lost"] == lost, found["err"]
-
-
 def trains_no_named_model(clears: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
     model, other = Times(), Times()
     optimizer = torch.optim.SGD(other.parameters(), lr=1)
@@ -357,19 +281,12 @@ def trains_no_named_model(clears: Callable[[nn.Module, torch.optim.Optimizer], N
                 clears(model, optimizer)
 
 
-def by_the_model(model: nn.Module, _: torch.optim.Optimizer) -> None:
-    model.zero_grad()
+def clears_another_model() -> None:
+    trains_no_named_model(lambda model, _: model.zero_grad())
 
 
-def by_the_optimizer(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("clears", [by_the_model, by_the_optimizer])
-def test_batches_of_a_model_that_no_named_optimizer_has_are_lost(clears: Callable[..., None]) -> None:
-    found = alone(trains_no_named_model, clears)
-    assert found["code"] == 3
-    assert found["lines"][-1]["lost"] == N, found["err"]
+def clears_the_optimizer_of_another_model() -> None:
+    trains_no_named_model(lambda _, optimizer: optimizer.zero_grad())
 
 
 def clears_all(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
@@ -379,12 +296,6 @@ def clears_all(account: Account, loader: Iterable[Tensor], model: Times, optimiz
         account.weigh(model(batch)).backward()
         other.step()
         optimizer.zero_grad()
-
-
-def test_a_run_whose_gradients_are_all_cleared_is_not_proved() -> None:
-    found = alone(in_the_weights, clears_all)
-    assert found["code"] == 3
-    assert "all of its gradients were cleared before a step" in found["err"]
 
 
 def trains_on_a_skipped_batch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
@@ -406,14 +317,6 @@ def skips_after_the_backward_pass(account: Account, loader: Iterable[Tensor], mo
         optimizer.zero_grad()
 
 
-def test_a_skipped_batch_is_in_no_step() -> None:
-    found = alone(in_the_weights, skips_after_the_backward_pass)
-    assert (found["code"], found["result"][1], sum(found["result"][0])) == (0, 2 * SIZE, 2 * (N - SIZE)), found["err"]
-    refused = alone(in_the_weights, trains_on_a_skipped_batch)
-    assert refused["code"] == 2
-    assert "an optimizer has stepped with the gradients of a batch that counts as dropped" in refused["err"]
-
-
 def leaves_the_epoch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for number, batch in enumerate(loader, 1):
         account.weigh(model(batch)).backward()
@@ -423,28 +326,11 @@ def leaves_the_epoch(account: Account, loader: Iterable[Tensor], model: Times, o
             break
 
 
-def test_an_epoch_that_the_loop_has_left_is_not_proved() -> None:
-    found = alone(in_the_weights, leaves_the_epoch)
-    assert found["code"] == 3
-    assert "6 were lost" in found["err"]
-    assert "the loop left the epoch in step 4 of 6" in found["err"]
-
-
-def test_a_backward_pass_of_a_loss_that_is_not_weighed_counts_nothing() -> None:
-    assert alone(in_the_weights, weighs_nothing)["code"] in (2, 3)
-
-
 def names_no_batch(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
     batches = iter(loader)
     first = next(batches)
     next(batches)
     account.weigh(model(first))
-
-
-def test_a_loop_that_fetches_ahead_must_name_its_batch() -> None:
-    found = alone(in_the_weights, names_no_batch)
-    assert found["code"] == 2
-    assert "weigh() must name the batches of this loss" in found["err"]
 
 
 def commits_as_well(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
@@ -474,21 +360,72 @@ def names_a_model() -> None:
         account.optimizer(Times())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("body", "arguments", "said"),
-    [
-        (in_the_weights, [commits_as_well], "commit() is for loops that name no optimizer"),
-        (names_it_late, [], "account.optimizer() must come before the first batch"),
-        (names_none, [], "weigh() needs account.optimizer(optimizer) before the first batch"),
-        (names_a_model, [], "account.optimizer() takes a torch.optim.Optimizer, not a Times"),
-    ],
-)
-def test_names_and_commits_that_contradict_each_other(
-    body: Callable[..., Any], arguments: list[Any], said: str
-) -> None:
-    found = alone(body, *arguments)
-    assert found["code"] == 2
-    assert said in found["err"]
+DROPPED: list[tuple[Loop, int]] = [
+    *((loop, 0) for loop in RIGHT),
+    (overflows, 8),
+    (overflows_in_a_fused_step, 8),
+    (functools.partial(overflows, at=5, clears="in place"), 4),
+    (functools.partial(overflows, at=5, clears="before"), 4),  # those of the last batch are there when the epoch ends
+    (functools.partial(overflows, every=2, clears="in place"), 16),
+    (clears_too_early, 24),
+    (functools.partial(clears_too_early, in_place=True), 24),
+    (skips_after_the_backward_pass, 2 * SIZE),
+]
+LOST: list[tuple[Loop | Callable[[], None], int]] = [
+    (leaves_a_batch_out, 4),
+    (functools.partial(accumulates, remainder=False), 6),
+    (never_steps, N),
+    (steps_another_model, N),
+    (forgets_one_of_two_steps, N - 6),
+    (discards_gradients, 10),
+    (leaves_the_epoch, 6),
+    (weighs_nothing, N),
+    (clears_another_model, N),
+    (clears_the_optimizer_of_another_model, N),
+]
+REFUSED: list[tuple[Callable[..., Any], int, str]] = [
+    (clears_all, 3, "all of its gradients were cleared before a step"),
+    (trains_on_a_skipped_batch, 2, "an optimizer has stepped with the gradients of a batch that counts as dropped"),
+    (leaves_the_epoch, 3, "the loop left the epoch in step 4 of 6"),
+    (names_no_batch, 2, "weigh() must name the batches of this loss"),
+    (commits_as_well, 2, "commit() is for loops that name no optimizer"),
+    (names_it_late, 2, "account.optimizer() must come before the first batch"),
+    (names_none, 2, "weigh() needs account.optimizer(optimizer) before the first batch"),
+    (names_a_model, 2, "account.optimizer() takes a torch.optim.Optimizer, not a Times"),
+]
+ALONE = (names_it_late, names_none, names_a_model, clears_another_model, clears_the_optimizer_of_another_model)
+
+
+def ended(loops: list[Any]) -> Iterator[dict[str, Any]]:
+    for [found] in in_turn(1, ((loop,) if loop in ALONE else (in_the_weights, loop) for loop in loops)):
+        yield found
+
+
+def test_a_sample_counts_once_in_each_epoch_unless_it_is_cleared_before_a_step(subtests: pytest.Subtests) -> None:
+    for (loop, dropped), found in zip(DROPPED, ended([loop for loop, _ in DROPPED]), strict=True):
+        with subtests.test(str(loop)):
+            times, said = found["result"]
+            assert (found["code"], said, sum(times)) == (0, dropped, 2 * N - dropped), found["err"]
+            assert dropped or times == [2] * N
+
+
+def test_a_step_with_a_closure_counts() -> None:
+    found = alone(in_the_weights, steps_in_closures)
+    assert (found["code"], found["result"][1]) == (0, 0), found["err"]
+
+
+def test_what_no_step_has_used_is_lost(subtests: pytest.Subtests) -> None:
+    for (loop, lost), found in zip(LOST, ended([loop for loop, _ in LOST]), strict=True):
+        with subtests.test(str(loop)):
+            assert found["code"] == 3, found["err"]
+            assert found["lines"][-1]["lost"] == lost, found["err"]
+
+
+def test_a_loop_that_contradicts_itself_is_told_so(subtests: pytest.Subtests) -> None:
+    for (loop, code, said), found in zip(REFUSED, ended([loop for loop, *_ in REFUSED]), strict=True):
+        with subtests.test(str(loop)):
+            assert found["code"] == code, found["err"]
+            assert said in found["err"]
 
 
 def parameters_after(world: int, rows: int, wrap: Callable[[nn.Module], nn.Module]) -> list[float]:

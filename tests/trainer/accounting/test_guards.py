@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accounts import alone, run, tallied, verified
+from accounts import alone, assert_ends, in_turn, run, tallied, verified
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -118,13 +118,14 @@ class RollsBackEachStep(Training):
             self.put_back()
 
 
-@pytest.mark.parametrize("kind", [LearnsNothingInTheSecond, ClipsToNothing, RollsBackEachStep])
-def test_the_last_line_names_an_epoch_in_which_no_parameter_changed(kind: type[Training]) -> None:
-    found = run(2, runs, kind)
-    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
-    assert found[0]["result"]["caveats"] == ["no parameter changed in train epoch 2"]
-    assert "no parameter changed in train epoch 2" in found[0]["err"]
-    assert "no parameter changed in train epoch 2" in summary(verified(found))
+def test_the_last_line_names_an_epoch_in_which_no_parameter_changed(subtests: pytest.Subtests) -> None:
+    kinds = [LearnsNothingInTheSecond, ClipsToNothing, RollsBackEachStep]
+    for kind, found in zip(kinds, in_turn(2, ((runs, kind) for kind in kinds)), strict=True):
+        with subtests.test(kind.__name__):
+            assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+            assert found[0]["result"]["caveats"] == ["no parameter changed in train epoch 2"]
+            assert "no parameter changed in train epoch 2" in found[0]["err"]
+            assert "no parameter changed in train epoch 2" in summary(verified(found))
 
 
 class WarmsUp(Training):
@@ -149,13 +150,6 @@ class UnfreezesOneByOne(Training):
     def before_epoch(self, epoch: int) -> None:
         self.model[0].requires_grad_(epoch > 1)
         self.model[2].requires_grad_(epoch != 2)
-
-
-@pytest.mark.parametrize("kind", [WarmsUp, FreezesWhatIsCompared, UnfreezesOneByOne])
-def test_an_epoch_that_changes_a_part_is_one_that_trains(kind: type[Training]) -> None:
-    found = alone(runs, kind)
-    assert found["code"] == 0, found["err"]
-    assert "caveats" not in found["result"]
 
 
 # Weights that are put back.
@@ -188,14 +182,6 @@ class LeavesAnAverage(Training):
     def at_end(self, account: Account) -> None:
         for own, each in zip(self.model.parameters(), self.average.parameters(), strict=True):
             own.data.copy_(each.data)
-
-
-@pytest.mark.parametrize("kind", [RestoresTheBest, RollsBackTheLastStep, LeavesAnAverage])
-def test_weights_that_are_put_back_are_no_end_of_a_run(kind: type[Training]) -> None:
-    found = alone(runs, kind)
-    assert found["code"] == 3, found["err"]
-    assert "the weights are not those that the last step has left" in found["err"]
-    assert not [line for line in tallied(found["out"]) if line["phase"] == "all"]
 
 
 class SaysSo(RestoresTheBest):
@@ -234,12 +220,31 @@ class GoesToAnotherType(Training):
         self.model.half()
 
 
-@pytest.mark.parametrize("kind", [SaysSo, AveragesBeside, ClampsAfterEachStep, Diverges, GoesToAnotherType])
-def test_weights_that_are_meant_are_the_end_of_a_run(kind: type[Training]) -> None:
-    found = alone(runs, kind)
-    assert found["code"] == 0, found["err"]
-    said = ["weights replaced by the program: the best of the validation"] if kind is SaysSo else None
-    assert kind is Diverges or found["result"].get("caveats") == said
+RIGHT = [
+    WarmsUp,
+    FreezesWhatIsCompared,
+    UnfreezesOneByOne,
+    SaysSo,
+    AveragesBeside,
+    ClampsAfterEachStep,
+    Diverges,
+    GoesToAnotherType,
+]
+PUT_BACK = [RestoresTheBest, RollsBackTheLastStep, LeavesAnAverage]
+
+
+def test_weights_that_are_put_back_are_no_end_of_a_run_and_others_are(subtests: pytest.Subtests) -> None:
+    kinds = [*RIGHT, *PUT_BACK]
+    for kind, [found] in zip(kinds, in_turn(1, ((runs, kind) for kind in kinds)), strict=True):
+        with subtests.test(kind.__name__):
+            if kind in PUT_BACK:
+                assert found["code"] == 3, found["err"]
+                assert "the weights are not those that the last step has left" in found["err"]
+                assert not [line for line in tallied(found["out"]) if line["phase"] == "all"]
+            else:
+                assert found["code"] == 0, found["err"]
+                said = ["weights replaced by the program: the best of the validation"] if kind is SaysSo else None
+                assert kind is Diverges or found["result"].get("caveats") == said
 
 
 def writes_a_proof(folder: Path, how: str) -> None:
@@ -283,11 +288,10 @@ def saves(folder: Path, how: str) -> None:
     Saving().run()
 
 
-@pytest.mark.parametrize(("how", "code"), [("", 0), ("puts back", 2), ("says so", 0)])
-def test_a_checkpoint_has_the_weights_that_the_last_step_has_left(how: str, code: int, tmp_path: Path) -> None:
-    found = alone(saves, tmp_path, how)
-    assert found["code"] == code, found["err"]
-    assert not code or "the weights are not those that the last step has left" in found["err"]
+def test_a_checkpoint_has_the_weights_that_the_last_step_has_left(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    said = "the weights are not those that the last step has left"
+    cases = [("", 0, ""), ("puts back", 2, said), ("says so", 0, "")]
+    assert_ends(subtests, 1, [((saves, tmp_path / how / "kept", how), code, each) for how, code, each in cases])
 
 
 class SavesWhatIsPutBack(RestoresTheBest):
@@ -328,15 +332,18 @@ def test_a_guard_that_is_off_is_named_by_the_proof() -> None:
     assert "guards off: apart, replaced" in summary(verified([found]))
 
 
-@pytest.mark.parametrize("text", ["replaced", "-other", "-apart -replaced", "-apart,"])
-def test_an_unknown_guard_is_refused_with_the_names_of_all(text: str) -> None:
-    with pytest.raises(Refused) as refused:
-        switched_off({"TORCHTALLY_GUARDS": text})
-    assert repr(text) in str(refused.value)
-    assert all(f"-{each.name}" in str(refused.value) for each in GUARDS)
-    found = alone(with_guards_off, Training, text)
-    assert found["code"] == 2
-    assert str(refused.value) in found["err"]
+def test_an_unknown_guard_is_refused_with_the_names_of_all(subtests: pytest.Subtests) -> None:
+    texts = ["replaced", "-other", "-apart -replaced", "-apart,"]
+    said = []
+    for text in texts:
+        with pytest.raises(Refused) as refused:
+            switched_off({"TORCHTALLY_GUARDS": text})
+        said.append(str(refused.value))
+        assert repr(text) in said[-1]
+        assert all(f"-{each.name}" in said[-1] for each in GUARDS)
+    assert_ends(
+        subtests, 1, [((with_guards_off, Training, text), 2, each) for text, each in zip(texts, said, strict=True)]
+    )
 
 
 def off_on_rank_1() -> None:

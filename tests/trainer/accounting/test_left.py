@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from accounts import run, tallies, verified
+from accounts import assert_ends, in_turn, run, tallies, verified
 from loops import SIZE, N, Numbers, Times
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_
@@ -97,21 +97,23 @@ def never_trains_the_second(account: Account, model: Times, driven: DistributedD
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("body", "plan", "code"),
-    [
-        (trains_what_it_looks_at, {"train": 2}, 3),
-        (looks_at_both, {"a": 1, "b": 1}, 0),
-        (looks_at_the_first_again, {"a": 1, "b": 1}, 0),
-        (trains_the_first_again, {"a": 1, "b": 1}, 2),
-        (never_trains_the_second, {"a": 1, "b": 1}, 3),
-    ],
-)
-def test_a_look_is_no_more_than_that(body: Body, plan: dict[str, int], code: int) -> None:
-    found = run(2, trains, body, plan)
-    assert [each["code"] for each in found] == [code, code], found[0]["err"]
-    if not code:
-        assert verified(found).holds and found[0]["result"] == [len(plan)] * N
+TWO = {"a": 1, "b": 1}
+LOOKS: list[tuple[Body, dict[str, int], int]] = [
+    (trains_what_it_looks_at, {"train": 2}, 3),
+    (looks_at_both, TWO, 0),
+    (looks_at_the_first_again, TWO, 0),
+    (trains_the_first_again, TWO, 2),
+    (never_trains_the_second, TWO, 3),
+]
+
+
+def test_a_look_is_no_more_than_that(subtests: pytest.Subtests) -> None:
+    of_each = in_turn(2, ((trains, body, plan) for body, plan, _ in LOOKS))
+    for (body, plan, code), found in zip(LOOKS, of_each, strict=True):
+        with subtests.test(body.__name__):
+            assert [each["code"] for each in found] == [code, code], found[0]["err"]
+            if not code:
+                assert verified(found).holds and found[0]["result"] == [len(plan)] * N
 
 
 def puts_weights_back(
@@ -135,10 +137,9 @@ def puts_weights_back(
         account.stop("patience")
 
 
-@pytest.mark.parametrize("when", ["within", "after", "before"])
-def test_weights_that_are_put_back_around_a_stop_are_said(when: str) -> None:
-    for each in run(2, trains, functools.partial(puts_weights_back, when), {"train": 2}):
-        assert each["code"] == 3 and "account.replaced(reason)" in each["err"], each["err"]
+def test_weights_that_are_put_back_around_a_stop_are_said(subtests: pytest.Subtests) -> None:
+    bodies = [functools.partial(puts_weights_back, when) for when in ("within", "after", "before")]
+    assert_ends(subtests, 2, [((trains, body, {"train": 2}), 3, "account.replaced(reason)") for body in bodies])
 
 
 def raises_in_the_last_batch(account: Account, model: Times, driven: DistributedDataParallel, optimizer: SGD) -> None:

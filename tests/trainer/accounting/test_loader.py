@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ranks
 import torch
-from accounts import as_rank, run
+from accounts import in_turn, run
 from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, expected
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
@@ -20,7 +19,6 @@ from torchtally.accounting.batches.collate import Batch, each_row
 from torchtally.accounting.batches.step_loader import StepLoader
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.proof.contract import CONTRACTS, Contract
-from torchtally.proof.shards import Shard
 
 
 def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> dict[Any, Any]:
@@ -38,29 +36,27 @@ def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> 
     return taken
 
 
-@pytest.mark.parametrize("dataset", [Squares(), SquareStream()], ids=["map", "stream"])
-@pytest.mark.parametrize(
-    ("world", "contracts", "options"),
-    [(world, CONTRACTS, {}) for world in (1, 2, 3)]
-    + [(world, ["exact"], KEPT) for world in (1, 2, 3)]
-    + [(2, ["exact"], {"num_workers": 3})],
-    ids=str,
-)
-def test_every_rank_takes_its_part_of_each_step(
-    world: int, contracts: list[Contract], options: dict[str, Any], dataset: Any
-) -> None:
-    found = run(world, epochs, dataset, contracts, options)
-    assert [each["code"] for each in found] == [0] * world, found[0]["err"]
-    for contract, epoch in itertools.product(contracts, (1, 2)):
-        steps = [each["result"][contract, epoch] for each in found]
-        for rank, own in enumerate(steps):
-            assert [indices for indices, _ in own] == expected(rank, world, epoch, contract, "feistel-1")
-        for together in zip(*steps, strict=True):
-            assert {rows for _, rows in together} == {sum(len(indices) for indices, _ in together)}
-    lines = [line for each in found for line in each["lines"]]
-    assert len(lines) == 2 * len(contracts) * (world + 1)
-    assert all(line["lost"] == line["doubled"] == 0 for line in lines)
-    assert {line["run"] for line in lines} == {"drawn by 0"}
+WORKERS: list[tuple[Any, dict[str, Any]]] = [(CONTRACTS, {}), (["exact"], KEPT), (["exact"], {"num_workers": 3})]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_rank_takes_its_part_of_each_step(world: int, subtests: pytest.Subtests) -> None:
+    cases = [(dataset, *each) for dataset in (Squares(), SquareStream()) for each in WORKERS]
+    for (dataset, contracts, options), found in zip(
+        cases, in_turn(world, ((epochs, *case) for case in cases)), strict=True
+    ):
+        with subtests.test(f"{type(dataset).__name__} {contracts} {options}"):
+            assert [each["code"] for each in found] == [0] * world, found[0]["err"]
+            for contract, epoch in itertools.product(contracts, (1, 2)):
+                steps = [each["result"][contract, epoch] for each in found]
+                for rank, own in enumerate(steps):
+                    assert [indices for indices, _ in own] == expected(rank, world, epoch, contract, "feistel-1")
+                for together in zip(*steps, strict=True):
+                    assert {rows for _, rows in together} == {sum(len(indices) for indices, _ in together)}
+            lines = [line for each in found for line in each["lines"]]
+            assert len(lines) == 2 * len(contracts) * (world + 1)
+            assert all(line["lost"] == line["doubled"] == 0 for line in lines)
+            assert len({line["run"] for line in lines}) == 1
 
 
 def test_what_workers_need_can_be_handed_to_new_processes() -> None:
@@ -84,10 +80,10 @@ def in_order(options: dict[str, Any]) -> list[list[int]]:
         return [batch.indices.tolist() for epoch in (1, 2) for batch in account.epoch("test", epoch, source)]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 3}])
-def test_a_file_that_is_read_from_its_beginning_to_its_end(options: dict[str, Any]) -> None:
-    for rank, each in enumerate(run(2, in_order, options)):
-        assert each["result"] == expected(rank, 2, 1, "exact", "sequential") * 2
+def test_a_file_that_is_read_from_its_beginning_to_its_end() -> None:
+    for found in in_turn(2, ((in_order, options) for options in ({}, {"num_workers": 3}))):
+        for rank, each in enumerate(found):
+            assert each["result"] == expected(rank, 2, 1, "exact", "sequential") * 2
 
 
 # An empty batch is like the others, but for its rows.
@@ -173,7 +169,7 @@ def opaque() -> None:
 
 
 def test_a_batch_that_cannot_be_emptied_is_never_used_for_an_empty_one() -> None:
-    found = ranks.run(2, as_rank, opaque)
+    found = run(2, opaque)
     assert found[1]["code"] == 2
     assert "this rank has no sample left in the last step" in found[1]["err"]
     assert "the Opaque of the collate_fn named_opaque cannot be cut" in found[1]["err"]
@@ -201,7 +197,9 @@ def noise(workers: int) -> tuple[list[Any], list[Any]]:
 
 
 def test_random_numbers_do_not_depend_on_the_number_of_workers() -> None:
-    found = [[each["result"] for each in run(2, noise, workers)] for workers in (0, 1, 3)]
+    found = [
+        [each["result"] for each in of_ranks] for of_ranks in in_turn(2, ((noise, workers) for workers in (0, 1, 3)))
+    ]
     assert found[1] == found[2]
     assert [by_dataset for by_dataset, _ in found[0]] == [by_dataset for by_dataset, _ in found[1]]
     for by_rank in found:  # without workers, the loop draws on from where its dataset has
@@ -227,11 +225,3 @@ def test_the_sampler_takes_distributed_samplers_place_and_repeats_nothing(world:
     padded = Sampler(N, shuffle=False, contract="padded", rank=0, world=world)
     source = DataLoader(Squares(), sampler=padded, batch_size=None)
     assert [int(each["square"]) for each in source] == [index**2 for index in torchs]
-
-
-def test_a_long_order_is_cut_into_the_same_steps() -> None:
-    sampler = Sampler(200_001, batch_size=100, rank=1, world=2)
-    whole = Shard(n=200_001, rank=1, world=2, order="feistel-1", epoch=0).indices().tolist()
-    steps = list(sampler.steps())
-    assert list(itertools.chain(*steps)) == whole
-    assert [len(step) for step in steps] == [100] * 1000 + [0]

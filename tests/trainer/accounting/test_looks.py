@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import run, tallies, verified
+from accounts import in_turn, run, tallies, verified
 from loops import SIZE, N, Numbers, Times
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -92,26 +92,23 @@ def trains(loop: Loop, **options: Any) -> list[int]:
     return model.times
 
 
-@pytest.mark.parametrize("loop", [looks_first, fetches_beyond_the_plan])
-def test_a_look_at_a_batch_takes_nothing(loop: Loop) -> None:
-    found = run(2, trains, loop)
-    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
-    assert found[0]["result"] == [EPOCHS] * N
-    assert verified(found).holds
+LOOPS: list[tuple[Loop, int, str]] = [
+    (looks_first, 0, ""),
+    (fetches_beyond_the_plan, 0, ""),
+    (goes_on_with_the_first_iterator, 2, "the loop has begun it again, and goes on with its first iterator"),
+    (leaves_a_trained_batch, 3, "the loop left the epoch in step 1 of 3"),
+    (trains_beyond_the_plan, 2, "train epoch 4 must be one of the plan's, 1 to 3"),
+    (passes_without_a_loss, 3, "train epoch 1 is not proved"),
+]
 
 
-@pytest.mark.parametrize(
-    ("loop", "code", "sentence"),
-    [
-        (goes_on_with_the_first_iterator, 2, "the loop has begun it again, and goes on with its first iterator"),
-        (leaves_a_trained_batch, 3, "the loop left the epoch in step 1 of 3"),
-        (trains_beyond_the_plan, 2, "train epoch 4 must be one of the plan's, 1 to 3"),
-        (passes_without_a_loss, 3, "train epoch 1 is not proved"),
-    ],
-)
-def test_what_is_more_than_a_look(loop: Loop, code: int, sentence: str) -> None:
-    for each in run(2, trains, loop):
-        assert each["code"] == code and sentence in each["err"], each["err"]
+def test_a_look_at_a_batch_takes_nothing_and_what_is_more_is_told(subtests: pytest.Subtests) -> None:
+    for (loop, code, said), found in zip(LOOPS, in_turn(2, ((trains, loop) for loop, *_ in LOOPS)), strict=True):
+        with subtests.test(loop.__name__):
+            for each in found:
+                assert each["code"] == code and said in each["err"], each["err"]
+                assert code or each["result"] == [EPOCHS] * N
+            assert verified(found).holds == (code == 0)
 
 
 def plain(account: Account, loader: Any, unseen: Any, step: Step) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from accounts import alone, code_of
+from accounts import alone, code_of, in_turn
 from loops import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -256,14 +256,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("loop", "dropped"), [*((each, 0) for each in RIGHT), (skips_and_clears, 8), (leaves_the_last_step_out, 4)]
-)
-def test_a_loop_is_proved_to_have_in_the_weights_what_the_weights_have(loop: Loop, dropped: int) -> None:
-    found = alone(in_the_weights, loop)
-    assert found["code"] == 0, found["err"]
-    times, said = found["result"]
-    assert (said, sum(times), max(times)) == (dropped, 2 * N - dropped, 2)
+PROVED: list[tuple[Loop, int]] = [*((each, 0) for each in RIGHT), (skips_and_clears, 8), (leaves_the_last_step_out, 4)]
+
+
+def test_a_loop_is_proved_to_have_in_the_weights_what_the_weights_have(subtests: pytest.Subtests) -> None:
+    of_each = in_turn(1, ((in_the_weights, loop) for loop, _ in PROVED))
+    for (loop, dropped), [found] in zip(PROVED, of_each, strict=True):
+        with subtests.test(str(loop)):
+            assert found["code"] == 0, found["err"]
+            times, said = found["result"]
+            assert (said, sum(times), max(times)) == (dropped, 2 * N - dropped, 2)
 
 
 def weights_after(loop: Loop) -> tuple[list[int], int]:
@@ -274,13 +276,14 @@ def weights_after(loop: Loop) -> tuple[list[int], int]:
     return model.times, code_of(end.value)
 
 
-@pytest.mark.parametrize(("loop", "code", "said"), WRONG)
-def test_a_loop_that_the_weights_disprove_is_not_proved(loop: Loop, code: int, said: str) -> None:
-    found = alone(weights_after, loop)
-    times, ended = found["result"]
-    assert times != [2] * N
-    assert ended == code
-    assert said in found["err"]
+def test_a_loop_that_the_weights_disprove_is_not_proved(subtests: pytest.Subtests) -> None:
+    of_each = in_turn(1, ((weights_after, loop) for loop, *_ in WRONG))
+    for (loop, code, said), [found] in zip(WRONG, of_each, strict=True):
+        with subtests.test(str(loop)):
+            times, ended = found["result"]
+            assert times != [2] * N
+            assert ended == code
+            assert said in found["err"]
 
 
 def from_one_iterator() -> list[int]:

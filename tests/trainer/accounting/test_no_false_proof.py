@@ -4,7 +4,7 @@
 """
 
 import contextlib
-import io
+import itertools
 import json
 import os
 import queue
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accounts import alone, run, tallied
+from accounts import alone, in_turn, run, tallied, verified
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, random_split
@@ -28,17 +28,8 @@ from torchtally import Account, Batch
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
 from torchtally.accounting.proofs.proving import prove
 from torchtally.errors import Refused, Unproven
-from torchtally.verifier.log import Log
-from torchtally.verifier.verdict import judge
 
 N, SIZE = 30, 4
-
-
-def holds(found: list[dict[str, Any]], name: str | None = None) -> bool:
-    log = Log()
-    for rank, each in enumerate(found):
-        log.read(f"rank-{rank}.log", io.StringIO(each["out"]))
-    return all(verdict.holds for verdict in judge(log, name))
 
 
 def trains(drive: Callable[[Account, Iterator[Batch], Witness], None], epochs: int = 1) -> list[int]:
@@ -107,19 +98,19 @@ def never_commits(account: Account, batches: Iterator[Batch], training: Witness)
         step(training, batch)
 
 
-@pytest.mark.parametrize(
-    ("drive", "sentence"),
-    [
-        (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
-        (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
-        (never_commits, "0 of the 8 batches that were handed out are committed"),
-    ],
-)
-def test_a_loop_that_loses_samples_is_not_proved(drive: Any, sentence: str) -> None:
-    found = alone(trains, drive)
-    assert found["code"] in (2, 3), found["err"]
-    assert sentence in found["err"]
-    assert not holds([found])
+LOSES: list[tuple[Any, str]] = [
+    (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
+    (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
+    (never_commits, "0 of the 8 batches that were handed out are committed"),
+]
+
+
+def test_a_loop_that_loses_samples_is_not_proved(subtests: pytest.Subtests) -> None:
+    for (drive, said), [found] in zip(LOSES, in_turn(1, ((trains, drive) for drive, _ in LOSES)), strict=True):
+        with subtests.test(drive.__name__):
+            assert found["code"] in (2, 3), found["err"]
+            assert said in found["err"]
+            assert not verified([found]).holds
 
 
 def steps_without_gradients(account: Account, batches: Iterator[Batch], training: Witness) -> None:
@@ -128,12 +119,6 @@ def steps_without_gradients(account: Account, batches: Iterator[Batch], training
         optimizer.rows = batch.data[0]
         optimizer.step()
         account.commit()
-
-
-def test_an_optimizer_of_ones_own_may_need_no_gradients() -> None:
-    found = alone(trains, steps_without_gradients)
-    assert (found["code"], found["result"]) == (0, [1] * N), found["err"]
-    assert holds([found])
 
 
 # Loops that lose none.
@@ -197,14 +182,6 @@ LOOPS = [
 ]
 
 
-@pytest.mark.parametrize("drive", LOOPS)
-def test_a_loop_that_loses_none_is_proved(drive: Any) -> None:
-    found = alone(trains, drive, 2)
-    assert found["code"] == 0, found["err"]
-    assert found["result"] == [2] * N
-    assert holds([found])
-
-
 def alternates() -> tuple[list[int], list[int]]:
     """Two data sets at a time, as a GAN has them: the second in pairs of batches."""
     real, noise = Witness(N), Witness(N)
@@ -218,13 +195,6 @@ def alternates() -> tuple[list[int], list[int]]:
                 noise.step()
                 account.commit(other)
     return real.times, noise.times
-
-
-def test_two_loaders_at_a_time_count_apart() -> None:
-    found = alone(alternates)
-    assert found["code"] == 0, found["err"]
-    assert found["result"] == ([1] * N, [1] * N)
-    assert holds([found])
 
 
 def steps_in_one_of_two_phases() -> tuple[list[int], list[int]]:
@@ -243,11 +213,19 @@ def steps_in_one_of_two_phases() -> tuple[list[int], list[int]]:
     return trained.times, seen
 
 
-def test_steps_of_one_phase_are_not_expected_of_another() -> None:
-    found = alone(steps_in_one_of_two_phases)
-    assert found["code"] == 0, found["err"]
-    assert found["result"] == ([2] * N, [2] * N)
-    assert holds([found])
+RIGHT = [
+    *(((trains, drive, 2), [2] * N) for drive in LOOPS),
+    ((trains, steps_without_gradients), [1] * N),
+    ((alternates,), ([1] * N, [1] * N)),
+    ((steps_in_one_of_two_phases,), ([2] * N, [2] * N)),
+]
+
+
+def test_a_loop_that_loses_none_is_proved(subtests: pytest.Subtests) -> None:
+    for (case, times), [found] in zip(RIGHT, in_turn(1, (case for case, _ in RIGHT)), strict=True):
+        with subtests.test(str(case)):
+            assert (found["code"], found["result"]) == (0, times), found["err"]
+            assert verified([found]).holds
 
 
 def evaluates(how: str) -> None:
@@ -263,14 +241,6 @@ def evaluates(how: str) -> None:
                     break
 
 
-@pytest.mark.parametrize(("how", "code"), [("zip", 3), ("break", 3), ("all", 0)])
-def test_the_last_batch_of_an_evaluation_counts_if_the_loop_asks_for_another(how: str, code: int) -> None:
-    found = alone(evaluates, how)
-    assert found["code"] == code, found["err"]
-    assert ("the loop left the epoch in step 8 of 8" in found["err"]) == (code == 3)
-    assert holds([found]) == (code == 0)
-
-
 def trains_where_nothing_is_committed() -> list[int]:
     training = Witness(N)
     with Account(task="t", plan={"train": 1}) as account:
@@ -281,13 +251,6 @@ def trains_where_nothing_is_committed() -> list[int]:
             if batch.step != 4:
                 step(training, batch)
     return training.times
-
-
-def test_a_training_without_commits_is_no_evaluation() -> None:
-    found = alone(trains_where_nothing_is_committed)
-    assert found["code"] == 2
-    assert "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False" in found["err"]
-    assert not holds([found])
 
 
 def reads_an_optimizer_while_it_evaluates() -> None:
@@ -304,11 +267,6 @@ def reads_an_optimizer_while_it_evaluates() -> None:
             optimizer.zero_grad()
 
 
-def test_an_evaluation_may_read_the_state_of_an_optimizer() -> None:
-    found = alone(reads_an_optimizer_while_it_evaluates)
-    assert found["code"] == 0, found["err"]
-
-
 def mixes_up(own: bool) -> None:
     """Two data sets of one length have one order, so the batches of one have the indices of the other."""
     with Account(task="t", plan={"real": 1, "noise": 1}) as account:
@@ -323,11 +281,25 @@ def mixes_up(own: bool) -> None:
                 account.commit()
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_the_loader_of_another_phase_is_refused(own: bool) -> None:
-    found = alone(mixes_up, own)
-    assert found["code"] == 2, found["out"]
-    assert "noise: the batches are those of the phase real: pass the loader of noise" in found["err"]
+NO_STEPS = "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False"
+MIXED_UP = "noise: the batches are those of the phase real: pass the loader of noise"
+EVALUATIONS: list[tuple[Any, int, str]] = [
+    ((evaluates, "zip"), 3, "the loop left the epoch in step 8 of 8"),
+    ((evaluates, "break"), 3, "the loop left the epoch in step 8 of 8"),
+    ((evaluates, "all"), 0, ""),  # it has asked for another batch
+    ((trains_where_nothing_is_committed,), 2, NO_STEPS),
+    ((reads_an_optimizer_while_it_evaluates,), 0, ""),
+    ((mixes_up, False), 2, MIXED_UP),
+    ((mixes_up, True), 2, MIXED_UP),
+]
+
+
+def test_an_evaluation_counts_to_its_last_batch_and_has_no_steps(subtests: pytest.Subtests) -> None:
+    for (case, code, said), [found] in zip(EVALUATIONS, in_turn(1, (case for case, *_ in EVALUATIONS)), strict=True):
+        with subtests.test(str(case)):
+            assert found["code"] == code, found["err"]
+            assert said in found["err"]
+            assert verified([found]).holds == (code == 0)
 
 
 # Ranks that differ.
@@ -354,7 +326,7 @@ def test_ranks_of_a_tensor_parallel_group_count_once() -> None:
         ("all", 2, 30),
     ]
     assert sum(len(each["lines"]) for each in found) == 3
-    assert holds(found)
+    assert verified(found).holds
 
 
 def peer(indices: list[list[int]]) -> str:
@@ -414,7 +386,7 @@ def beside_a_busy_group() -> None:
 def test_a_proof_does_not_meet_the_collectives_of_another_thread() -> None:
     found = run(2, beside_a_busy_group)
     assert [each["code"] for each in found] == [0, 0], found
-    assert holds(found)
+    assert verified(found).holds
 
 
 # Names and numbers that a line cannot hold, and changes within a run.
@@ -448,28 +420,24 @@ def odd(how: str) -> None:
             account.commit()
 
 
-@pytest.mark.parametrize(
-    ("how", "sentence"),
-    [
-        ("seed", '"seed" is 18446744073709551616, allowed is an integer from 0 to'),
-        ("task", '"task" is "a\\nb", allowed is printable text'),
-        ("phase", "an object whose names are printable text"),
-        ("fingerprint", 'train: "data" is "a\\nb", allowed is printable text'),
-        ("n", "train: its number of samples was 30 in this run, and now it is 31"),
-        ("new fingerprint", "train: its data was noisy in this run, and now it is other"),
-        ("contract", "train: its contract was exact in this run, and now it is padded"),
-    ],
-)
-def test_what_the_verifier_would_refuse_is_refused_before(how: str, sentence: str) -> None:
-    found = alone(odd, how)
-    assert found["code"] == 2, found["err"]
-    assert sentence in found["err"]
+ODD = [
+    ("seed", 2, '"seed" is 18446744073709551616, allowed is an integer from 0 to'),
+    ("task", 2, '"task" is "a\\nb", allowed is printable text'),
+    ("phase", 2, "an object whose names are printable text"),
+    ("fingerprint", 2, 'train: "data" is "a\\nb", allowed is printable text'),
+    ("n", 2, "train: its number of samples was 30 in this run, and now it is 31"),
+    ("new fingerprint", 2, "train: its data was noisy in this run, and now it is other"),
+    ("contract", 2, "train: its contract was exact in this run, and now it is padded"),
+    ("batch", 0, ""),
+]
 
 
-def test_the_batch_may_change_between_epochs() -> None:
-    found = alone(odd, "batch")
-    assert found["code"] == 0, found["err"]
-    assert holds([found])
+def test_what_the_verifier_would_refuse_is_refused_before(subtests: pytest.Subtests) -> None:
+    for (how, code, said), [found] in zip(ODD, in_turn(1, ((odd, how) for how, *_ in ODD)), strict=True):
+        with subtests.test(how):
+            assert found["code"] == code, found["err"]
+            assert said in found["err"]
+            assert code or verified([found]).holds
 
 
 def folds() -> None:
@@ -486,7 +454,7 @@ def test_two_accounts_of_a_process_are_two_runs() -> None:
     runs = dict.fromkeys(line["run"] for line in tallied(found[0]["out"]))
     assert list(runs) == ["drawn by 0", "drawn by 0.2"]
     for name in runs:
-        assert holds(found, name)
+        assert verified(found, name=name).holds
 
 
 # Restarts.
@@ -725,12 +693,11 @@ def saves_and_goes_on(moment: str, at: int, ahead: bool) -> list[int]:
     return counts.weight.detach().flatten().int().tolist()
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("at", [4, 6])
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_state_of_any_moment_is_that_of_the_weights(moment: str, at: int, ahead: bool) -> None:
-    found = alone(saves_and_goes_on, moment, at, ahead)
-    assert (found["code"], found["result"]) == (0, [1] * 12), found["err"]
+def test_a_state_of_any_moment_is_that_of_the_weights(subtests: pytest.Subtests) -> None:
+    cases = [*itertools.product(MOMENTS, (4, 6), (False, True))]
+    for case, [found] in zip(cases, in_turn(1, ((saves_and_goes_on, *case) for case in cases)), strict=True):
+        with subtests.test(str(case)):
+            assert (found["code"], found["result"]) == (0, [1] * 12), found["err"]
 
 
 def saves_on_rank_0() -> list[str]:

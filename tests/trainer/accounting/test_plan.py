@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from accounts import alone, run, tallied, verified
+from accounts import assert_ends, in_turn, tallied, verified
 from hypothesis import given
 from hypothesis import strategies as st
 from witness import Noisy, Witness
@@ -60,77 +60,50 @@ def test_a_plan_in_tokens_reaches_them(tokens: int, each: int, n: int, world: in
     assert (samples - spare) * each < tokens <= samples * each
 
 
-def trains(plan: Any, saved: Any = None, until: int | None = None, stop: int | None = None) -> Any:
+def trains(plan: Any, stop: int | None = None) -> list[int]:
     training, commits = Witness(N), 0
-    account = Account(task="t", plan={"train": plan, "test": 2}, seed=1).__enter__()
-    loader = account.loader(Noisy(N), "train", batch_size=SIZE)
-    tests = account.loader(Noisy(5), "test", batch_size=SIZE, trains=False)
-    if saved:
-        account.load_state_dict(saved["account"])
-        training.load(saved["training"])
-    for epoch in account.epochs():
-        for batch in account.epoch("train", epoch, loader) if epoch <= account.plan["train"] else ():
-            if commits == until:
-                return {"account": account.state_dict(), "training": training.save()}
-            training.backward(*batch.data)
-            training.step()
-            account.commit()
-            commits += 1
-            if commits == stop:
-                account.stop("patience")
-        if account.completed("test") < 2:
-            for _ in account.epoch("test", account.completed("test") + 1, tests):
-                pass
-    account.__exit__(None, None, None)
+    with Account(task="t", plan={"train": plan, "test": 2}, seed=1) as account:
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
+        tests = account.loader(Noisy(5), "test", batch_size=SIZE, trains=False)
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader) if epoch <= account.plan["train"] else ():
+                training.backward(*batch.data)
+                training.step()
+                account.commit()
+                commits += 1
+                if commits == stop:
+                    account.stop("patience")
+            if account.completed("test") < 2:
+                for _ in account.epoch("test", account.completed("test") + 1, tests):
+                    pass
     return training.times
 
 
-@pytest.mark.parametrize(
-    ("plan", "total", "end"),
-    [
-        (Steps(20), 2 * 30 + 16, [3, 16]),
-        (Steps(16), 60, None),
-        (Steps(3), 12, [1, 12]),
-        (Tokens(170, each=4), 43, [2, 13]),
-    ],
-)
-def test_the_plan_is_fulfilled_and_proved(plan: Any, total: int, end: Any) -> None:
+ENDS: list[tuple[Any, int | None, int, Any]] = [
+    (Steps(20), None, 2 * 30 + 16, [3, 16]),
+    (Steps(16), None, 60, None),
+    (Steps(3), None, 12, [1, 12]),
+    (Tokens(170, each=4), None, 43, [2, 13]),
+    (5, 3, 12, [1, 12]),
+    (5, 8, 30, [2, 0]),
+    (5, 11, 42, [2, 12]),
+]
+
+
+def test_a_plan_that_is_fulfilled_or_stopped_is_proved_to_its_end(subtests: pytest.Subtests) -> None:
     """Two ranks: 8 steps an epoch, the last one of 2 samples."""
-    found = run(2, trains, plan)
-    for each in found:
-        assert each["code"] == 0, each["err"]
-        assert sum(each["result"]) == total
-        assert max(each["result"]) - min(each["result"]) <= 1
-    summary = tallied(found[0]["out"])[-1]
-    assert summary["phases"]["train"].get("end") == end
-    verdict = verified(found)
-    assert verdict.holds, verdict.problems
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "until"),
-    [pytest.param(2, 2, 5, marks=pytest.mark.nightly), (2, 3, 9), pytest.param(3, 1, 7, marks=pytest.mark.nightly)],
-)
-def test_a_plan_in_steps_goes_on_after_a_kill(before: int, after: int, until: int) -> None:
-    killed = run(before, trains, Tokens(200, each=4), None, until)
-    resumed = run(after, trains, Tokens(200, each=4), killed[0]["result"])
-    assert resumed[0]["code"] == 0, resumed[0]["err"]
-    assert sum(resumed[0]["result"]) == 50
-    assert max(resumed[0]["result"]) == 2
-    verdict = verified(killed, resumed)
-    assert verdict.holds, verdict.problems
-
-
-@pytest.mark.parametrize(("stop", "total", "end"), [(3, 12, [1, 12]), (8, 30, [2, 0]), (11, 42, [2, 12])])
-def test_an_early_end_that_is_meant_is_proved_and_says_why(stop: int, total: int, end: list[int]) -> None:
-    found = run(2, trains, 5, None, None, stop)
-    for each in found:
-        assert each["code"] == 0, each["err"]
-        assert sum(each["result"]) == total
-    summary = tallied(found[0]["out"])[-1]
-    assert (summary["stopped"], summary["phases"]["train"]["end"]) == ("patience", end)
-    verdict = verified(found)
-    assert verdict.holds, verdict.problems
+    of_each = in_turn(2, ((trains, plan, stop) for plan, stop, *_ in ENDS))
+    for (plan, stop, total, end), found in zip(ENDS, of_each, strict=True):
+        with subtests.test(f"{plan} {stop}"):
+            for each in found:
+                assert each["code"] == 0, each["err"]
+                assert sum(each["result"]) == total
+                assert max(each["result"]) - min(each["result"]) <= 1
+            last = tallied(found[0]["out"])[-1]
+            assert last["phases"]["train"].get("end") == end
+            assert last.get("stopped") == ("patience" if stop else f"train: {plan}" if end else None)
+            verdict = verified(found)
+            assert verdict.holds, verdict.problems
 
 
 def misused(how: str) -> None:
@@ -145,22 +118,19 @@ def misused(how: str) -> None:
                 account.stop("")
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "sentence"),
-    [
-        (
-            "no loader",
-            2,
-            "the plan of train is Steps(count=5, accumulate=1): its loader or sampler must be made before it is used",
-        ),
-        ("zero", 2, "the plan of train is Steps(count=0, accumulate=1): it must have whole numbers from 1"),
-        ("half", 2, "the plan of train is 1.5: it must have whole numbers from 0"),
-        ("negative", 2, "the plan of train is -1: it must have whole numbers from 0"),
-        ("no reason", 2, '"reason" is "", allowed is printable text'),
-        ("", 3, "the plan has 2 epochs of train, and 1 were made"),
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(how: str, code: int, sentence: str) -> None:
-    found = alone(misused, how)
-    assert found["code"] == code, found["err"]
-    assert sentence in found["err"]
+MISUSES = [
+    (
+        "no loader",
+        2,
+        "the plan of train is Steps(count=5, accumulate=1): its loader or sampler must be made before it is used",
+    ),
+    ("zero", 2, "the plan of train is Steps(count=0, accumulate=1): it must have whole numbers from 1"),
+    ("half", 2, "the plan of train is 1.5: it must have whole numbers from 0"),
+    ("negative", 2, "the plan of train is -1: it must have whole numbers from 0"),
+    ("no reason", 2, '"reason" is "", allowed is printable text'),
+    ("", 3, "the plan has 2 epochs of train, and 1 were made"),
+]
+
+
+def test_a_plan_that_cannot_be_is_refused(subtests: pytest.Subtests) -> None:
+    assert_ends(subtests, 1, [((misused, how), code, said) for how, code, said in MISUSES])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accounts import alone, tallied
+from accounts import alone, assert_ends, in_turn, tallied
 from witness import Noisy, Witness
 
 from torchtally import Account, Batch
@@ -125,15 +125,12 @@ def stops(how: str) -> list[int]:
     return training.times
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "samples"), [("", 3, 0), ("leaves the batch", 0, 16), ("after the step", 0, 20)]
-)
-def test_a_batch_that_is_trained_after_a_stop_is_not_left_out_of_the_proof(how: str, code: int, samples: int) -> None:
-    found = alone(stops, how)
-    assert found["code"] == code, found["err"]
-    if code:
-        assert "after stop(), an optimizer has stepped with a batch of train epoch 1" in found["err"]
-    else:
+def test_a_batch_that_is_trained_after_a_stop_is_not_left_out_of_the_proof() -> None:
+    [[wrong], *others] = in_turn(1, ((stops, how) for how in ("", "leaves the batch", "after the step")))
+    assert wrong["code"] == 3
+    assert "after stop(), an optimizer has stepped with a batch of train epoch 1" in wrong["err"]
+    for samples, [found] in zip((16, 20), others, strict=True):
+        assert found["code"] == 0, found["err"]
         assert sum(found["result"]) == tallied(found["out"])[-1]["phases"]["train"]["consumed"] == samples
 
 
@@ -151,16 +148,6 @@ def saves_where_nothing_trains(trains: bool) -> Any:
     return training.times
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_state_within_a_phase_that_trains_against_its_word_is_refused(trains: bool) -> None:
-    """It has no position, so a resume would begin the epoch again."""
-    found = alone(saves_where_nothing_trains, trains)
-    assert found["code"] == (0 if trains else 2), found["err"]
-    assert (
-        trains or "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False" in found["err"]
-    )
-
-
 def trains_a_kept_batch(kept: bool) -> list[int]:
     """Each epoch has one step. All may train the batch of the first one."""
     training, held = Witness(N), None
@@ -176,8 +163,16 @@ def trains_a_kept_batch(kept: bool) -> list[int]:
     return training.times
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_the_batch_of_an_earlier_epoch_does_not_count_in_another(kept: bool) -> None:
-    found = alone(trains_a_kept_batch, kept)
-    assert found["code"] == (2 if kept else 0), (found["result"], found["err"])
-    assert not kept or "commit() must receive a batch that is handed out and not committed" in found["err"]
+NO_WORD = "an optimizer has stepped in train epoch 1, whose loader or sampler has trains=False"
+KEPT = "commit() must receive a batch that is handed out and not committed"
+
+
+def test_what_trains_against_its_word_or_in_another_epoch_is_refused(subtests: pytest.Subtests) -> None:
+    """A state within a phase of trains=False has no position, so a resume would begin the epoch again."""
+    cases: list[Any] = [
+        ((saves_where_nothing_trains, True), 0, ""),
+        ((saves_where_nothing_trains, False), 2, NO_WORD),
+        ((trains_a_kept_batch, False), 0, ""),
+        ((trains_a_kept_batch, True), 2, KEPT),
+    ]
+    assert_ends(subtests, 1, cases)

@@ -2,10 +2,11 @@
 
 import io
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import programs
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from programs import Attempt, Ended, Program
 
@@ -31,6 +32,7 @@ def drawn(draw: st.DrawFn, mistakes: bool = False) -> Program:
     batches = st.sampled_from([2, 3, 7])
     if isinstance(plan, Steps):  # the plan counts in steps of one size
         worlds, batches = st.just(draw(worlds)), st.just(draw(batches))
+    mistake = draw(st.sampled_from(programs.MISTAKES)) if mistakes else None
     starts = st.builds(Attempt, worlds, batches, st.integers(1, 12), st.booleans())
     return Program(
         n=n,
@@ -45,9 +47,9 @@ def drawn(draw: st.DrawFn, mistakes: bool = False) -> Program:
         explicit=draw(st.booleans()),
         stops=draw(st.none() | st.none() | st.integers(1, 12)),
         skips=draw(st.just(frozenset()) | st.frozensets(st.integers(1, 12), max_size=4)),
-        weighed=draw(st.booleans()),
+        weighed=draw(st.booleans()) or mistake == "skips a batch",  # commit() would be the loop's word that it has it
         attempts=(*draw(st.lists(starts, max_size=3)), Attempt(draw(worlds), draw(batches))),
-        mistake=draw(st.sampled_from(programs.MISTAKES)) if mistakes else None,
+        mistake=mistake,
         wrong=draw(st.integers(1, 12)) if mistakes else 1,
     )
 
@@ -74,7 +76,31 @@ def judged(program: Program, ended: Ended, folder: Path) -> None:
             assert min(kept) == program.plan
 
 
+PLAIN = Program(
+    n=29,
+    seed=5,
+    plan=3,
+    contract="exact",
+    dropped=frozenset(),
+    accumulate=1,
+    evaluated="each epoch",
+    saved="by hand",
+    saves=1,
+    explicit=False,
+    stops=None,
+    skips=frozenset(),
+    weighed=False,
+    attempts=(),
+)
+LAST = Attempt(2, 3)
+
+
 @given(drawn())
+# Several kills in one epoch, by changing numbers of ranks with batches of other sizes.
+@example(replace(PLAIN, attempts=(Attempt(3, 2, 2), Attempt(2, 2, 2), Attempt(1, 3, 2), Attempt(3, 2, 1), LAST)))
+@example(replace(PLAIN, contract="padded", weighed=True, attempts=(Attempt(3, 3, 6), LAST)))
+@example(replace(PLAIN, contract="drop_last", attempts=(Attempt(3, 3, 6), LAST)))
+@example(replace(PLAIN, plan=Tokens(150, 4), attempts=(Attempt(2, 3, 7), Attempt(3, 3))))
 @settings(max_examples=EXAMPLES)
 def test_a_program_without_a_mistake_is_proved_through_any_kills(program: Program) -> None:
     with tempfile.TemporaryDirectory() as name:

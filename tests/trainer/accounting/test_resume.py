@@ -1,16 +1,12 @@
 """A loop that is killed goes on at the very sample where its weights stand, at any number of ranks, and is proved."""
 
 import json
-import os
-import signal
-from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
-import torch
-from accounts import alone, run, tallied, verified
+from accounts import alone, assert_ends, in_turn, run, verified
 from torch.utils.data import IterableDataset
 from witness import Noisy, Witness
 
@@ -19,6 +15,7 @@ from torchtally.proof.contract import Contract
 from torchtally.proof.shard_sizes import ShardSizes
 
 N, EPOCHS = 101, 3
+PLAN = {"train": EPOCHS, "test": EPOCHS}
 Saved = dict[str, Any]
 
 
@@ -30,12 +27,15 @@ def trains(
     contract: Contract = "exact",
     size: int = 4,
     order: Locality | None = None,
-) -> dict[str, Any]:
+    plan: Mapping[str, int] = PLAN,
+    dataset: Any = None,
+) -> Saved:
     """Train from `saved` on, and "die" after `until` commits: the rest of the accumulation is handed out by then."""
-    training = Witness(N)
-    account = Account(task="t", plan={"train": EPOCHS, "test": EPOCHS}, seed=5, order=order).__enter__()
-    loader = account.loader(Sharded(N), "train", batch_size=size, contract=contract, num_workers=workers)
-    tests = account.loader(Noisy(7), "test", batch_size=4, shuffle=False, trains=False)
+    dataset = dataset or Sharded(N)
+    training = Witness(len(dataset))
+    account = Account(task="t", plan=dict(plan), seed=5, order=order).__enter__()
+    loader = account.loader(dataset, "train", batch_size=size, contract=contract, num_workers=workers)
+    tests = account.loader(Noisy(7), "test", batch_size=4, shuffle=False, trains=False) if "test" in plan else None
     if saved:
         account.load_state_dict(saved["account"])
         training.load(saved["training"])
@@ -49,10 +49,11 @@ def trains(
                 training.step()
                 account.commit()
                 commits += 1
-        for _ in account.epoch("test", epoch, tests):
+        for _ in account.epoch("test", epoch, tests) if tests else ():
             pass
+    found = {"account": account.state_dict(), "training": training.save()}
     account.__exit__(None, None, None)
-    return {"times": training.times, "sha256": training.sha256}
+    return {**found, "times": training.times, "sha256": training.sha256}
 
 
 class Sharded(Noisy):
@@ -99,38 +100,8 @@ def test_a_killed_loop_goes_on_where_its_weights_stand(
     assert (verdict.attempt, verdict.last is not None) == (1, True)
 
 
-def test_several_kills_in_one_epoch_at_changing_numbers_of_ranks_lose_nothing() -> None:
-    attempts, saved = [], None
-    for world, until in ((3, 4), (2, 2), (1, 9), (2, 0), (3, 1)):
-        attempts.append(run(world, trains, saved, until))
-        saved = attempts[-1][0]["result"]
-    attempts.append(run(2, trains, saved, None))
-    assert attempts[-1][0]["result"]["times"] == [EPOCHS] * N
-    verdict = verified(*attempts)
-    assert verdict.holds, verdict.problems
-    assert verdict.attempt == 5
-
-
-def grows(saved: Saved | None, epochs: int, until: int | None) -> dict[str, Any]:
-    """Train on a plan of so many epochs, to its end unless it "dies" after `until` commits."""
-    training = Witness(N)
-    account = Account(task="t", plan={"train": epochs}, seed=5).__enter__()
-    loader = account.loader(Sharded(N), "train", batch_size=4)
-    if saved:
-        account.load_state_dict(saved["account"])
-        training.load(saved["training"])
-    commits = 0
-    for epoch in account.epochs():
-        for batch in account.epoch("train", epoch, loader):
-            if commits == until:
-                return {"account": account.state_dict(), "training": training.save()}
-            training.backward(*batch.data)
-            training.step()
-            account.commit()
-            commits += 1
-    found = {"account": account.state_dict(), "training": training.save(), "times": training.times}
-    account.__exit__(None, None, None)
-    return found
+def grows(saved: Saved | None, epochs: int, until: int | None) -> Saved:
+    return trains(saved, until, plan={"train": epochs})
 
 
 @pytest.mark.parametrize(
@@ -171,17 +142,6 @@ def test_a_plan_can_grow_in_the_process_that_has_completed_the_run() -> None:
     assert verdict.holds, verdict.problems
 
 
-@pytest.mark.parametrize("contract", ["padded", "drop_last"])
-def test_contracts_that_repeat_or_leave_out_hold_over_a_resume(contract: Contract) -> None:
-    killed = run(3, trains, None, 6, 0, 1, contract)
-    resumed = run(2, trains, killed[0]["result"], None, 0, 1, contract)
-    assert resumed[0]["code"] == 0, resumed[0]["err"]
-    verdict = verified(killed, resumed)
-    assert verdict.holds, verdict.problems
-    once = [times for times in resumed[0]["result"]["times"] if times != EPOCHS]
-    assert len(once) <= 3 * EPOCHS
-
-
 @pytest.mark.parametrize("contract", ["exact", pytest.param("padded", marks=pytest.mark.nightly)])
 def test_an_order_with_locality_goes_on_at_other_numbers_of_ranks(contract: Contract) -> None:
     order = Locality(window=2, lanes=2)
@@ -197,14 +157,6 @@ def test_an_order_with_locality_goes_on_at_other_numbers_of_ranks(contract: Cont
     state = json.loads(killed[0]["result"]["account"]["torchtally"])["phases"]["train"]
     assert state["order"] == "locality-1 window=2 lanes=2 sizes=" + ShardSizes.of(Sharded.shard_sizes).fingerprint
     assert state["sizes"] == [[1, size] for size in Sharded.shard_sizes]
-
-
-def test_the_batch_may_change_with_a_resume() -> None:
-    killed = run(2, trains, None, 6)
-    resumed = run(2, trains, killed[0]["result"], None, 0, 1, "exact", 7)
-    assert resumed[0]["result"]["times"] == [EPOCHS] * N
-    verdict = verified(killed, resumed)
-    assert verdict.holds, verdict.problems
 
 
 def accumulates(saved: Saved | None, size: int) -> Any:
@@ -235,45 +187,6 @@ def test_other_batches_may_cut_an_accumulation_when_a_loop_goes_on() -> None:
     assert resumed["result"] == [1] * N
 
 
-# By an account's loader.
-
-
-def weighs(saved: Saved | None, until: int | None) -> Any:
-    training = Witness(N)
-    account = Account("t", epochs=EPOCHS, seed=3).__enter__()
-    for each in training.optimizers:
-        account.optimizer(each)
-    loader = account.loader(Noisy(N), batch_size=8, contract="padded", num_workers=1)
-    if saved:
-        account.load_state_dict(saved["account"])
-        training.load(saved["training"])
-    steps = 0
-    for _ in account.epochs():
-        for batch in loader:
-            if steps == until:
-                return {"account": account.state_dict(), "training": training.save()}
-            account.weigh(training.loss(*batch)).backward()
-            training.step()
-            steps += 1
-    account.__exit__(None, None, None)
-    return training.times
-
-
-@pytest.mark.parametrize(
-    "until", [pytest.param(3, marks=pytest.mark.nightly), 7, pytest.param(9, marks=pytest.mark.nightly)]
-)
-def test_a_loop_over_a_loader_goes_on_in_the_middle_of_an_epoch(until: int) -> None:
-    killed = run(2, weighs, None, until)
-    resumed = run(2, weighs, killed[0]["result"], None)
-    assert resumed[0]["code"] == 0, resumed[0]["err"]
-    once, *repeated = sorted(set(resumed[0]["result"]))
-    assert once == EPOCHS  # one sample is repeated in each epoch, as 101 do not divide by 2
-    assert sum(resumed[0]["result"]) == (N + 1) * EPOCHS
-    assert repeated
-    verdict = verified(killed, resumed)
-    assert verdict.holds, verdict.problems
-
-
 # A state that cannot be loaded.
 
 
@@ -291,23 +204,23 @@ def resharded(first: Locality, other: Locality, sizes: Sequence[int], before: bo
         again.load_state_dict(account.state_dict())
 
 
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize(
-    ("other", "sizes"),
-    [
-        (Locality(window=2), (20, 31, 0, 7, 25, 18)),
-        (Locality(window=3), Sharded.shard_sizes),
-        (Locality(window=2, lanes=2), Sharded.shard_sizes),
-    ],
-)
-def test_an_order_that_has_changed_since_is_refused(other: Locality, sizes: Sequence[int], before: bool) -> None:
-    found = alone(resharded, Locality(window=2), other, sizes, before)
-    was, now = (
-        f"locality-1 window={each.window} lanes={each.lanes} sizes={ShardSizes.of(files).fingerprint}"
-        for each, files in ((Locality(window=2), Sharded.shard_sizes), (other, sizes))
-    )
-    assert found["code"] == 2
-    assert f"train: its order was {was} in this run, and now it is {now}" in found["err"]
+RESHARDED: list[tuple[Locality, Sequence[int]]] = [
+    (Locality(window=2), (20, 31, 0, 7, 25, 18)),
+    (Locality(window=3), Sharded.shard_sizes),
+    (Locality(window=2, lanes=2), Sharded.shard_sizes),
+]
+
+
+def test_an_order_that_has_changed_since_is_refused(subtests: pytest.Subtests) -> None:
+    cases: list[Any] = []
+    for (other, sizes), before in product(RESHARDED, (False, True)):
+        was, now = (
+            f"locality-1 window={each.window} lanes={each.lanes} sizes={ShardSizes.of(files).fingerprint}"
+            for each, files in ((Locality(window=2), Sharded.shard_sizes), (other, sizes))
+        )
+        case = (resharded, Locality(window=2), other, sizes, before)
+        cases.append((case, 2, f"train: its order was {was} in this run, and now it is {now}"))
+    assert_ends(subtests, 1, cases)
 
 
 def loads(change: dict[str, Any], how: str = "") -> None:
@@ -339,27 +252,24 @@ def loads(change: dict[str, Any], how: str = "") -> None:
                 other.load_state_dict({"torchtally": text})
 
 
-@pytest.mark.parametrize(
-    ("change", "how", "sentence"),
-    [
-        ({"seed": 6}, "", "the state is of another run: its seed is 6, and now it is 5"),
-        ({"task": "u"}, "", "the state is of another run: its task is u, and now it is t"),
-        ({"plan": {"train": 3}}, "", "its plan is {'train': 3}, and now it is {'train': 2}"),
-        ({"v": 4}, "", "its version is 4, and this release reads 1, 2, 3"),
-        ({"attempt": -1}, "", '"attempt" is -1, allowed is an integer from 0'),
-        ({"phases": {"train": {}}}, "", '"phases.train.n" is missing'),
-        ({}, "cut off", "it is cut off or damaged"),
-        ({}, "other key", "must have the entry 'torchtally', and it has model"),
-        ({}, "not a text", "it must be a text, not a dict"),
-        ({}, "too late", "load_state_dict() must be called before the first epoch of this start"),
-        ({}, "the dataset grew", "train: its number of samples was 101 in this run, and now it is 102"),
-        ({}, "the dataset grew before", "train: its number of samples was 101 in this run, and now it is 102"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], how: str, sentence: str) -> None:
-    found = alone(loads, change, how)
-    assert found["code"] == 2, found["err"]
-    assert sentence in found["err"]
+UNFIT: list[tuple[dict[str, Any], str, str]] = [
+    ({"seed": 6}, "", "the state is of another run: its seed is 6, and now it is 5"),
+    ({"task": "u"}, "", "the state is of another run: its task is u, and now it is t"),
+    ({"plan": {"train": 3}}, "", "its plan is {'train': 3}, and now it is {'train': 2}"),
+    ({"v": 4}, "", "its version is 4, and this release reads 1, 2, 3"),
+    ({"attempt": -1}, "", '"attempt" is -1, allowed is an integer from 0'),
+    ({"phases": {"train": {}}}, "", '"phases.train.n" is missing'),
+    ({}, "cut off", "it is cut off or damaged"),
+    ({}, "other key", "must have the entry 'torchtally', and it has model"),
+    ({}, "not a text", "it must be a text, not a dict"),
+    ({}, "too late", "load_state_dict() must be called before the first epoch of this start"),
+    ({}, "the dataset grew", "train: its number of samples was 101 in this run, and now it is 102"),
+    ({}, "the dataset grew before", "train: its number of samples was 101 in this run, and now it is 102"),
+]
+
+
+def test_a_state_that_does_not_fit_is_refused(subtests: pytest.Subtests) -> None:
+    assert_ends(subtests, 1, [((loads, change, how), 2, said) for change, how, said in UNFIT])
 
 
 # Odd moments.
@@ -385,109 +295,23 @@ def goes_on(saved: Saved, how: str) -> list[int]:
     return training.times
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "sentence"),
-    [
-        ("stops at once", 2, "train epoch 1 is in progress: call stop() after its loop has gone on"),
-        ("loads twice", 2, "load_state_dict() was called before in this start: an account takes one state"),
-        ("stops later", 0, ""),
-    ],
-)
-def test_what_a_state_holds_is_not_forgotten(how: str, code: int, sentence: str) -> None:
+GO_ON = [
+    ("stops at once", 2, "train epoch 1 is in progress: call stop() after its loop has gone on"),
+    ("loads twice", 2, "load_state_dict() was called before in this start: an account takes one state"),
+    ("stops later", 0, ""),
+]
+
+
+def test_what_a_state_holds_is_not_forgotten(subtests: pytest.Subtests) -> None:
     killed = alone(trains, None, 3)
-    found = alone(goes_on, killed["result"], how)
-    assert found["code"] == code, found["err"]
-    assert sentence in found["err"]
-    if not code:
-        assert sum(found["result"]) == 16
-        verdict = verified([killed], [found])
-        assert verdict.holds, verdict.problems
-
-
-def together(saved: Saved | None, until: int | None) -> Any:
-    """Two phases side by side, of which the one with more epochs has fewer steps in each."""
-    plan, training = {"real": 2, "noise": 3}, {"real": Witness(N), "noise": Witness(30)}
-    account = Account(task="t", plan=plan).__enter__()
-    loaders = {phase: account.loader(Noisy(len(own.times)), phase, batch_size=8) for phase, own in training.items()}
-    if saved:
-        account.load_state_dict(saved["account"])
-        for phase, own in training.items():
-            own.load(saved[phase])
-    commits = 0
-    for epoch in account.epochs():
-        batches = (account.epoch(phase, epoch, loaders[phase]) for phase in plan if epoch <= plan[phase])
-        for batch in chain.from_iterable(zip_longest(*batches)):
-            if batch is None:
-                continue
-            if commits == until:
-                saves = {phase: own.save() for phase, own in training.items()}
-                return {"account": account.state_dict(), **saves}
-            training[batch.phase].backward(*batch.data)
-            training[batch.phase].step()
-            account.commit(batch)
-            commits += 1
-    account.__exit__(None, None, None)
-    return [own.times for own in training.values()]
-
-
-@pytest.mark.parametrize("until", [11, 27])
-def test_a_phase_goes_on_within_an_epoch_that_another_has_completed(until: int) -> None:
-    killed = alone(together, None, until)
-    found = alone(together, killed["result"], None)
-    assert found["code"] == 0, found["err"]
-    assert found["result"] == [[2] * N, [3] * 30]
+    of_each = in_turn(1, ((goes_on, killed["result"], how) for how, *_ in GO_ON))
+    for (how, code, said), [found] in zip(GO_ON, of_each, strict=True):
+        with subtests.test(how):
+            assert found["code"] == code, found["err"]
+            assert said in found["err"]
+    assert sum(found["result"]) == 16
     verdict = verified([killed], [found])
     assert verdict.holds, verdict.problems
-
-
-def now_and_then(file: Path, dies: int) -> list[int]:
-    """Trains 6 epochs, of which every third is evaluated. The process is killed in the evaluation number `dies`."""
-    training = Witness(N)
-    with Account(task="t", plan={"train": 6, "test": 2}, anew=not file.exists()) as account:
-        loader = account.loader(Noisy(N), "train", batch_size=16)
-        tests = account.loader(Noisy(7), "test", batch_size=4, trains=False)
-        if file.exists():
-            saved = torch.load(file)
-            account.load_state_dict(saved["account"])
-            training.load(saved["training"])
-        for epoch in account.epochs():
-            for batch in account.epoch("train", epoch, loader):
-                training.backward(*batch.data)
-                training.step()
-                account.commit()
-            torch.save({"account": account.state_dict(), "training": training.save()}, file)
-            if epoch % 3 == 0:
-                for _ in account.epoch("test", epoch // 3, tests):
-                    if dies == epoch // 3:
-                        os.kill(os.getpid(), signal.SIGKILL)
-    return training.times
-
-
-def test_an_evaluation_of_every_third_epoch_is_made_after_a_kill_in_it(tmp_path: Path) -> None:
-    for dies in (1, 1, 2):
-        with pytest.raises(AssertionError, match="died without a word"):
-            alone(now_and_then, tmp_path / "state", dies)
-    found = alone(now_and_then, tmp_path / "state", 0)
-    assert (found["code"], found["result"]) == (0, [6] * N), found["err"]
-    last = tallied(found["out"])[-1]
-    assert {name: phase["consumed"] for name, phase in last["phases"].items()} == {"train": 6 * N, "test": 14}
-
-
-def few(saved: Saved | None, n: int, size: int, contract: Contract, stream: bool, until: int | None) -> Any:
-    training = Witness(n)
-    account = Account(task="t", plan={"train": 1}).__enter__()
-    loader = account.loader(Numbered(n) if stream else Noisy(n), "train", batch_size=size, contract=contract)
-    if saved:
-        account.load_state_dict(saved["account"])
-        training.load(saved["training"])
-    for commits, batch in enumerate(account.epoch("train", 1, loader)):
-        if commits == until:
-            return {"account": account.state_dict(), "training": training.save()}
-        training.backward(*batch.data)
-        training.step()
-        account.commit()
-    account.__exit__(None, None, None)
-    return training.times
 
 
 class Numbered(IterableDataset[Any]):
@@ -504,19 +328,23 @@ class Numbered(IterableDataset[Any]):
         return ((index, Noisy(self.n)[index]) for index in indices)
 
 
+def few(saved: Saved | None, until: int | None, dataset: Any, size: int, contract: Contract) -> Saved:
+    return trains(saved, until, contract=contract, size=size, plan={"train": 1}, dataset=dataset)
+
+
 def test_a_rank_of_a_stream_that_has_only_the_empty_step_left_goes_on() -> None:
     """9 samples over 2 ranks, 4 a step: the second rank has none in the second step."""
-    killed = run(2, few, None, 9, 4, "exact", True, 1)
-    resumed = run(2, few, killed[0]["result"], 9, 4, "exact", True, None)
+    killed = run(2, few, None, 1, Numbered(9), 4, "exact")
+    resumed = run(2, few, killed[0]["result"], None, Numbered(9), 4, "exact")
     assert [each["code"] for each in resumed] == [0, 0], resumed
-    assert resumed[0]["result"] == [1] * 9
+    assert resumed[0]["result"]["times"] == [1] * 9
 
 
 def test_more_ranks_than_samples_that_drop_last_leaves() -> None:
     """24 of 30 samples are consumed by 2 ranks: 8 ranks leave out the other 6, as they do not divide by 8."""
-    killed = run(2, few, None, 30, 2, "drop_last", False, 6)
-    resumed = run(8, few, killed[0]["result"], 30, 2, "drop_last", False, None)
+    killed = run(2, few, None, 6, Noisy(30), 2, "drop_last")
+    resumed = run(8, few, killed[0]["result"], None, Noisy(30), 2, "drop_last")
     assert {each["code"] for each in resumed} == {0}, resumed
-    assert sum(resumed[0]["result"]) == 24
+    assert sum(resumed[0]["result"]["times"]) == 24
     verdict = verified(killed, resumed)
     assert verdict.holds, verdict.problems

@@ -2,13 +2,13 @@
 
 import contextlib
 import copy
-import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from accounts import run
+from accounts import in_turn
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -239,20 +239,10 @@ RIGHT = [
 ]
 
 
-def each_of_them() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for body in RIGHT:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            try:
-                found[body.__name__] = body()
-            except SystemExit:
-                found[body.__name__] = said.getvalue()
-    return found
-
-
-def test_programs_as_people_write_them_are_proved_without_a_caveat() -> None:
-    for found in run(2, each_of_them):
-        for name, line in found["result"].items():
-            assert isinstance(line, dict), (name, line)
-            train = line["phases"]["train"]
-            assert (train["consumed"], train.get("dropped"), line.get("caveats")) == (2 * N, None, None), name
+def test_programs_as_people_write_them_are_proved_without_a_caveat(subtests: pytest.Subtests) -> None:
+    for body, of_ranks in zip(RIGHT, in_turn(2, ((body,) for body in RIGHT)), strict=True):
+        for found in of_ranks:
+            with subtests.test(body.__name__):
+                assert found["code"] == 0, found["err"]
+                line, train = found["result"], found["result"]["phases"]["train"]
+                assert (train["consumed"], train.get("dropped"), line.get("caveats")) == (2 * N, None, None)

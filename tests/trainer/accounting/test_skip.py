@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accounts import run
-from test_drops import judged
+from accounts import assert_ends, in_turn, run, verified
 from witness import Noisy, Witness
 
 from torchtally import Account, Batch, compat
@@ -116,30 +115,30 @@ def the_overflow_of_a_fused_optimizer(account: Account, batches: Iterator[Batch]
             account.commit()
 
 
-@pytest.mark.parametrize(
-    ("drive", "left_out"),
-    [
-        (some, 3),
-        (within_an_accumulation, 1),
-        (the_overflow_of_an_accumulation, 2),
-        (the_overflow_of_a_loop_that_fetches_ahead, 2),
-        (all_of_them, 4),
-        (the_overflow_of_a_scaler, 1),
-        (the_overflow_of_a_fused_optimizer, 1),
-    ],
-)
-def test_the_samples_of_a_skipped_batch_are_dropped_and_no_other_is_lost(drive: Any, left_out: int) -> None:
-    found = run(2, trains, drive)
-    for each in found:
-        assert each["code"] == 0, each["err"]
-    times, verdict = found[0]["result"], judged(found)
-    assert verdict.holds, verdict.problems
-    assert verdict.last
-    last = verdict.last.phases["train"]
-    assert sum(times) == last.consumed and max(times) <= 1
-    assert last.consumed + last.dropped == N
-    assert last.dropped == (N if left_out == 4 else 8 * left_out - 2 * (drive is some))
-    assert all("the program drops sample" in each["err"] for each in found)
+LEFT_OUT: list[tuple[Any, int]] = [
+    (some, 3),
+    (within_an_accumulation, 1),
+    (the_overflow_of_an_accumulation, 2),
+    (the_overflow_of_a_loop_that_fetches_ahead, 2),
+    (all_of_them, 4),
+    (the_overflow_of_a_scaler, 1),
+    (the_overflow_of_a_fused_optimizer, 1),
+]
+
+
+def test_the_samples_of_a_skipped_batch_are_dropped_and_no_other_is_lost(subtests: pytest.Subtests) -> None:
+    of_each = in_turn(2, ((trains, drive) for drive, _ in LEFT_OUT))
+    for (drive, left_out), found in zip(LEFT_OUT, of_each, strict=True):
+        with subtests.test(drive.__name__):
+            assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+            times, verdict = found[0]["result"], verified(found)
+            assert verdict.holds, verdict.problems
+            assert verdict.last
+            last = verdict.last.phases["train"]
+            assert sum(times) == last.consumed and max(times) <= 1
+            assert last.consumed + last.dropped == N
+            assert last.dropped == (N if left_out == 4 else 8 * left_out - 2 * (drive is some))
+            assert all("the program drops sample" in each["err"] for each in found)
 
 
 def twice(account: Account, batches: Iterator[Batch], training: Witness) -> None:
@@ -158,18 +157,15 @@ def the_reason_is_no_line(account: Account, batches: Iterator[Batch], training: 
         account.skip("two\nlines")
 
 
-@pytest.mark.parametrize(
-    ("drive", "sentence"),
-    [
-        (twice, "skip() must have a batch that is handed out, and neither committed nor skipped"),
-        (others_on_each_rank, "steps to skip"),
-        (the_reason_is_no_line, "reason"),
-    ],
-)
-def test_a_skip_of_another_batch_is_refused_on_all_ranks(drive: Any, sentence: str) -> None:
-    for each in run(2, trains, drive):
-        assert each["code"] == 2
-        assert sentence in each["err"], each["err"]
+REFUSED: list[tuple[Any, str]] = [
+    (twice, "skip() must have a batch that is handed out, and neither committed nor skipped"),
+    (others_on_each_rank, "steps to skip"),
+    (the_reason_is_no_line, "reason"),
+]
+
+
+def test_a_skip_of_another_batch_is_refused_on_all_ranks(subtests: pytest.Subtests) -> None:
+    assert_ends(subtests, 2, [((trains, drive), 2, said) for drive, said in REFUSED])
 
 
 def state_after_a_skip() -> str:

@@ -8,51 +8,69 @@ import pytest
 import ranks
 import torch
 import toy
+from torch.distributed.distributed_c10d import Store
 
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
 from torchtally.accounting.proofs.printing import emit
 from torchtally.errors import Unproven
 from torchtally.options import Training
 from torchtally.proof import digest
-from torchtally.proof.contract import CONTRACTS, Contract
+from torchtally.proof.contract import CONTRACTS
 from torchtally.proof.digest import Digest, parse
 from torchtally.proof.line import PREFIX
 from torchtally.proof.permutation import locate
+from torchtally.training import loop
 
 ONE_EPOCH = Training(epochs=1, batch_size=8)
 REPORT = Training(epochs=1, batch_size=8, tally="report")
 
 
-def proof(options: Training, n: int, world: int, batches: Any) -> list[dict[str, Any]]:
-    """The lines of the training phase under a faulty sampler, the line of all ranks last."""
-    found = ranks.run(world, toy.fit, options, n, 10, batches)
-    lines: list[dict[str, Any]] = found[0]["phases"][0]
-    return lines
+def fits(rank: int, world: int, store: Store, cases: list[tuple[Training, int, Any]]) -> list[Any]:
+    """The lines of each phase of these trainings, or what ended them."""
+    found: list[Any] = []
+    for options, n, batches in cases:
+        try:
+            found.append(toy.fit(rank, world, store, options, n, 10, batches)["phases"])
+        except Unproven as error:
+            found.append(error)
+    return found
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("contract", CONTRACTS)
-def test_every_contract_is_proved_where_n_does_not_divide(world: int, contract: Contract) -> None:
-    options = Training(epochs=2, batch_size=8, contract=contract)
-    for result in ranks.run(world, toy.fit, options, 101, 10):
-        phases = result["phases"]
-        assert [(lines[-1]["phase"], lines[-1]["epoch"]) for lines in phases] == [
-            ("train", 1),
-            ("test", 1),
-            ("train", 2),
-            ("test", 2),
-        ]
-        expected = {"exact": 101, "padded": 101 + -101 % world, "drop_last": 101 - 101 % world}[contract]
-        for lines in phases:
-            everything = lines[-1]
-            assert everything["consumed"] == (expected if everything["phase"] == "train" else 10)
-            assert sum(line["consumed"] for line in lines[:-1]) == everything["consumed"]
-            assert sum((parse(line["digest"]) for line in lines[:-1]), Digest()) == parse(everything["digest"])
-            assert all(line["lost"] == line["doubled"] == 0 for line in lines)
+def test_every_contract_is_proved_where_n_does_not_divide(world: int) -> None:
+    options = [Training(epochs=2, batch_size=8, contract=contract) for contract in CONTRACTS]
+    for result in ranks.run(world, fits, [(each, 101, loop.batches) for each in options]):
+        for contract, phases in zip(CONTRACTS, result, strict=True):
+            made = [(lines[-1]["phase"], lines[-1]["epoch"]) for lines in phases]
+            assert made == [("train", 1), ("test", 1), ("train", 2), ("test", 2)]
+            expected = {"exact": 101, "padded": 101 + -101 % world, "drop_last": 101 - 101 % world}[contract]
+            for lines in phases:
+                everything = lines[-1]
+                assert everything["consumed"] == (expected if everything["phase"] == "train" else 10)
+                assert sum(line["consumed"] for line in lines[:-1]) == everything["consumed"]
+                assert sum((parse(line["digest"]) for line in lines[:-1]), Digest()) == parse(everything["digest"])
+                assert all(line["lost"] == line["doubled"] == 0 for line in lines)
 
 
-def test_rank_local_shuffle_is_found_though_every_count_is_right() -> None:
-    *own, everything = proof(REPORT, 400, 4, toy.rank_local_shuffle)
+FAULTS = {
+    toy.rank_local_shuffle: 400,
+    toy.two_swapped_for_their_neighbours: 400,
+    toy.distributed_sampler: 402,
+    toy.skips_a_batch: 400,
+    toy.repeats_a_batch: 400,
+}
+Proofs = dict[Any, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def proofs() -> Proofs:
+    """By fault, the lines of the training phase on four ranks, the line of all ranks last."""
+    [found, *_] = ranks.run(4, fits, [(REPORT, n, fault) for fault, n in FAULTS.items()])
+    return {fault: phases[0] for fault, phases in zip(FAULTS, found, strict=True)}
+
+
+def test_rank_local_shuffle_is_found_though_every_count_is_right(proofs: Proofs) -> None:
+    *own, everything = proofs[toy.rank_local_shuffle]
     assert [line["consumed"] for line in own] == [line["expected"] for line in own] == [100] * 4
     # Of n samples drawn by 4 ranks, each n/4 without the others' knowledge, (3/4)^4 = 31.6% are never seen.
     assert 0.25 < everything["lost"] / 400 < 0.40
@@ -60,8 +78,8 @@ def test_rank_local_shuffle_is_found_though_every_count_is_right() -> None:
     assert all(line["lost"] > 0 for line in own)
 
 
-def test_two_indices_swapped_for_their_neighbours_are_found_and_named() -> None:
-    *own, everything = proof(REPORT, 400, 4, toy.two_swapped_for_their_neighbours)
+def test_two_indices_swapped_for_their_neighbours_are_found_and_named(proofs: Proofs) -> None:
+    *own, everything = proofs[toy.two_swapped_for_their_neighbours]
     wrong = own[0]
     assert wrong["consumed"] == wrong["expected"] == 100
     assert (wrong["lost"], wrong["doubled"]) == (2, 2)
@@ -71,33 +89,32 @@ def test_two_indices_swapped_for_their_neighbours_are_found_and_named() -> None:
     assert everything["lost_indices"] == [up, down]
 
 
-def test_distributed_sampler_is_found_where_n_does_not_divide() -> None:
-    *_, everything = proof(REPORT, 402, 4, toy.distributed_sampler)
+def test_distributed_sampler_is_found_where_n_does_not_divide(proofs: Proofs) -> None:
+    *_, everything = proofs[toy.distributed_sampler]
     assert (everything["expected"], everything["consumed"]) == (402, 404)
     assert (everything["lost"], everything["doubled"]) == (0, 2)
 
 
-def test_a_skipped_batch_is_lost() -> None:
-    *own, everything = proof(REPORT, 400, 4, toy.skips_a_batch)
+def test_a_skipped_batch_is_lost(proofs: Proofs) -> None:
+    *own, everything = proofs[toy.skips_a_batch]
     assert [(line["lost"], line["doubled"]) for line in own] == [(8, 0)] * 4
     assert (everything["lost"], everything["doubled"]) == (32, 0)
 
 
-def test_a_repeated_batch_is_doubled() -> None:
-    *own, everything = proof(REPORT, 400, 4, toy.repeats_a_batch)
+def test_a_repeated_batch_is_doubled(proofs: Proofs) -> None:
+    *own, everything = proofs[toy.repeats_a_batch]
     assert [(line["lost"], line["doubled"]) for line in own] == [(0, 8)] * 4
     assert (everything["lost"], everything["doubled"]) == (0, 32)
     assert len(everything["doubled_indices"]) == 8  # named as far as a line has room
 
 
 def test_an_index_that_is_no_sample_is_found_on_every_rank() -> None:
-    *own, everything = proof(REPORT, 400, 2, toy.counts_from_the_end)
+    results = ranks.run(2, fits, [(each, 400, toy.counts_from_the_end) for each in (REPORT, ONE_EPOCH)])
+    *own, everything = results[0][0][0]
     assert (own[1]["lost"], own[1]["doubled"]) == (8, 8)
     assert own[1]["doubled_indices"][-1] == -1
     assert (everything["consumed"], everything["lost"], everything["doubled"]) == (400, 8, 8)
-    assert all(
-        isinstance(each, Unproven) for each in ranks.run(2, toy.fit, ONE_EPOCH, 400, 10, toy.counts_from_the_end)
-    )
+    assert all(isinstance(ended, Unproven) for _, ended in results)
 
 
 def test_an_epoch_in_the_order_of_the_first_is_found() -> None:
@@ -110,11 +127,12 @@ def test_an_epoch_in_the_order_of_the_first_is_found() -> None:
     assert second[0]["lost"] > 0
 
 
-@pytest.mark.parametrize("fault", [toy.rank_local_shuffle, toy.skips_a_batch, toy.two_swapped_for_their_neighbours])
-def test_a_failed_proof_ends_the_run_on_every_rank(fault: Any) -> None:
-    for result in ranks.run(3, toy.fit, ONE_EPOCH, 90, 10, fault):
-        assert isinstance(result, Unproven)
-        assert "train epoch 1 is not proved: of 90 samples" in str(result)
+def test_a_failed_proof_ends_the_run_on_every_rank() -> None:
+    faults = (toy.rank_local_shuffle, toy.skips_a_batch, toy.two_swapped_for_their_neighbours)
+    for results in ranks.run(3, fits, [(ONE_EPOCH, 90, fault) for fault in faults]):
+        for result in results:
+            assert isinstance(result, Unproven)
+            assert "train epoch 1 is not proved: of 90 samples" in str(result)
 
 
 def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:

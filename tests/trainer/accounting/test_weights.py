@@ -1,6 +1,8 @@
 """Ranks that train models of their own, and a resume without the weights, get no ✓."""
 
+import contextlib
 import copy
+import functools
 import json
 from collections.abc import Callable
 from itertools import cycle
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accounts import alone, run
+from accounts import in_turn, run
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -219,32 +221,33 @@ def peers_that_have_other_data() -> None:
     trains(model, adam(model))
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        each_its_own,
-        each_its_own_past_ddp,
-        each_its_own_without_sync,
-        each_its_own_of_tensors,
-        each_its_own_that_gets_the_weights_of_one,
-        each_its_own_whose_mean_is_not_stated,
-        peers_that_have_other_data,
-        each_its_own_head,
-        each_its_own_layer_that_is_given,
-        each_its_own_with_a_layer_that_is_off,
-        each_its_own_that_is_wrapped_in_vain,
-        each_its_own_of_two_optimizers,
-        each_its_own_of_bfloat16,
-        each_its_own_with_a_tensor_beside,
-        each_its_own_by_steps_of_one_size,
-    ],
-    ids=lambda body: body.__name__,
-)
-def test_ranks_that_train_models_of_their_own_are_refused(body: Callable[[], None]) -> None:
-    for found in run(2, body):
-        assert found["code"] == 2
-        assert f"train epoch 1 is not proved: ranks 0 and 1 {APART}" in found["err"]
-        assert not [line for line in found["lines"] if line["rank"] == "all"]
+MODELS_OF_THEIR_OWN = [
+    each_its_own,
+    each_its_own_past_ddp,
+    each_its_own_without_sync,
+    each_its_own_of_tensors,
+    each_its_own_that_gets_the_weights_of_one,
+    each_its_own_whose_mean_is_not_stated,
+    peers_that_have_other_data,
+    each_its_own_head,
+    each_its_own_layer_that_is_given,
+    each_its_own_with_a_layer_that_is_off,
+    each_its_own_that_is_wrapped_in_vain,
+    each_its_own_of_two_optimizers,
+    each_its_own_of_bfloat16,
+    each_its_own_with_a_tensor_beside,
+    each_its_own_by_steps_of_one_size,
+]
+
+
+def test_ranks_that_train_models_of_their_own_are_refused(subtests: pytest.Subtests) -> None:
+    of_each = in_turn(2, ((body,) for body in MODELS_OF_THEIR_OWN))
+    for body, of_ranks in zip(MODELS_OF_THEIR_OWN, of_each, strict=True):
+        for found in of_ranks:
+            with subtests.test(body.__name__):
+                assert found["code"] == 2
+                assert f"train epoch 1 is not proved: ranks 0 and 1 {APART}" in found["err"]
+                assert not [line for line in found["lines"] if line["rank"] == "all"]
 
 
 def apart_from_the_second_epoch_on() -> None:
@@ -450,35 +453,38 @@ def with_fsdp1_and_original_parameters() -> None:
 def with_other_instructions() -> None:
     """What differs in the last bits cannot be compared."""
     torch.set_num_threads(1 + dist.get_rank())
-    each_its_own()
+    try:
+        each_its_own()
+    finally:
+        torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        with_ddp,
-        by_hand,
-        with_the_mean_of_the_weights,
-        with_an_expert_of_each_rank,
-        with_experts_of_the_same_size,
-        with_an_inner_loop,
-        with_weights_of_rank_0_at_first,
-        with_an_optimizer_that_averages,
-        with_a_model_of_each_rank,
-        with_experts_that_are_sharded,
-        with_local_sgd,
-        with_a_state_of_parts,
-        with_fsdp2,
-        with_fsdp1,
-        with_fsdp1_and_original_parameters,
-        with_other_instructions,
-    ],
-    ids=lambda body: body.__name__,
-)
-def test_ranks_that_train_one_model_are_proved(body: Callable[[], None]) -> None:
-    for found in run(2, body):
-        assert found["code"] == 0, found["err"]
-        assert APART not in found["err"]
+ONE_MODEL = [
+    with_ddp,
+    by_hand,
+    with_the_mean_of_the_weights,
+    with_an_expert_of_each_rank,
+    with_experts_of_the_same_size,
+    with_an_inner_loop,
+    with_weights_of_rank_0_at_first,
+    with_an_optimizer_that_averages,
+    with_a_model_of_each_rank,
+    with_experts_that_are_sharded,
+    with_local_sgd,
+    with_a_state_of_parts,
+    with_fsdp2,
+    with_fsdp1,
+    with_fsdp1_and_original_parameters,
+    with_other_instructions,
+]
+
+
+def test_ranks_that_train_one_model_are_proved(subtests: pytest.Subtests) -> None:
+    for body, of_ranks in zip(ONE_MODEL, in_turn(2, ((body,) for body in ONE_MODEL)), strict=True):
+        for found in of_ranks:
+            with subtests.test(body.__name__):
+                assert found["code"] == 0, found["err"]
+                assert APART not in found["err"]
 
 
 # A resume.
@@ -486,36 +492,30 @@ def test_ranks_that_train_one_model_are_proved(body: Callable[[], None]) -> None
 Saved = dict[str, Any]
 
 
-def begins() -> Saved:
-    """Three steps."""
-    model = a_model()
-    optimizer = adam(model)
-    saved: Saved = {}
-    with Account(task="t", plan={"train": 1}) as account:
-        account.optimizer(optimizer)
-        for number, (inputs, _) in enumerate(account.loader(data(), batch_size=4), 1):
-            optimizer.zero_grad()
-            account.weigh(model(inputs).square().mean()).backward()
-            optimizer.step()
-            if number == 3:
-                saved = {"account": account.state_dict(), "model": copy.deepcopy(model.state_dict())}
-    return saved
+class Killed(Exception):
+    pass
 
 
 Load = Callable[[Saved], tuple[nn.Module, list[nn.Parameter]]]
 
 
-def goes_on(saved: Saved, load: Load) -> None:
-    with Account(task="t", plan={"train": 1}) as account:
+def goes_on(saved: Saved | None, load: Load, until: int = 0) -> Saved:
+    kept: Saved = {}
+    with contextlib.suppress(Killed), Account(task="t", plan={"train": 1}) as account:
         loader = account.loader(data(), "train", batch_size=4)
-        account.load_state_dict(saved["account"])
-        model, parameters = load(saved["model"])
+        if saved:
+            account.load_state_dict(saved["account"])
+        model, parameters = load(saved["model"] if saved else a_model().state_dict())
         optimizer = torch.optim.AdamW(parameters, lr=0.01)
         account.optimizer(optimizer)
-        for inputs, _ in loader:
+        for number, (inputs, _) in enumerate(loader, 1):
             optimizer.zero_grad()
             account.weigh(model(inputs.to(parameters[0].dtype)).square().mean()).backward()
             optimizer.step()
+            if number == until:
+                kept = {"account": account.state_dict(), "model": copy.deepcopy(model.state_dict())}
+                raise Killed
+    return kept
 
 
 def nothing(_: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -556,46 +556,36 @@ def another_precision(saved: Saved) -> tuple[nn.Module, list[nn.Parameter]]:
     return model, [*model.parameters()]
 
 
-@pytest.fixture(scope="module")
-def saved() -> Saved:
-    found = alone(begins)
-    assert found["code"] == 0
-    result: Saved = found["result"]
-    return result
-
-
-@pytest.mark.parametrize("load", [nothing, other_names], ids=lambda load: load.__name__)
-def test_a_state_without_its_weights_is_refused(saved: Saved, load: Callable[..., Any]) -> None:
-    found = alone(goes_on, saved, load)
-    assert found["code"] == 2
-    assert "no parameter of an optimizer has a value that was saved with it" in found["err"]
-    assert not found["lines"]
-
-
-@pytest.mark.parametrize(
-    "load", [everything, a_new_head, a_new_head_alone, another_precision], ids=lambda load: load.__name__
-)
-def test_a_state_with_its_weights_is_proved(saved: Saved, load: Callable[..., Any]) -> None:
-    found = alone(goes_on, saved, load)
-    assert found["code"] == 0, found["err"]
-
-
-def without_weights(saved: Saved) -> Saved:
+def resumes(load: Load, **changes: Any) -> None:
+    saved = goes_on(None, everything, 3)
     values = json.loads(saved["account"]["torchtally"])
     assert values.pop("weights")
-    return {**saved, "account": {"torchtally": json.dumps(values)}}
+    if changes:
+        saved["account"] = {"torchtally": json.dumps({**values, **changes})}
+    goes_on(saved, load)
 
 
-def test_a_state_that_knows_no_weights_is_taken(saved: Saved) -> None:
-    assert alone(goes_on, without_weights(saved), nothing)["code"] == 0
+NO_WEIGHTS = "no parameter of an optimizer has a value that was saved with it"
+DAMAGED = 'the state of the account cannot be loaded: "weights" is'
+RESUMES: list[tuple[Load, dict[str, Any], int, str]] = [
+    (nothing, {}, 2, NO_WEIGHTS),
+    (other_names, {}, 2, NO_WEIGHTS),
+    (everything, {}, 0, ""),
+    (a_new_head, {}, 0, ""),
+    (a_new_head_alone, {}, 0, ""),
+    (another_precision, {}, 0, ""),
+    (nothing, {"v": 1}, 0, ""),  # it knows no weights
+    *((everything, {"weights": damaged}, 2, DAMAGED) for damaged in (None, {}, [["float32", 1]], [1])),
+]
 
 
-@pytest.mark.parametrize("weights", [None, {}, [["float32", 1]], [1]])
-def test_damaged_weights_are_refused(saved: Saved, weights: Any) -> None:
-    values = json.loads(saved["account"]["torchtally"]) | {"weights": weights}
-    found = alone(goes_on, {**saved, "account": {"torchtally": json.dumps(values)}}, everything)
-    assert found["code"] == 2
-    assert 'the state of the account cannot be loaded: "weights" is' in found["err"]
+def test_a_state_is_taken_with_its_weights_alone(subtests: pytest.Subtests) -> None:
+    of_each = in_turn(1, ((functools.partial(resumes, **changes), load) for load, changes, *_ in RESUMES))
+    for (load, changes, code, sentence), [found] in zip(RESUMES, of_each, strict=True):
+        with subtests.test(f"{load.__name__} {changes}"):
+            assert found["code"] == code, found["err"]
+            assert sentence in found["err"]
+            assert bool(found["lines"]) == (code == 0)
 
 
 def stages() -> set[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import signal
 from collections.abc import Mapping
@@ -117,6 +118,7 @@ def outcome_of(rank: int, world: int, store: Store, *how: Any) -> dict[str, Any]
     return outcome(start(rank, world, store, *how))
 
 
+@functools.cache
 def undisturbed(world: int, options: Training = OPTIONS) -> list[dict[str, Any]]:
     return ranks.run(world, outcome_of, "own", None, None, options)
 
