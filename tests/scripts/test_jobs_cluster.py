@@ -16,7 +16,6 @@ import pytest
 import seen
 import stated
 import told
-import torchtally_jobs
 from answering import JOB, LAST, LINES, NODES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 from answering import PODS as NAMES
 
@@ -66,19 +65,6 @@ def gone(server: Server) -> None:
 def pods(server: Server, *objects: dict[str, Any]) -> None:
     for path in (PODS, OF_JOB):
         server.answers[path] = 200, {"items": list(objects)}
-
-
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """The exit status of torchtally_jobs with these arguments, and what it says."""
-
-    def asked(*arguments: object) -> tuple[int, str]:
-        status = torchtally_jobs.main([*map(str, arguments)])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return status, " ".join((out + err).split())
-
-    return asked
 
 
 def test_a_job_that_is_proved(cluster: Server, ask: Ask) -> None:
