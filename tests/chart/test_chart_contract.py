@@ -66,7 +66,6 @@ VALUES |= {
         '[{"topologyKey":"kubernetes.io/hostname"}]}}',
     ),
 }
-every_values = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 
 
 @pytest.fixture(scope="session")
@@ -109,17 +108,22 @@ def pod_specs(documents: list[Object]) -> list[Object]:
     return found
 
 
-@every_values
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 @pytest.mark.parametrize("helm", ["helm", "helm3"], indirect=True)
-def test_jobs_validate_against_their_controllers_schema(
+def test_jobs_fit_their_controllers_schema_and_their_pods_restricted_pod_security(
     render: Render, crds: dict[str, Schema], values: tuple[str, ...]
 ) -> None:
-    found = [each for each in flat(render(*values)) if each["kind"] in crds]
+    documents = render(*values)
+    found = [each for each in flat(documents) if each["kind"] in crds]
     kinds = [each["kind"] for each in found]
     assert sum(kind.endswith("Job") for kind in kinds) == 1
     assert ("PodMonitor" in kinds) is ("--api-versions=monitoring.coreos.com/v1/PodMonitor" in values)
     for each in found:
         jsonschema.Draft202012Validator(crds[each["kind"]]).validate(each)
+    specs = pod_specs(documents)
+    assert len(specs) > 1  # of the job and of its test
+    for pod in specs:
+        assert_restricted(pod)
 
 
 def test_the_policy_for_signed_images_is_one_that_its_controller_takes(crds: dict[str, Schema]) -> None:
@@ -137,19 +141,15 @@ def test_the_operators_schema_finds_mistakes(render: Render, crds: dict[str, Sch
     assert mistaken == {"nprocPerNode", "containers[0]"}
 
 
-@every_values
-def test_pods_pass_restricted_pod_security(render: Render, values: tuple[str, ...]) -> None:
-    specs = pod_specs(render(*values))
-    assert len(specs) > 1  # of the job and of its test
-    for pod in specs:
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"].get("runAsUser") != 0
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
-        for volume in pod.get("volumes", []):
-            assert set(volume) - {"name"} <= {"configMap", "emptyDir", "persistentVolumeClaim"}
-        for container in [*pod.get("initContainers", []), *pod["containers"]]:
-            context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False
-            assert context["capabilities"] == {"drop": ["ALL"]}
-            assert context["readOnlyRootFilesystem"] is True  # beyond restricted: nothing is written into the image
+def assert_restricted(pod: Object) -> None:
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"].get("runAsUser") != 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    for volume in pod.get("volumes", []):
+        assert set(volume) - {"name"} <= {"configMap", "emptyDir", "persistentVolumeClaim"}
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True  # beyond restricted: nothing is written into the image

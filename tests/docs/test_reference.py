@@ -1,5 +1,6 @@
 """What the reference states about lines, codes, variables, faults, and messages is what the code and its tests have."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -7,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import fork_server
 import pytest
 from metric_names import FAMILIES
 from prometheus_client import Metric
@@ -155,28 +155,14 @@ def test_the_faults_on_a_cluster_are_those_of_its_tests() -> None:
     assert faults("## On a cluster") == set(map(tuple, json.loads(listed)))
 
 
-def test_the_faults_on_one_machine_are_those_of_its_tests() -> None:
-    def collected(mark: str) -> str:
-        collect = [
-            "-c",
-            fork_server.PYTEST,
-            "--collect-only",
-            "--quiet",
-            "-m",
-            mark,
-            "-k",
-            "undisturbed or while_data",
-            "tests/local/test_local_faults.py",
-        ]
-        return subprocess.run([sys.executable, *collect], cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
-
-    named = set(re.findall(r"\[(.+)\]$", collected(""), re.MULTILINE))
-    documented = {re.sub(r"\W+", "-", fault) for fault, _ in faults("## On one machine")}
-    assert len(named) > 1
-    assert named <= documented
-    assert len(documented - named) == 1  # a test by itself: the data, too, is of its own
-    some, every = (collected(mark).count("::") for mark in ("not nightly", ""))
-    said = f"`make test` runs {some} of the {every} rows"
+def test_the_faults_on_one_machine_are_those_of_its_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tests/local")
+    cases = importlib.import_module("test_local_faults").FAULTS
+    documented = faults("## On one machine")
+    assert len(documented - {(case.name, case.policy) for case in cases}) == 1  # the data, too, is of its own
+    assert {(case.name, case.policy) for case in cases} <= documented
+    some = sum(not case.nightly for case in cases)
+    said = f"`make test` runs {some} of the {len(documented)} rows"
     assert said in " ".join(page("operations/faults.md", "## On one machine").split())
 
 

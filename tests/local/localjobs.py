@@ -1,21 +1,24 @@
 """Small PyTorchJobs of shell pods, and ways to run them."""
 
-import os
+import io
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+import run_local
 import yaml
 
 from local import manifest
 from local.controller import Status, Verdict
 from local.job import LocalJob
 
-RUN_LOCAL = Path(__file__).resolve().parents[2] / "scripts" / "run_local.py"
+RUN_LOCAL = Path(run_local.__file__)
 LIMIT = 240.0  # seconds for anything to come
 Object = dict[str, Any]
 
@@ -78,16 +81,17 @@ def command(file: str, *options: str) -> list[str]:
 
 
 def run_script(file: str, *options: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run scripts/run_local.py itself."""
-    return subprocess.run(
-        command(file, *options),
-        input=stdin,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    """Run scripts/run_local.py to its end, in this process, which has imported what it needs."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    arguments = command(file, *options)[1:]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", arguments)
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        status = run_local.main()
+    said = [each.buffer.getvalue().decode() for each in (out, err)]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(arguments, status, *said)
 
 
 def start_script(file: str, *options: str) -> subprocess.Popen[str]:

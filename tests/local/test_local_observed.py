@@ -1,6 +1,7 @@
 """What the loaders of a pod's own program handed out is told at the job's end."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,8 +71,7 @@ def test_a_python_that_has_nothing_of_torchtally_is_observed_on_demand(tmp_path:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = f"exec {python} {tmp_path}/train.py"
     manifest = write(tmp_path, pytorchjob(command, command, policy="Never"))
-    ended = run_script(manifest, "--json")
-    assert ended.returncode == 0 and "OBSERVED" not in ended.stdout, ended.stderr
+    assert subprocess.run([python, "-E", "-c", "import torchtally_observer"], capture_output=True).returncode == 1
     ended = run_script(manifest, "--observe", "--json")
     assert ended.returncode == 0, ended.stderr
     assert LOST in ended.stderr and "not applied" not in ended.stderr and "volume" not in ended.stderr

@@ -275,5 +275,6 @@ def test_working_directory(tmp_path: Path) -> None:
 
 
 def test_a_pod_reads_nothing(tmp_path: Path) -> None:
-    ended = run_script(write(tmp_path, pytorchjob("cat; echo read")), stdin="not for a pod")
+    job = command(write(tmp_path, pytorchjob("cat; echo read")))
+    ended = subprocess.run(job, input="not for a pod", capture_output=True, text=True)
     assert ended.stdout == "[demo-master-0] read\n"

@@ -21,6 +21,12 @@ pytestmark = pytest.mark.browser
 EVIL = "</script><img src=x onerror=alert(1)><b>&amp;\"'${1+1}"
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a page is written."""
+    return tmp_path / "report.html"
+
+
 def epoch(number: int, loss: float, accuracy: float, speed: float) -> events.Epoch:
     return events.Epoch(
         epoch=number, loss=loss, test_loss=loss + 1, test_accuracy=accuracy, tested=10, samples_per_second=speed
@@ -32,7 +38,7 @@ def repeats(phase: str, number: int, rank: int, shard: list[int]) -> list[int]:
     return [shard[0], *shard[:5], *shard[6:]] if (phase, number, rank) == ("train", 2, 2) else shard
 
 
-def test_a_proved_run(browser: Browser, tmp_path: Path) -> None:
+def test_a_proved_run(browser: Browser, path: Path) -> None:
     lines = bruteforce.run()
     told = pages.event(1, events.Begun(task="fashion-mnist", world=4)) + pages.event(2, events.Step(epoch=1))
     told += pages.event(5, epoch(1, 0.5, 0.7, 1234)) + pages.event(9, epoch(2, 0.25, 0.8, 4321))
@@ -41,7 +47,6 @@ def test_a_proved_run(browser: Browser, tmp_path: Path) -> None:
     slow = events.Straggler(slow="demo-worker-0", slow_rank=1, loses_in="compute", seconds=0.25, others=0.1)
     none = events.Straggler(slow=None, slow_rank=None, loses_in=None, seconds=None, others=None)
     told += pages.event(6, slow) + pages.event(7, none)
-    path = tmp_path / "report.html"
     verdict = pages.write(pages.of_lines([*lines, bruteforce.last(lines)], told), path)
     assert verdict.outcome is Outcome.PROVED
     with pages.opened(browser, path) as page:
@@ -71,9 +76,8 @@ def test_a_proved_run(browser: Browser, tmp_path: Path) -> None:
             assert re.match(r"(Shard map|Curve|Timeline) of ", label)
 
 
-def test_a_disproved_run_shows_which_samples(browser: Browser, tmp_path: Path) -> None:
+def test_a_disproved_run_shows_which_samples(browser: Browser, path: Path) -> None:
     lines = bruteforce.run(consume=repeats)
-    path = tmp_path / "report.html"
     assert pages.write(pages.of_lines([*lines, bruteforce.last(lines)]), path).outcome is Outcome.DISPROVED
     order = bruteforce.order(60, 0, 2)
     with pages.opened(browser, path) as page:
@@ -97,19 +101,19 @@ def test_a_disproved_run_shows_which_samples(browser: Browser, tmp_path: Path) -
         assert page.evaluate(ticks) == before
 
 
-def observed(tmp_path: Path, lines: list[str]) -> Path:
+def observed(path: Path, lines: list[str]) -> Path:
     """The page of these lines of a program that keeps no account."""
     record = Record()
     for line in lines:
         record.add_line(*line.removeprefix("[").split("] ", 1))
-    snapshot, path = record.snapshot, tmp_path / "report.html"
-    assert snapshot.observation
-    document.write_observed(snapshot, observing.outcome(snapshot.observation, None), path)
+    observation = record.snapshot.observation
+    assert observation
+    document.write_observed(record.snapshot, observing.outcome(observation, None), path)
     return path
 
 
-def test_an_observed_program(browser: Browser, tmp_path: Path) -> None:
-    with pages.opened(browser, observed(tmp_path, seen.lines())) as page:
+def test_an_observed_program(browser: Browser, path: Path) -> None:
+    with pages.opened(browser, observed(path, seen.lines())) as page:
         assert page.title() == "✓ Observed training – torchtally"
         assert "an observation, not a proof" in page.inner_text(".verdict")
         label = "Shard map of train.py:18 (Digits, 40 samples): 2 ranks over 2 passes."
@@ -129,9 +133,9 @@ def test_an_observed_program(browser: Browser, tmp_path: Path) -> None:
         )
 
 
-def test_a_fault_and_a_rank_without_a_line(browser: Browser, tmp_path: Path) -> None:
+def test_a_fault_and_a_rank_without_a_line(browser: Browser, path: Path) -> None:
     lines = [*seen.lines(seen.ALL), *seen.lines(([1, 2], []), passes=1, steps=0, loader=OTHER)[:1]]
-    with pages.opened(browser, observed(tmp_path, lines)) as page:
+    with pages.opened(browser, observed(path, lines)) as page:
         assert page.title().startswith("✗ ")
         assert "each rank is handed all 40 samples" in page.inner_text(".verdict li")
         for who in ("all ranks together", "rank 0", "rank 1"):
@@ -143,21 +147,20 @@ def test_a_fault_and_a_rank_without_a_line(browser: Browser, tmp_path: Path) -> 
 OTHER = {"place": "train.py:31", "type": "DataLoader", "dataset": EVIL, "length": 40, "batch": 5, "workers": 0}
 
 
-def test_text_of_an_observed_line_stays_text(browser: Browser, tmp_path: Path) -> None:
+def test_text_of_an_observed_line_stays_text(browser: Browser, path: Path) -> None:
     lines = seen.lines(passes=1, loader=OTHER, pod=EVIL)
-    with pages.opened(browser, observed(tmp_path, lines)) as page:
+    with pages.opened(browser, observed(path, lines)) as page:
         assert EVIL in page.inner_text("figcaption")
         page.locator("#observed-0 [aria-label^='rank 0']").hover()
         assert page.locator("img, main b").count() == 0
 
 
-def test_many_ranks_and_passes_fit_in_2_mb(browser: Browser, tmp_path: Path) -> None:
+def test_many_ranks_and_passes_fit_in_2_mb(browser: Browser, path: Path) -> None:
     observation = Record()
     for rank in range(300):
         for number in range(50):
             line = seen.line(0, [rank % 40], number, world=300, **{"rank": rank, "pod": f"pod-{rank}"})
             observation.add_line("pod", line)
-    path = tmp_path / "report.html"
     document.write_observed(observation.snapshot, Outcome.OBSERVED, path)
     assert path.stat().st_size < 2_000_000
     with pages.opened(browser, path) as page:
@@ -166,17 +169,16 @@ def test_many_ranks_and_passes_fit_in_2_mb(browser: Browser, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("missing", ["last line", "rank"])
-def test_no_check_mark_where_the_verifier_has_none(tmp_path: Path, missing: str) -> None:
+def test_no_check_mark_where_the_verifier_has_none(path: Path, missing: str) -> None:
     lines = bruteforce.run()
     kept = [line for line in lines if line["rank"] != 1] if missing == "rank" else lines[:-1]
-    path = tmp_path / "report.html"
     assert pages.write(pages.of_lines(kept), path).outcome is Outcome.INCOMPLETE
     text = path.read_text().partition('id="charts"')[0]
     assert "<strong>… Incomplete</strong>" in text
     assert "✓" not in text.partition("<main>")[2].partition("<h2>")[0]
 
 
-def test_text_of_a_log_stays_text(browser: Browser, tmp_path: Path) -> None:
+def test_text_of_a_log_stays_text(browser: Browser, path: Path) -> None:
     lines = [line | {"pod": line["pod"] + EVIL} for line in bruteforce.run(task=EVIL)]
     pod = lines[0]["pod"]
     told = pages.event(1, events.Begun(task=EVIL, world=4), pod) + pages.event(2, events.Step(epoch=1), pod)
@@ -185,7 +187,6 @@ def test_text_of_a_log_stays_text(browser: Browser, tmp_path: Path) -> None:
     started = events.Started(node_rank=0, min_pods=4, max_pods=4, processes=1, threads=1, **versions)
     ended = events.Ended(code=1, kind="known", cause=EVIL)
     told = pages.event(0, started, pod, None) + told + pages.event(9, ended, pod, None)
-    path = tmp_path / "report.html"
     logs = pages.of_lines(lines)
     pages.write({**logs, pod: told + logs[pod]}, path)
     with pages.opened(browser, path) as page:
@@ -199,9 +200,8 @@ def test_text_of_a_log_stays_text(browser: Browser, tmp_path: Path) -> None:
     assert written.count("</script>") == 3
 
 
-def test_a_phone_in_the_dark(browser: Browser, tmp_path: Path) -> None:
+def test_a_phone_in_the_dark(browser: Browser, path: Path) -> None:
     lines = bruteforce.run()
-    path = tmp_path / "report.html"
     pages.write(pages.of_lines(lines, pages.event(5, epoch(1, 0.5, 0.7, 1234))), path)
     phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
     with pages.opened(browser, path, **phone) as page:
@@ -215,8 +215,7 @@ def test_a_phone_in_the_dark(browser: Browser, tmp_path: Path) -> None:
         assert page.evaluate(background) == "rgb(255, 255, 255)"
 
 
-def test_the_shard_map_is_seen_before_the_other_charts_are_drawn(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
+def test_the_shard_map_is_seen_before_the_other_charts_are_drawn(browser: Browser, path: Path) -> None:
     pages.write(pages.of_lines(bruteforce.run(), pages.event(5, epoch(1, 0.5, 0.7, 1234))), path)
     with browser.new_context() as context:
         page = context.new_page()
@@ -235,8 +234,7 @@ def test_the_shard_map_is_seen_before_the_other_charts_are_drawn(browser: Browse
         page.wait_for_selector("html[data-drawn]", state="attached")
 
 
-def test_the_page_can_make_no_request(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
+def test_the_page_can_make_no_request(browser: Browser, path: Path) -> None:
     pages.write(pages.of_lines(bruteforce.run()), path)
     with browser.new_context() as context:
         page = context.new_page()
@@ -253,9 +251,8 @@ def test_the_page_can_make_no_request(browser: Browser, tmp_path: Path) -> None:
         assert answered == []
 
 
-def test_1000_pods_and_100_epochs_fit_in_2_mb(browser: Browser, tmp_path: Path) -> None:
+def test_1000_pods_and_100_epochs_fit_in_2_mb(browser: Browser, path: Path) -> None:
     snapshot, verdict = large.run(1000, 100)
-    path = tmp_path / "report.html"
     document.write(snapshot, verdict, path)
     assert path.stat().st_size < 2_000_000
     with pages.opened(browser, path) as page:

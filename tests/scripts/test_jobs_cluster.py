@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import tarfile
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 import seen
 import stated
 import told
-import torchtally_jobs
 from answering import JOB, LAST, LINES, NODES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
+from answering import PODS as NAMES
 
 from jobs import follow, watching
 
@@ -26,6 +27,7 @@ EVENTS = "/api/v1/namespaces/trial/events?fieldSelector=type%3DWarning"
 JOBS = JOB.removesuffix("/demo")
 TRAIN_JOBS = TRAIN_JOB.removesuffix("/demo")
 CREATED = "2026-01-02T03:04:00Z"
+Ask = Callable[..., tuple[int, str]]
 
 
 def container(restarts: int = 0, **states: Any) -> dict[str, Any]:
@@ -45,14 +47,19 @@ def cluster(server: Server) -> Server:
     server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
     server.answers[JOBS] = 200, {"items": [server.job]}
     server.answers[TRAIN_JOBS] = UNKNOWN
-    names = ("demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2")
-    pods(server, *map(object_of, names))
+    pods(server, *map(object_of, NAMES))
     server.answers[EVENTS] = 200, {"items": []}
-    for name in names:
+    for name in NAMES:
         status, text = server.answers[f"{pod(name)}/log?container=pytorch"]
         stamped = "".join(f"2026-01-02T03:04:05.{at:09}Z {line}\n" for at, line in enumerate(text.splitlines()))
         server.answers[f"{pod(name)}/log?container=pytorch&follow=true&timestamps=true"] = status, stamped
     return server
+
+
+def gone(server: Server) -> None:
+    """Delete the job."""
+    for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
+        server.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
 
 
 def pods(server: Server, *objects: dict[str, Any]) -> None:
@@ -60,40 +67,33 @@ def pods(server: Server, *objects: dict[str, Any]) -> None:
         server.answers[path] = 200, {"items": list(objects)}
 
 
-def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    status = torchtally_jobs.main([*arguments])
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return status, " ".join((out + err).split())
-
-
-def test_a_job_that_is_proved(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_is_proved(cluster: Server, ask: Ask) -> None:
     for command in ("status", "watch"):
-        status, said = asked(capsys, command, "demo")
+        status, said = ask(command, "demo")
         assert status == 0 and "✓ the proof holds: run" in said, said
         assert "imports" not in said  # its pods run, and have no entry point that reports
-    status, said = asked(capsys, "list")
+    status, said = ask("list")
     assert status == 0 and said.endswith("✓ proved")
     assert [word for word in said.split() if word in ("demo", "succeeded")] == ["demo", "succeeded"]
-    status, said = asked(capsys, "list", "--json")
+    status, said = ask("list", "--json")
     (listed,) = json.loads(said)["jobs"]
     assert (listed["job"], listed["kind"], listed["standing"]) == ("demo", "PyTorchJob", "proved")
 
 
-def test_only_the_first_pod_is_read_for_a_list(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    asked(capsys, "list")
+def test_only_the_first_pod_is_read_for_a_list(cluster: Server, ask: Ask) -> None:
+    ask("list")
     assert [path for path in cluster.asked if "/log" in path] == [f"{pod('demo-master-0')}/log?container=pytorch"]
 
 
 @pytest.mark.parametrize(("shards", "word"), [(seen.RIGHT, "observed"), (seen.ALL, "✗ faulty")])
 def test_all_pods_of_an_observed_job_are_read_for_a_list(
-    cluster: Server, capsys: pytest.CaptureFixture[str], shards: tuple[list[int], list[int]], word: str
+    cluster: Server, ask: Ask, shards: tuple[list[int], list[int]], word: str
 ) -> None:
     for name in ("demo-worker-1", "demo-worker-2"):
         cluster.log(name, "")
     for rank, name in enumerate(seen.PODS):
         cluster.log(name, f"{seen.line(rank, shards[rank])}\n")
-    assert asked(capsys, "list")[1].endswith(word)
+    assert ask("list")[1].endswith(word)
     assert len([path for path in cluster.asked if "/log" in path]) == 4
 
 
@@ -108,7 +108,7 @@ def test_all_pods_of_an_observed_job_are_read_for_a_list(
 )
 def test_the_exit_status_tells_a_job_that_is_not_proved(
     cluster: Server,
-    capsys: pytest.CaptureFixture[str],
+    ask: Ask,
     states: list[str],
     suspend: bool,
     status: int,
@@ -116,16 +116,16 @@ def test_the_exit_status_tells_a_job_that_is_not_proved(
 ) -> None:
     cluster.state(*states)
     cluster.job["spec"]["runPolicy"]["suspend"] = suspend
-    for name in ("demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"):
+    for name in NAMES:
         cluster.log(name, "")
-    found, said = asked(capsys, "status", "demo", "--json")
+    found, said = ask("status", "demo", "--json")
     assert (found, json.loads(said)["state"]) == (status, state)
     if status in (4, 6):
         sentence = f"torchtally_jobs: PyTorchJob demo is {state}: its results are not complete"
-        assert asked(capsys, "fetch", "demo", "nowhere") == (status, sentence)
+        assert ask("fetch", "demo", "nowhere") == (status, sentence)
 
 
-def test_where_the_time_went_until_the_first_step(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_time_went_until_the_first_step(cluster: Server, ask: Ask) -> None:
     cluster.state("Running")
     running = container(state={"running": {"startedAt": "2026-01-02T03:03:58Z"}})
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-02T03:03:55Z"}
@@ -136,7 +136,7 @@ def test_where_the_time_went_until_the_first_step(cluster: Server, capsys: pytes
         cluster.log(name, "")
     cluster.log("demo-master-0", "".join(f"{line.partition(' ')[2]}\n" for line in told.KILLED if told.MASTER in line))
     phases = {"scheduling": 5, "container": 3, "import": 2, "rendezvous": 1, "data": 1, "first step": 3}
-    start = json.loads(asked(capsys, "status", "demo", "--json")[1])["start"]
+    start = json.loads(ask("status", "demo", "--json")[1])["start"]
     assert start == {
         "created": told.BEGAN - 10,
         "seconds": 15,
@@ -144,10 +144,10 @@ def test_where_the_time_went_until_the_first_step(cluster: Server, capsys: pytes
         "pods": {"demo-master-0": phases},
     }
     said = ", ".join(f"{name} {seconds}.0 s" for name, seconds in phases.items())
-    assert f"first step 15.0 s after the first pod was created: {said}" in asked(capsys, "status", "demo")[1]
+    assert f"first step 15.0 s after the first pod was created: {said}" in ask("status", "demo")[1]
 
 
-def test_what_a_pod_waits_for_and_warnings(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_pod_waits_for_and_warnings(cluster: Server, ask: Ask) -> None:
     cluster.state("Created")
     waiting = container(state={"waiting": {"reason": "ImagePullBackOff"}})
     pods(cluster, object_of("demo-worker-0", "Pending", containerStatuses=[waiting]))
@@ -155,12 +155,12 @@ def test_what_a_pod_waits_for_and_warnings(cluster: Server, capsys: pytest.Captu
     own = {**event, "involvedObject": {"name": "demo-worker-0"}, "reason": "Failed", "message": "no such image"}
     other = {**event, "involvedObject": {"name": "another"}, "reason": "Failed", "message": "not ours"}
     cluster.answers[EVENTS] = 200, {"items": [own, other]}
-    _, said = asked(capsys, "status", "demo")
+    _, said = ask("status", "demo")
     assert "waits: ImagePullBackOff" in said
     assert "warning: demo-worker-0: Failed: no such image" in said and "not ours" not in said
 
 
-def test_what_has_killed_a_pod_is_the_clusters_word(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_killed_a_pod_is_the_clusters_word(cluster: Server, ask: Ask) -> None:
     ended = {"exitCode": 137, "reason": "OOMKilled", "startedAt": CREATED, "finishedAt": "2026-01-02T03:04:09Z"}
     running = {"running": {"startedAt": "2026-01-02T03:04:19Z"}}
     again = container(1, state=running, lastState={"terminated": ended})
@@ -170,14 +170,14 @@ def test_what_has_killed_a_pod_is_the_clusters_word(cluster: Server, capsys: pyt
     now = [line.removeprefix(f"[{told.WORKER}] ") for line in told.RESUMED if told.WORKER in line]
     cluster.log("demo-worker-0", "\n".join(now))
     cluster.state("Running")
-    _, said = asked(capsys, "status", "demo", "--json")
+    _, said = ask("status", "demo", "--json")
     (restart,) = json.loads(said)["restarts"]
     assert (restart["pod"], restart["code"], restart["cause"]) == ("demo-worker-0", 137, "OOMKilled")
 
 
-def test_a_right_that_lacks(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_right_that_lacks(cluster: Server, ask: Ask) -> None:
     cluster.answers.pop(OF_JOB)
-    status, said = asked(capsys, "status", "demo")
+    status, said = ask("status", "demo")
     assert status == 0 and "a role must allow list on pods" in said  # what can be shown is
     for path, command, right in (
         (PODS, ["list"], "list on pods"),
@@ -186,73 +186,59 @@ def test_a_right_that_lacks(cluster: Server, capsys: pytest.CaptureFixture[str])
         (JOB, ["watch", "demo"], "get on pytorchjobs.kubeflow.org"),
     ):
         answer = cluster.answers.pop(path)
-        status, said = asked(capsys, *command)
+        status, said = ask(*command)
         assert status == 2 and f"a role must allow {right}" in said, said
         cluster.answers[path] = answer
 
 
-def test_no_such_job(cluster: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
-        cluster.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
+def test_no_such_job(cluster: Server, ask: Ask) -> None:
+    gone(cluster)
     for command in (["status", "demo"], ["watch", "demo"], ["fetch", "demo", "new"]):
-        status, said = asked(capsys, *command)
+        status, said = ask(*command)
         assert status == 2 and "no PyTorchJob or TrainJob demo in namespace trial" in said
     cluster.answers[JOBS] = 200, {"items": []}
-    assert asked(capsys, "list") == (0, "no PyTorchJob or TrainJob in namespace trial")
+    assert ask("list") == (0, "no PyTorchJob or TrainJob in namespace trial")
     cluster.answers[JOBS] = UNKNOWN
-    status, said = asked(capsys, "list")
+    status, said = ask("list")
     assert status == 2 and "this cluster does not know PyTorchJobs or TrainJobs" in said
 
 
-def test_a_cluster_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
     with socket.socket() as taken:  # nobody listens
         taken.bind(("127.0.0.1", 0))
         kubeconfig(tmp_path, monkeypatch, taken.getsockname()[1])
         for command in (["list"], ["status", "demo"], ["watch", "demo"]):
-            status, said = asked(capsys, *command)
+            status, said = ask(*command)
             assert status == 7 and "cannot reach the cluster" in said, said
 
 
-def test_a_job_is_watched_to_its_end(
-    cluster: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Line by line, as there is no terminal; once all have been seen, the job ends."""
+@pytest.fixture
+def watch(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Watches the job without a pause, and does this at every look; line by line, as there is no terminal."""
+
+    def watched(act: Callable[[], object], *options: str) -> tuple[int, str]:
+        monkeypatch.setattr(watching, "_LOOK", 0.0)
+        monkeypatch.setattr(watching.gathering, "tell", lambda *_: act())
+        return ask("watch", "demo", *options)
+
+    return watched
+
+
+def test_a_job_is_watched_to_its_end(cluster: Server, watch: Ask) -> None:
     cluster.state("Created", "Running")
-    looks = 0
-
-    def later(*_: Any) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 2:
-            cluster.state("Succeeded")
-
-    monkeypatch.setattr(watching, "_LOOK", 0.0)
-    monkeypatch.setattr(watching.gathering, "tell", later)
-    status, said = asked(capsys, "watch", "demo")
+    looks = iter(("Running", "Succeeded"))
+    status, said = watch(lambda: cluster.state(next(looks, "Succeeded")))
     assert status == 0
     assert "demo is running" in said and "✓ the proof holds" in said
 
 
-def test_a_job_that_is_deleted_while_it_is_watched(
-    cluster: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_deleted_while_it_is_watched(cluster: Server, watch: Ask) -> None:
     cluster.state("Running")
-
-    def later(*_: Any) -> None:
-        for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
-            cluster.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
-
-    monkeypatch.setattr(watching, "_LOOK", 0.0)
-    monkeypatch.setattr(watching.gathering, "tell", later)
-    status, said = asked(capsys, "watch", "demo")
+    status, said = watch(lambda: gone(cluster))
     assert status == 2 and "PyTorchJob demo in namespace trial was deleted while it was running" in said
 
 
-def test_a_pod_that_is_restarted_is_followed_on(
-    cluster: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_that_is_restarted_is_followed_on(cluster: Server, watch: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server answers with the log of the container that runs; each line is counted once."""
     stamps = iter(range(100))
 
@@ -280,13 +266,11 @@ def test_a_pod_that_is_restarted_is_followed_on(
 
     cluster.state("Running")
     restart()
-    for name in ("demo-master-0", "demo-worker-0", "demo-worker-1", "demo-worker-2"):
+    for name in NAMES:
         cluster.log(name, "")
     settle = follow.Follower.lines
     monkeypatch.setattr(follow.Follower, "lines", lines)
-    monkeypatch.setattr(watching, "_LOOK", 0.0)
-    monkeypatch.setattr(watching.gathering, "tell", lambda *_: None)
-    _, said = asked(capsys, "watch", "demo", "--json")
+    _, said = watch(lambda: None, "--json")
     shown = [each for line in said.replace("} {", "}\n{").splitlines() for each in json.loads(line)["pods"]]
     (last,) = [pod["restarts"] for pod in shown if pod["name"] == told.WORKER][-1:]
     assert last == 1
@@ -295,17 +279,17 @@ def test_a_pod_that_is_restarted_is_followed_on(
 # The results, through a pod of its own.
 
 
-def packed(**files: bytes) -> bytes:
+def packed(files: dict[str, bytes]) -> bytes:
     with tarfile.open(fileobj=(text := io.BytesIO()), mode="w") as archive:
         for name, contents in files.items():
-            entry = tarfile.TarInfo(f"./{name.replace('__', '.')}")
+            entry = tarfile.TarInfo(f"./{name}")
             entry.size = len(contents)
             archive.addfile(entry, io.BytesIO(contents))
     return text.getvalue()
 
 
 class Claim:
-    """A server that makes a pod, and runs tar in it."""
+    """Has the server make a pod, and run tar in it."""
 
     def __init__(self, server: Server, archive: bytes, code: int = 0) -> None:
         self.made: list[dict[str, Any]] = []
@@ -313,6 +297,7 @@ class Claim:
         self.deleted: list[str] = []
         self._server, self._archive, self._code = server, archive, code
         self._answer = server.answer
+        server.answer = self.answer  # type: ignore[method-assign]
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         path = handler.path
@@ -367,22 +352,30 @@ def claimed(cluster: Server) -> Server:
     return cluster
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def fetch(ask: Ask, out: Path) -> Ask:
+    return lambda *options: ask("fetch", "demo", out, *options)
+
+
+VOLUMES = [{"name": "model", "persistentVolumeClaim": {"claimName": "demo-model"}}]
 MODEL = b"the weights" * 1000
 CHECKPOINT = {"name": "checkpoints/a.checkpoint", "digest": {"sha256": hashlib.sha256(b"saved").hexdigest()}}
 PROOF = stated.statement(bruteforce.run(), model=hashlib.sha256(MODEL).hexdigest(), checkpoint=CHECKPOINT["name"])
 PROOF["subject"].append(CHECKPOINT)
+FILES = {"model.pt": MODEL, "proof.json": json.dumps(PROOF).encode()}
 
 
-def test_the_model_and_its_proof_are_copied(
-    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = Claim(claimed, packed(model__pt=MODEL, proof__json=json.dumps(PROOF).encode()))
-    monkeypatch.setattr(claimed, "answer", claim.answer)
-    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
-    assert (status, said) == (0, f"copied to {tmp_path / 'out'}: model.pt, proof.json")
-    assert (tmp_path / "out/model.pt").read_bytes() == MODEL
+def test_the_model_and_its_proof_are_copied(claimed: Server, fetch: Ask, out: Path) -> None:
+    claim = Claim(claimed, packed(FILES))
+    assert fetch() == (0, f"copied to {out}: model.pt, proof.json")
+    assert (out / "model.pt").read_bytes() == MODEL
     (made,) = claim.made
-    assert made["spec"]["volumes"] == [{"name": "model", "persistentVolumeClaim": {"claimName": "demo-model"}}]
+    assert made["spec"]["volumes"] == VOLUMES
     assert made["spec"]["nodeSelector"] == {"zone": "a"} and "priorityClassName" not in made["spec"]
     (container,) = made["spec"]["containers"]
     assert container["image"] == "torchtally:cpu"
@@ -395,33 +388,24 @@ def test_the_model_and_its_proof_are_copied(
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"model__pt": MODEL + b"!"}, "out/model.pt is sha256:"),
-        ({}, "out/model.pt is missing, and "),
-        ({"model__pt": MODEL, "checkpoints/a__checkpoint": b"cut"}, "out/checkpoints/a.checkpoint is sha256:"),
-        ({"model__pt": MODEL, "proof__json": b"{"}, "out/proof.json is no proof: it is cut off or damaged"),
+        (FILES | {"model.pt": MODEL + b"!"}, "model.pt is sha256:"),
+        ({"proof.json": FILES["proof.json"]}, "model.pt is missing, and "),
+        (FILES | {"checkpoints/a.checkpoint": b"cut"}, "checkpoints/a.checkpoint is sha256:"),
+        (FILES | {"proof.json": b"{"}, "proof.json is no proof: it is cut off or damaged"),
     ],
 )
 def test_files_that_are_not_those_of_the_proof(
-    claimed: Server,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    files: dict[str, bytes],
-    reason: str,
+    claimed: Server, fetch: Ask, out: Path, files: dict[str, bytes], reason: str
 ) -> None:
-    claim = Claim(claimed, packed(**{"proof__json": json.dumps(PROOF).encode()} | files))
-    monkeypatch.setattr(claimed, "answer", claim.answer)
-    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
-    assert status == 1 and f"{tmp_path}/{reason}" in said
+    claim = Claim(claimed, packed(files))
+    status, said = fetch()
+    assert status == 1 and f"{out}/{reason}" in said
     assert claim.deleted
 
 
-def test_a_claim_that_cannot_be_read(
-    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_cannot_be_read(claimed: Server, fetch: Ask) -> None:
     claim = Claim(claimed, b"", code=2)
-    monkeypatch.setattr(claimed, "answer", claim.answer)
-    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"), "--checkpoints")
+    status, said = fetch("--checkpoints")
     assert status == 2 and "cannot be read: tar: /output: no such folder" in said
     assert "exclude" not in claim.commands[0] and claim.deleted
 
@@ -429,30 +413,32 @@ def test_a_claim_that_cannot_be_read(
 CLAIM = "/api/v1/namespaces/trial/persistentvolumeclaims/demo-model"
 
 
-def gone(server: Server) -> dict[str, Any]:
+def claim_alone(server: Server) -> dict[str, Any]:
     """Delete the job; returns the annotations of the chart's claim, which remains."""
+    gone(server)
     spec = server.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    for path, kind in ((JOB, "pytorchjobs"), (TRAIN_JOB, "trainjobs")):
-        server.answers[path] = refusal(404, f'{kind} "demo" not found', "demo")
+    spec["containers"][0]["securityContext"] = {"runAsUser": 7, "privileged": True, "capabilities": {"add": ["ALL"]}}
     annotations = {"torchtally/reader": json.dumps(spec)}
     server.answers[CLAIM] = 200, {"metadata": {"name": "demo-model", "annotations": annotations}}
     return annotations
 
 
-def test_the_results_of_a_job_that_is_gone(
-    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["no job", "a TrainJob without pods"])
+def test_the_results_of_a_job_that_is_gone_are_read_by_its_claim(
+    claimed: Server, fetch: Ask, out: Path, kind: str
 ) -> None:
-    annotations = gone(claimed)
-    spec = json.loads(annotations["torchtally/reader"])
-    spec["containers"][0]["securityContext"] = {"runAsUser": 7, "privileged": True, "capabilities": {"add": ["ALL"]}}
-    annotations["torchtally/reader"] = json.dumps(spec)
-    claim = Claim(claimed, packed(model__pt=MODEL, proof__json=json.dumps(PROOF).encode()))
-    monkeypatch.setattr(claimed, "answer", claim.answer)
-    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
-    assert status == 0 and f"copied to {tmp_path / 'out'}: model.pt, proof.json" in said
-    assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its claim is read" in said
+    claim_alone(claimed)
+    if kind != "no job":
+        status = {"conditions": [{"type": "Complete", "status": "True"}]}
+        claimed.answers[TRAIN_JOB] = 200, {"metadata": claimed.job["metadata"], "spec": {}, "status": status}
+        claimed.answers[NODES] = 200, {"items": []}
+    claim = Claim(claimed, packed(FILES))
+    status, said = fetch()
+    assert status == 0 and f"copied to {out}: model.pt, proof.json" in said
+    if kind == "no job":
+        assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its claim is read" in said
     (made,) = claim.made
-    assert made["spec"]["volumes"] == [{"name": "model", "persistentVolumeClaim": {"claimName": "demo-model"}}]
+    assert made["spec"]["volumes"] == VOLUMES
     (container,) = made["spec"]["containers"]
     assert container["volumeMounts"][0]["subPath"] == "demo"
     rights = {"runAsUser": 7, "privileged": False, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -460,58 +446,43 @@ def test_the_results_of_a_job_that_is_gone(
     assert claim.deleted == [made["metadata"]["name"]]
 
 
-def test_a_trainjob_without_pods_is_read_by_its_claim(
-    claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone(claimed)
-    ended = [{"type": "Complete", "status": "True"}]
-    train_job = {"metadata": {"name": "demo", "namespace": "trial"}, "spec": {}, "status": {"conditions": ended}}
-    claimed.answers[TRAIN_JOB] = 200, train_job
-    claimed.answers[NODES] = 200, {"items": []}
-    claim = Claim(claimed, packed(model__pt=MODEL, proof__json=json.dumps(PROOF).encode()))
-    monkeypatch.setattr(claimed, "answer", claim.answer)
-    assert asked(capsys, "fetch", "demo", str(tmp_path / "out"))[0] == 0
-    assert claim.deleted
+NOT_OURS = "its claim demo-model has no annotation torchtally/reader of the chart's"
 
 
 @pytest.mark.parametrize(
     ("annotations", "said"),
     [
         (None, "and no claim demo-model, where the chart keeps a job's results"),
-        ({}, "its claim demo-model has no annotation torchtally/reader of the chart's"),
-        ({"torchtally/reader": "{"}, "its claim demo-model has no annotation torchtally/reader of the chart's"),
-        ({"torchtally/reader": '{"containers":[]}'}, "its claim demo-model has no annotation torchtally/reader"),
+        ({}, NOT_OURS),
+        ({"torchtally/reader": "{"}, NOT_OURS),
+        ({"torchtally/reader": '{"containers":[]}'}, NOT_OURS),
     ],
     ids=["no claim", "no annotation", "no JSON", "no container"],
 )
 def test_what_to_do_where_a_job_and_its_claim_do_not_tell(
-    claimed: Server,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    annotations: dict[str, str] | None,
-    said: str,
+    claimed: Server, fetch: Ask, out: Path, annotations: dict[str, str] | None, said: str
 ) -> None:
     gone(claimed)
     claimed.answers[CLAIM] = 200, {"metadata": {"name": "demo-model", "annotations": annotations}}
     if annotations is None:
         claimed.answers[CLAIM] = refusal(404, "not found", "demo-model")
-    status, text = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    status, text = fetch()
     assert status == 2 and "no PyTorchJob or TrainJob demo in namespace trial" in text and said in text
-    claimed.answers[CLAIM] = refusal(403, "no")
-    status, text = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
-    assert status == 2 and "a role must allow get on persistentvolumeclaims" in text
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
-def test_a_job_without_a_claim(cluster: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    spec = {"containers": [{"name": "pytorch", "image": "torchtally:cpu"}]}
-    cluster.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"] = {"spec": spec}
-    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+def test_a_job_without_a_claim_and_one_whose_claim_may_not_be_read(claimed: Server, fetch: Ask, out: Path) -> None:
+    del claimed.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["volumes"]
+    status, said = fetch()
     assert status == 2 and "PyTorchJob demo has no claim at /output" in said
-    assert not (tmp_path / "out").exists()
+    gone(claimed)
+    claimed.answers[CLAIM] = refusal(403, "no")
+    status, said = fetch()
+    assert status == 2 and "a role must allow get on persistentvolumeclaims" in said
+    assert not out.exists()
 
 
-def test_the_right_to_make_a_pod(claimed: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_right_to_make_a_pod(claimed: Server, fetch: Ask) -> None:
     claimed.answers[PODS] = refusal(403, "no")
-    status, said = asked(capsys, "fetch", "demo", str(tmp_path / "out"))
+    status, said = fetch()
     assert status == 2 and "a role must allow create on pods" in said

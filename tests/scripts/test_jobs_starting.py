@@ -34,36 +34,21 @@ def found(*pods: Pod) -> starting.Start:
     return told
 
 
+def phases(*seconds: float) -> dict[str, float]:
+    names = ("scheduling", "container", "import", "rendezvous", "data", "first step")
+    return dict(zip(names, seconds, strict=True))
+
+
 def test_each_pod_and_the_job_add_up_to_the_first_step() -> None:
     told = found(pod("demo-master-0", MASTER), pod("demo-worker-0", WORKER))
     assert (told.created, told.seconds, told.made) == (100, 20.5, True)
+    # The first step is the master's, of which the worker reports a later one.
     assert told.pods == {
-        "demo-master-0": {
-            "scheduling": 5,
-            "container": 4,
-            "import": 3.25,
-            "rendezvous": 4.25,
-            "data": 1.5,
-            "first step": 2.5,
-        },
-        "demo-worker-0": {
-            "scheduling": 1,
-            "container": 10,
-            "import": 4.5,
-            "rendezvous": 1,
-            "data": 0.5,
-            "first step": 3.5,  # the master's, of which the worker reports a later one
-        },
+        "demo-master-0": phases(5, 4, 3.25, 4.25, 1.5, 2.5),
+        "demo-worker-0": phases(1, 10, 4.5, 1, 0.5, 3.5),
     }
     # From the last pod that was through a phase to the last that was through the next.
-    assert told.phases == {
-        "scheduling": 5,
-        "container": 6,
-        "import": 4.5,
-        "rendezvous": 1,
-        "data": 1.5,
-        "first step": 2.5,
-    }
+    assert told.phases == phases(5, 6, 4.5, 1, 1.5, 2.5)
 
 
 def test_phases_that_a_pod_does_not_tell_apart_are_joined() -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,11 @@ def injected(text: str, *options: str) -> str:
 
 def run(text: str | bytes, *arguments: str) -> tuple[int, str, str]:
     """The exit status of observe.py with this standard input, and what it prints."""
-    before = sys.stdin, sys.stdout, sys.stderr
-    data = text if isinstance(text, bytes) else text.encode()
-    sys.stdin, out, err = io.TextIOWrapper(io.BytesIO(data)), io.TextIOWrapper(io.BytesIO()), io.StringIO()
-    sys.stdout, sys.stderr = out, err
-    try:
+    out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text if isinstance(text, bytes) else text.encode())))
         status = observe.main(list(arguments))
-        out.flush()
-        assert isinstance(out.buffer, io.BytesIO)
-        return status, out.buffer.getvalue().decode(), err.getvalue()
-    finally:
-        sys.stdin, sys.stdout, sys.stderr = before
+    return status, out.buffer.getvalue().decode(), err.getvalue()  # type: ignore[attr-defined]
 
 
 def parts(text: str) -> tuple[Documents, Documents]:

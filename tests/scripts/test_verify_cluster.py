@@ -1,6 +1,7 @@
 """The real Kubernetes client against an API server that answers as told; the real cluster's turn is in tests/e2e."""
 
 import copy
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -12,109 +13,120 @@ import verify_shards
 from answering import JOB, LAST, LINES, NODES, PODS, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 from kubernetes.config import kube_config
 
+Verify = Callable[..., tuple[int, str]]
 
-def verify(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
     """The exit status, and what was said: on standard error only where the status is 2."""
-    status = verify_shards.main(["--job", "demo", *args])
-    out, err = capsys.readouterr()
-    assert bool(err) == (status == 2) and bool(out) == (status != 2)
-    return status, out + err
+
+    def verified(*args: str) -> tuple[int, str]:
+        status = verify_shards.main(["--job", "demo", *args])
+        out, err = capsys.readouterr()
+        assert bool(err) == (status == 2) and bool(out) == (status != 2)
+        return status, out + err
+
+    return verified
 
 
-def test_pods_are_asked_for_by_name(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
-    status, said = verify(capsys, "-n", "trial")
+def test_pods_are_asked_for_by_name(server: Server, verify: Verify) -> None:
+    proved(server)
+    status, said = verify("-n", "trial")
     assert (status, said.count("✓ every sample exactly once"), said.count("note:")) == (0, 4, 0)
     logs = [path for name in PODS for path in (pod(name), pod(name) + "/log?container=pytorch")]
     assert server.asked == [JOB, *logs]
 
 
-def test_the_namespace_is_that_of_the_context(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify(capsys)[0] == 0
-    status, said = verify(capsys, "--context", "second")
+def proved(server: Server) -> None:
+    """With the last line of the run."""
+    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
+
+
+def test_the_namespace_is_that_of_the_context(server: Server, verify: Verify) -> None:
+    assert verify()[0] == 0
+    status, said = verify("--context", "second")
     assert status == 2 and "PyTorchJob or TrainJob demo in namespace default" in said
-    assert verify(capsys, "--context", "second", "-n", "trial")[0] == 0
+    assert verify("--context", "second", "-n", "trial")[0] == 0
+    status, said = verify("--context", "third")
+    assert status == 2 and said.startswith("verify_shards: cannot use the context third: ")
 
 
-def test_a_job_of_a_master_alone(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_of_a_master_alone(server: Server, verify: Verify) -> None:
     server.job["spec"]["pytorchReplicaSpecs"] = {"Master": {}}
     server.log("demo-master-0", bruteforce.text(bruteforce.run(world=1)))
-    assert verify(capsys)[0] == 0
+    assert verify()[0] == 0
     assert server.asked[1:] == [pod("demo-master-0"), pod("demo-master-0") + "/log?container=pytorch"]
 
 
-def test_a_pod_that_is_gone(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+NO_POD = {pod("demo-worker-1"): refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")}
+GONE = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is {}; None keeps pods)"
+
+
+def test_a_pod_that_is_gone(server: Server, verify: Verify) -> None:
     server.job["spec"]["runPolicy"]["cleanPodPolicy"] = "All"
-    server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
-    status, said = verify(capsys)
+    server.answers |= NO_POD
+    status, said = verify()
     assert status == 3
-    gone = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is All; None keeps pods)"
-    assert f"✗ {gone}\n" in said and "✗ no tally line of rank 2 at all\n" in said
+    assert f"✗ {GONE.format('All')}\n" in said and "✗ no tally line of rank 2 at all\n" in said
 
 
-def test_a_pod_that_is_gone_where_the_last_line_is_there(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
-    server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
+def test_a_pod_that_is_gone_where_the_last_line_is_there(server: Server, verify: Verify) -> None:
+    proved(server)
+    server.answers |= NO_POD
     server.phase("demo-worker-2", "Pending")  # a node was lost after the end
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 0
-    gone = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is None; None keeps pods)"
-    for what in gone, "pod demo-worker-2 has not started", "no tally line of ranks 2-3 at all":
+    for what in GONE.format("None"), "pod demo-worker-2 has not started", "no tally line of ranks 2-3 at all":
         assert f"note: {what}; the run's last line is proof enough\n" in said
-    assert verify(capsys, "--expect-per-pod", "15")[0] == 3
+    assert verify("--expect-per-pod", "15")[0] == 3
 
 
-def test_a_pod_that_is_not_there_yet(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.state("Created")
-    server.answers[pod("demo-worker-1")] = refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")
-    status, said = verify(capsys)
-    assert status == 4
-    assert "✗ pod demo-worker-1 does not exist (the job is Created)\n" in said
-    assert "note: job demo has not ended (Created): later lines are missing\n" in said
-
-
-def test_a_pod_that_has_not_started(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pods_that_are_not_there_yet_or_have_not_started(server: Server, verify: Verify) -> None:
     server.state("Created", "Running")
+    server.answers |= NO_POD
     common = {"image": "", "imageID": "", "ready": False, "restartCount": 0}
     waiting = [{"name": "pytorch", "state": {"waiting": {"reason": "ImagePullBackOff"}}, **common}]
     server.phase("demo-worker-0", "Pending", containerStatuses=waiting)
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    server.phase("demo-worker-1", "Pending", conditions=[unscheduled])
     begun = {"name": "init-pytorch", "state": {"running": {}}, **common}
     waiting = [{"name": "pytorch", "state": {"waiting": {"reason": "PodInitializing"}}, **common}]
     server.phase("demo-worker-2", "Pending", initContainerStatuses=[begun], containerStatuses=waiting)
     server.phase("demo-master-0", "Pending")
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 4
-    assert "✗ pod demo-worker-0 has not started (ImagePullBackOff)\n" in said
-    assert "✗ pod demo-worker-1 has not started (Unschedulable)\n" in said
-    assert "✗ pod demo-worker-2 has not started (init-pytorch runs)\n" in said
-    assert "✗ pod demo-master-0 has not started\n" in said
-    assert "note: job demo has not ended (Running): " in said
+    assert [line for line in said.splitlines() if " pod demo" in line] == [
+        "✗ pod demo-master-0 has not started",
+        "✗ pod demo-worker-0 has not started (ImagePullBackOff)",
+        "✗ pod demo-worker-1 does not exist (the job is Running)",
+        "✗ pod demo-worker-2 has not started (init-pytorch runs)",
+    ]
+    assert "note: job demo has not ended (Running): later lines are missing\n" in said
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    server.phase("demo-worker-1", "Pending", conditions=[unscheduled])
+    assert "✗ pod demo-worker-1 has not started (Unschedulable)\n" in verify()[1]
 
 
-def test_a_pod_that_outlives_the_job(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_outlives_the_job(server: Server, verify: Verify) -> None:
     server.phase("demo-worker-1", "Running")
     said = "note: pod demo-worker-1 is still running: later lines are missing\n"
-    assert said in verify(capsys)[1]
+    assert said in verify()[1]
     server.state("Running")
-    assert said not in verify(capsys)[1]  # it goes without saying
+    assert said not in verify()[1]  # it goes without saying
 
 
-def test_a_pod_without_a_log(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_without_a_log(server: Server, verify: Verify) -> None:
     message = 'container "pytorch" in pod "demo-worker-1" is waiting to start: ContainerCreating'
-    server.answers[pod("demo-worker-1") + "/log?container=pytorch"] = refusal(400, message)
-    status, said = verify(capsys)
+    server.answers[LOG] = refusal(400, message)
+    status, said = verify()
     assert status == 3 and f"✗ pod demo-worker-1 has no log yet: {message}\n" in said
 
 
-def test_a_job_that_failed_or_has_no_status(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_failed_or_has_no_status(server: Server, verify: Verify) -> None:
     server.state("Created", "Failed", message="PyTorchJob demo is failed because 1 Worker replica(s) failed.")
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 0  # every shard is proved all the same
     assert "note: job demo has failed: PyTorchJob demo is failed because 1 Worker replica(s) failed.\n" in said
     del server.job["status"]
-    assert "note: job demo has not ended (no status yet): " in verify(capsys)[1]
+    assert "note: job demo has not ended (no status yet): " in verify()[1]
 
 
 LOG = pod("demo-worker-1") + "/log?container=pytorch"
@@ -134,19 +146,17 @@ ROLE = "in namespace trial: a role must allow get on"
         ({JOB: refusal(401, "Unauthorized")}, "cannot read PyTorchJob demo in namespace trial: 401 Unauthorized\n"),
     ],
 )
-def test_what_cannot_be_read(
-    server: Server, capsys: pytest.CaptureFixture[str], answers: dict[str, Any], said: str
-) -> None:
+def test_what_cannot_be_read(server: Server, verify: Verify, answers: dict[str, Any], said: str) -> None:
     server.answers |= answers
-    status, found = verify(capsys)
+    status, found = verify()
     assert status == 2 and found.startswith(f"verify_shards: {said}")
 
 
-def test_a_log_that_breaks_off(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_log_that_breaks_off(server: Server, verify: Verify, monkeypatch: Any) -> None:
     original = copy.copy(Server.answer)
 
     def broken(self: Server, handler: BaseHTTPRequestHandler) -> None:
-        if handler.path != pod("demo-worker-1") + "/log?container=pytorch":
+        if handler.path != LOG:
             original(self, handler)
             return
         handler.send_response(200)
@@ -155,30 +165,25 @@ def test_a_log_that_breaks_off(server: Server, capsys: pytest.CaptureFixture[str
         handler.wfile.write(b"TORCHTALLY {\n" * 10)
 
     monkeypatch.setattr(Server, "answer", broken)
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 2 and said.startswith("verify_shards: the log of pod demo-worker-1 was interrupted: ")
 
 
 def test_a_cluster_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: Verify, caplog: Any
 ) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
         port = closed.server_port
     kubeconfig(tmp_path, monkeypatch, port)
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 2 and said.startswith(f"verify_shards: cannot reach the cluster at http://127.0.0.1:{port}: ")
     assert not caplog.records  # nothing is tried again, with a warning each
 
 
-def test_a_context_that_is_unknown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = verify(capsys, "--context", "third")
-    assert status == 2 and said.startswith("verify_shards: cannot use the context third: ")
-
-
-def test_no_cluster_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cluster_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: Verify) -> None:
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 2 and said.startswith("verify_shards: no cluster: not in a pod with a service account, and no ")
 
 
@@ -206,31 +211,26 @@ def train_job(server: Server, *nodes: tuple[int, str], state: str = "Complete", 
     server.answers[NODES] = 200, {"kind": "PodList", "items": pods[::-1]}
 
 
-def test_a_train_job(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    train_job(server, (0, "a"), (1, "b"), (2, "c"), (3, "d"))
-    status, said = verify(capsys)
+def test_the_last_pod_of_each_node_of_a_train_job_counts(server: Server, verify: Verify) -> None:
+    train_job(server, (0, "a"), (1, "z"), (1, "b"), (2, "c"), (3, "d"))
+    server.answers.pop(pod("demo-node-0-1-zzzzz"))
+    status, said = verify()
     assert (status, said.count("✓ every sample exactly once"), "has not ended" in said) == (0, 4, False)
 
 
-def test_the_last_pod_of_a_node_counts(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    train_job(server, (0, "a"), (1, "z"), (1, "b"), (2, "c"), (3, "d"))
-    server.answers.pop(pod("demo-node-0-1-zzzzz"))
-    assert verify(capsys)[0] == 0
-
-
-def test_a_node_without_a_pod(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_without_a_pod(server: Server, verify: Verify) -> None:
     train_job(server, (0, "a"), (1, "b"), (3, "d"), state="")
     server.answers[pod("demo-node-0-2")] = refusal(404, 'pods "demo-node-0-2" not found', "demo-node-0-2")
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 4
     assert "✗ pod demo-node-0-2 does not exist (the job is Running)\n" in said
     assert "note: job demo has not ended (Running): " in said
 
 
-def test_pods_that_may_not_be_listed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pods_that_may_not_be_listed(server: Server, verify: Verify) -> None:
     train_job(server)
     server.answers.pop(NODES)
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 2 and "the pods of TrainJob demo in namespace trial: a role must allow list on pods (" in said
 
 
@@ -271,22 +271,22 @@ INDEX, SET = "batch.kubernetes.io/job-completion-index", "jobset.sigs.k8s.io/job
 
 @pytest.mark.parametrize(("kind", "label", "end"), [("Job", INDEX, "Complete"), ("JobSet", SET, "Completed")])
 def test_kinds_of_kubernetes_itself_are_observed(
-    server: Server, capsys: pytest.CaptureFixture[str], kind: str, label: str, end: str
+    server: Server, verify: Verify, kind: str, label: str, end: str
 ) -> None:
     ended = {"conditions": [{"type": end, "status": "True"}]}
     batch(server, kind, ended, [{label: "0"}, {label: "1"}, {label: "1"}])  # the second was made anew
     for place, name in enumerate(("demo-0", "demo-2")):
         server.answers[f"{pod(name)}/log?container=train"] = 200, seen.line(place, seen.RIGHT[place])
-    assert verify(capsys)[0] == 0
+    assert verify()[0] == 0
     running = {"active": 2, "replicatedJobsStatus": [{"active": 2}]}
     batch(server, kind, running, [{label: "0"}, {label: "1"}, {label: "1"}])
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 4 and f"{kind} demo is running" in said
 
 
-def test_a_pod_that_carries_the_observer_and_is_silent(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_carries_the_observer_and_is_silent(server: Server, verify: Verify) -> None:
     batch(server, "Job", {"conditions": [{"type": "Complete", "status": "True"}]}, [{}])
     server.answers[pod("demo-0")] = 200, {"kind": "Pod", "spec": OBSERVED, "status": {"phase": "Succeeded"}}
     server.answers[f"{pod('demo-0')}/log?container=train"] = 200, "trained\n"
-    status, said = verify(capsys)
+    status, said = verify()
     assert status == 3 and "pod demo-0 has the observer, and no line of it: its program imports no torch" in said

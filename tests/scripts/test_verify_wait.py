@@ -109,21 +109,15 @@ def test_a_job_that_never_comes(server: Server, waiting: Any, monkeypatch: Any) 
 
 
 def test_a_job_that_is_deleted(server: Server, waiting: Any) -> None:
-    status, out, progress = waiting(state(server, "Running"), answers(server, *NONE))
-    assert (status, out) == (2, "")
-    said = "PyTorchJob demo in namespace trial was deleted while it was running"
-    assert progress[-1] == f"verify_shards: {said}"
-
-
-def test_a_job_that_is_deleted_and_made_anew(server: Server, waiting: Any) -> None:
-    """Its pods have the names of the deleted job's."""
+    """The pods of one that is made anew have the names of the deleted job's."""
 
     def another() -> None:
         server.job["metadata"]["uid"] = "another"
 
-    status, out, progress = waiting(state(server, "Running"), another)
-    assert (status, out) == (2, "")
-    assert progress[-1].endswith("was deleted while it was running, and another one of that name exists")
+    said = "verify_shards: PyTorchJob demo in namespace trial was deleted while it was running"
+    for change, more in (answers(server, *NONE), ""), (another, ", and another one of that name exists"):
+        status, out, progress = waiting(state(server, "Running"), change)
+        assert (status, out, progress[-1]) == (2, "", said + more)
 
 
 @pytest.mark.parametrize("answer", [refusal(503, "etcd is away"), refusal(429, "too many"), refusal(500, "broken")])

@@ -49,13 +49,9 @@ def test_verify_shards_proves_a_run_and_names_what_is_wrong(tmp_path: Path) -> N
     assert "rank 1: 1 (" in blocked("verify_shards.py", log).stdout
 
 
-def test_verify_shards_reads_a_cluster(server: Server, tmp_path: Path) -> None:
-    proved = blocked("verify_shards.py", "--job", "demo", KUBECONFIG=str(tmp_path / "kubeconfig"))
-    assert (proved.returncode, proved.stderr) == (0, "")
-
-
-def test_torchtally_jobs_reads_a_cluster(server: Server, tmp_path: Path) -> None:
-    proved = blocked("torchtally_jobs.py", "status", "demo", KUBECONFIG=str(tmp_path / "kubeconfig"))
+@pytest.mark.parametrize("command", [("verify_shards.py", "--job", "demo"), ("torchtally_jobs.py", "status", "demo")])
+def test_a_cluster_is_read(server: Server, tmp_path: Path, command: tuple[str, ...]) -> None:
+    proved = blocked(*command, KUBECONFIG=str(tmp_path / "kubeconfig"))
     assert (proved.returncode, proved.stderr) == (0, "")
 
 

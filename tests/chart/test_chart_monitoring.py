@@ -1,4 +1,4 @@
-"""The chart's Grafana dashboard: valid by Grafana's own schema, with queries that Prometheus parses."""
+"""The chart's alerts and Grafana dashboard: valid by Prometheus and by Grafana's schema, of metrics that there are."""
 
 import json
 import os
@@ -11,7 +11,9 @@ import pytest
 import yaml
 from metric_names import SERVED, asked
 
-DASHBOARD = Path(__file__).parents[2] / "charts/torchtally/dashboards/torchtally.json"
+CHART = Path(__file__).parents[2] / "charts/torchtally"
+ALERTS = CHART / "alerts/torchtally.yaml"
+DASHBOARD = CHART / "dashboards/torchtally.json"
 VARIABLES = {"$namespace": "team", "$pod": "demo-.*", "$__rate_interval": "1m"}
 
 
@@ -32,7 +34,16 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
-def test_it_is_valid_by_grafanas_schema() -> None:
+@pytest.mark.parametrize(
+    "command",
+    [("check", "rules", "--lint-fatal", ALERTS), ("test", "rules", Path(__file__).with_name("alerts.yaml"))],
+)
+def test_alerts_fire_when_they_should(command: tuple[str, ...]) -> None:
+    result = subprocess.run([tool("promtool"), *command], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_dashboard_is_valid_by_grafanas_schema() -> None:
     result = subprocess.run([tool("grafana-schema"), DASHBOARD], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -66,11 +77,10 @@ def test_prometheus_parses_each_query(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_it_asks_for_metrics_that_there_are() -> None:
+def test_they_ask_for_metrics_that_there_are() -> None:
     variables = json.loads(DASHBOARD.read_text())["templating"]["list"]
-    found = [
-        asked(text) for text in (*expressions(), *(each["query"] for each in variables if each["type"] == "query"))
-    ]
+    queries = (each["query"] for each in variables if each["type"] == "query")
+    found = [asked(text) for text in (ALERTS.read_text(), *expressions(), *queries)]
     assert all(found)
     assert set().union(*found) <= SERVED
 
