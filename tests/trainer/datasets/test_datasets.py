@@ -91,7 +91,7 @@ def test_a_mirror_fills_the_cache_once(dataset: idx.Dataset, mirror: Mirror, tmp
 
 
 def test_of_several_processes_one_downloads(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
-    with ProcessPoolExecutor(4, mp_context=get_context("forkserver")) as pool:
+    with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
         futures = [pool.submit(loaded, dataset, None, tmp_path / "cache") for _ in range(8)]
         assert all(future.result(timeout=300) == EXPECTED for future in futures)
     assert set(mirror.asked.values()) == {1}
