@@ -49,11 +49,6 @@ def judged(*texts: str) -> Observation:
     return found
 
 
-def test_two_ranks_that_share_the_samples_are_right() -> None:
-    found = judged(line(0, EVEN), line(1, ODD))
-    assert found.outcome == "observed" and not found.notes and not found.remarks
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -83,14 +78,20 @@ def test_the_same_data_is_not_taken_for_granted() -> None:
     assert any("cannot be told" in each for each in judged(line(0, EVEN, base=bare), line(1, ODD, base=other)).remarks)
 
 
-def test_lines_of_collectors_progress_bars_and_twice_are_read() -> None:
-    found = judged(" 50%|##  | 5/10" + line(0, EVEN), "[pod-1] " + line(1, ODD) + " trailing", line(0, EVEN))
-    assert found.outcome == "observed" and len(found.loaders[0].passes) == 1
-
-
-def test_a_pass_that_was_open_is_said_again_at_its_end() -> None:
-    found = judged(line(0, range(0, 20, 2), end="open", batches=3), line(0, EVEN), line(1, ODD))
-    assert found.outcome == "observed" and not found.remarks
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (line(0, EVEN), line(1, ODD)),
+        # Of collectors and progress bars, and twice.
+        (" 50%|##  | 5/10" + line(0, EVEN), "[pod-1] " + line(1, ODD) + " trailing", line(0, EVEN)),
+        # A pass that was open is said again at its end.
+        (line(0, range(0, 20, 2), end="open", batches=3), line(0, EVEN), line(1, ODD)),
+    ],
+)
+def test_two_ranks_that_share_the_samples_are_right(texts: tuple[str, ...]) -> None:
+    found = judged(*texts)
+    assert found.outcome == "observed" and not found.notes and not found.remarks
+    assert len(found.loaders[0].passes) == 1
 
 
 def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
@@ -104,11 +105,6 @@ def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
         "attempt 1 began with the order of epoch 1, of which attempt 0 had handed out 100 %" in each
         for each in found.remarks
     )
-
-
-def test_ranks_that_differ_in_their_passes_are_noted() -> None:
-    found = judged(line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1}))
-    assert any("rank 0 made 2 passes, and the others down to 1" in each for each in found.remarks)
 
 
 def test_an_index_counts_by_its_place_whatever_its_type_or_sign() -> None:
@@ -130,11 +126,22 @@ def test_sums_of_powers_are_exact(largest: int, numpy: Any) -> None:
     assert sums.values == [len(indices), *(sum(index**power for index in indices) for power in (1, 2, 3))]
 
 
-def test_samples_that_are_named_by_their_sums() -> None:
-    found = judged(line(0, [*EVEN, 7]), line(1, [*ODD, 9]))
-    assert any("2 samples are handed out twice (samples 7 and 9)" in each for each in found.remarks)
-    found = judged(line(0, EVEN), line(1, [each for each in ODD if each != 11]))
-    assert any("1 of 40 samples (sample 11) are left out" in each for each in found.remarks)
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ((line(0, [*EVEN, 7]), line(1, [*ODD, 9])), "2 samples are handed out twice (samples 7 and 9)"),
+        (
+            (line(0, EVEN), line(1, [each for each in ODD if each != 11])),
+            "1 of 40 samples (sample 11) are left out",
+        ),
+        (
+            (line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1})),
+            "rank 0 made 2 passes, and the others down to 1",
+        ),
+    ],
+)
+def test_what_may_be_meant_is_a_remark(texts: tuple[str, ...], said: str) -> None:
+    assert any(said in each for each in judged(*texts).remarks)
 
 
 CONTENTS = {"0": "aaaaaa000001", "1": "bbbbbb000002", "2": "cccccc000001"}

@@ -57,7 +57,9 @@ PADDED = {"n": 442, "batch": 12, "contract": "padded"}  # rank 2 has 434, 438 an
         (EIGHT, again(4, 5), ["step 2 (samples 4-5 of its shard) was consumed twice"]),
         (EIGHT, again(4, 7), ["steps 2-3 (samples 4-7 of its shard) were consumed twice"]),
         (EIGHT, again(4, 59), ["steps 2-29 (samples 4-59 of its shard) were consumed twice"]),
-        (EIGHT, lambda shard: shard + 2 * shard[20:60], ["steps 10-29 (samples 20-59 of its shard) were consumed 3 times"]),
+        (EIGHT, lambda shard: shard + 2 * shard[20:60], [
+            "steps 10-29 (samples 20-59 of its shard) were consumed 3 times",
+        ]),
         (EIGHT, without(0, 1), ["step 0 (samples 0-1 of its shard) was never consumed"]),
         (EIGHT, without(100, 103), ["steps 50-51 (samples 100-103 of its shard) were never consumed"]),
         (EIGHT, without(101, 110), ["samples 101-110 of its shard were never consumed"]),
@@ -89,8 +91,8 @@ def test_whole_steps_are_named(run: dict[str, Any], change: Any, said: list[str]
 @pytest.mark.parametrize(
     ("contract", "start", "change", "said"),
     [
-        ("exact", 40, lambda shard: shard + shard[10:20], "steps 5-9 (positions 80-119 of the order) were consumed twice"),
-        ("exact", 0, lambda shard: shard[:4] + shard[20:], "steps 2-9 (positions 16-79 of the order) were never consumed"),
+        ("exact", 40, again(10, 19), "steps 5-9 (positions 80-119 of the order) were consumed twice"),
+        ("exact", 0, without(4, 19), "steps 2-9 (positions 16-79 of the order) were never consumed"),
         # Position 0, which should be there twice, is there 4 times.
         ("padded", 0, lambda shard: shard * 2, "positions 1-442 of the order were consumed twice"),
         ("padded", 0, again(0, 5), "steps 0-2 (positions 0-23 of the order) were consumed once too often"),
