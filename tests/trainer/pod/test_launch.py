@@ -369,6 +369,7 @@ def test_a_pod_that_is_stopped_when_its_part_is_done_is_not_waited_for(two: laun
 
 
 @pytest.mark.cold
+@pytest.mark.nightly
 def test_a_pod_may_end_while_it_still_talks_to_the_store(two: launched.Job) -> None:
     """Python's own end would abort a process with a thread in C++, at times."""
     busy = "\ndef talk(self):\n    while True: self._store.keys.check(['it'])\nheartbeat.Heartbeat._watch = talk\n"
