@@ -3,19 +3,23 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import failpoint
 import launched
 from commands import TORCHTALLY, verified
 
 from torchtally import events
 
 
-def start(data: Path, output: Path, world: int, *command: str) -> subprocess.Popen[str]:
+def start(data: Path, output: Path, world: int, *command: str, stops_at: Path | None = None) -> subprocess.Popen[str]:
+    """`stops_at` is the file of a failpoint."""
     own = {"TORCHTALLY_DATA": str(data), "TORCHTALLY_OUTPUT": str(output), "TORCHTALLY_CACHE": f"{data}-cache"}
+    own |= {"FAILPOINT": str(stops_at)} if stops_at else {}
     return subprocess.Popen(
-        [*TORCHTALLY, *command],
+        [*([sys.executable, failpoint.__file__] if stops_at else TORCHTALLY), *command],
         env=launched.environment(**own, PET_NPROC_PER_NODE=str(world)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -38,7 +42,8 @@ def whole(data: Path, output: Path, world: int, *command: str) -> str:
 
 def killed_and_resumed(data: Path, output: Path, worlds: tuple[int, int], *command: str) -> str:
     """What a run says that goes on, on other ranks, after one that was killed within an epoch. Both are proved."""
-    job = start(data, output, worlds[0], *command)
+    (stop := output.parent / "failpoint").write_text(events.Saved.__name__)
+    job = start(data, output, worlds[0], *command, stops_at=stop)
     assert job.stdout
     first = []
     for line in job.stdout:
@@ -46,6 +51,7 @@ def killed_and_resumed(data: Path, output: Path, worlds: tuple[int, int], *comma
         if any(saved.position for saved in reported(line, events.Saved)):
             break
     os.killpg(job.pid, signal.SIGKILL)
+    stop.unlink()
     first += [*job.stdout]
     job.wait(launched.LIMIT)
     second = whole(data, output, worlds[1], *command)

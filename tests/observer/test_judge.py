@@ -4,18 +4,17 @@ import base64
 import itertools
 import json
 import random
-import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import observed_programs as programs
 import pytest
 import seen
 import torch.utils.data  # noqa: F401  the observer looks for it in sys.modules
+import verify_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import N
@@ -27,9 +26,6 @@ from torchtally_observer import loaders, sketch
 from torchtally_observer.indices import Bits, Indices
 from torchtally_observer.line import PREFIX
 from torchtally_observer.powers import Sums
-
-ROOT = Path(programs.__file__).parents[2]
-
 
 EVEN, ODD = range(0, N, 2), range(1, N, 2)
 DISTRIBUTED = {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "epoch": 0}
@@ -47,11 +43,6 @@ def judged(*texts: str) -> Observation:
     found = judge.judge(lines)
     assert found
     return found
-
-
-def test_two_ranks_that_share_the_samples_are_right() -> None:
-    found = judged(line(0, EVEN), line(1, ODD))
-    assert found.outcome == "observed" and not found.notes and not found.remarks
 
 
 @pytest.mark.parametrize(
@@ -83,14 +74,20 @@ def test_the_same_data_is_not_taken_for_granted() -> None:
     assert any("cannot be told" in each for each in judged(line(0, EVEN, base=bare), line(1, ODD, base=other)).remarks)
 
 
-def test_lines_of_collectors_progress_bars_and_twice_are_read() -> None:
-    found = judged(" 50%|##  | 5/10" + line(0, EVEN), "[pod-1] " + line(1, ODD) + " trailing", line(0, EVEN))
-    assert found.outcome == "observed" and len(found.loaders[0].passes) == 1
-
-
-def test_a_pass_that_was_open_is_said_again_at_its_end() -> None:
-    found = judged(line(0, range(0, 20, 2), end="open", batches=3), line(0, EVEN), line(1, ODD))
-    assert found.outcome == "observed" and not found.remarks
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (line(0, EVEN), line(1, ODD)),
+        # Of collectors and progress bars, and twice.
+        (" 50%|##  | 5/10" + line(0, EVEN), "[pod-1] " + line(1, ODD) + " trailing", line(0, EVEN)),
+        # A pass that was open is said again at its end.
+        (line(0, range(0, 20, 2), end="open", batches=3), line(0, EVEN), line(1, ODD)),
+    ],
+)
+def test_two_ranks_that_share_the_samples_are_right(texts: tuple[str, ...]) -> None:
+    found = judged(*texts)
+    assert found.outcome == "observed" and not found.notes and not found.remarks
+    assert len(found.loaders[0].passes) == 1
 
 
 def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
@@ -104,11 +101,6 @@ def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
         "attempt 1 began with the order of epoch 1, of which attempt 0 had handed out 100 %" in each
         for each in found.remarks
     )
-
-
-def test_ranks_that_differ_in_their_passes_are_noted() -> None:
-    found = judged(line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1}))
-    assert any("rank 0 made 2 passes, and the others down to 1" in each for each in found.remarks)
 
 
 def test_an_index_counts_by_its_place_whatever_its_type_or_sign() -> None:
@@ -130,11 +122,16 @@ def test_sums_of_powers_are_exact(largest: int, numpy: Any) -> None:
     assert sums.values == [len(indices), *(sum(index**power for index in indices) for power in (1, 2, 3))]
 
 
-def test_samples_that_are_named_by_their_sums() -> None:
-    found = judged(line(0, [*EVEN, 7]), line(1, [*ODD, 9]))
-    assert any("2 samples are handed out twice (samples 7 and 9)" in each for each in found.remarks)
-    found = judged(line(0, EVEN), line(1, [each for each in ODD if each != 11]))
-    assert any("1 of 40 samples (sample 11) are left out" in each for each in found.remarks)
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ((line(0, [*EVEN, 7]), line(1, [*ODD, 9])), "2 samples are handed out twice (samples 7 and 9)"),
+        ((line(0, EVEN), line(1, [each for each in ODD if each != 11])), "1 of 40 samples (sample 11) are left out"),
+        ((line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1})), "rank 0 made 2 passes, and the others down to 1"),
+    ],
+)
+def test_what_may_be_meant_is_a_remark(texts: tuple[str, ...], said: str) -> None:
+    assert any(said in each for each in judged(*texts).remarks)
 
 
 CONTENTS = {"0": "aaaaaa000001", "1": "bbbbbb000002", "2": "cccccc000001"}
@@ -217,11 +214,18 @@ def _samples(indices: list[int], n: int) -> Samples:
     return Samples(count=len(indices), sums=(first, second, third), bits=set_bits)
 
 
-def verify(folder: Path, *texts: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
-    log = folder / "log"
-    log.write_text("\n".join(texts) + "\n")
-    command = [sys.executable, str(ROOT / "scripts/verify_shards.py"), *options, str(log)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+Verify = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Calls the verifier with lines and options. Returns its exit code and what it prints."""
+
+    def called(texts: Iterable[str], *options: str) -> tuple[int, str]:
+        (log := tmp_path / "log").write_text("\n".join(texts) + "\n")
+        return verify_shards.main([*options, str(log)]), capsys.readouterr().out
+
+    return called
 
 
 TWICE = [line(rank, part, **{"pass": at}) for at in range(2) for rank, part in enumerate((EVEN, ODD))]
@@ -237,31 +241,20 @@ OPEN = [line(rank, part[:10], **{"pass": 2}, end="open", batches=3) for rank, pa
         ((line(0, EVEN), line(1, ODD)), ("--expect-per-pod", "20"), 0, "✓ observed"),
         ((line(0, EVEN), line(1, ODD)), ("--expect-per-pod", "19"), 1, "was handed out 20 samples, but"),
         ((*OPEN, *TWICE), ("--expect-per-pod", "20"), 3, "still open on ranks 0 and 1"),  # more may come
-        (
-            (*OPEN, *TWICE),
-            ("--expect-per-pod", "5"),
-            1,
-            "40 samples), pass 3: pod pod-1 was handed out 10 samples",
-        ),
-        (
-            (*OPEN, *TWICE),
-            ("--expect-per-pod", "5"),
-            1,
-            "40 samples), passes 1 and 2: pod pod-0 was handed out 20",
-        ),
+        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "40 samples), pass 3: pod pod-1 was handed out 10 samples"),
+        ((*OPEN, *TWICE), ("--expect-per-pod", "5"), 1, "40 samples), passes 1 and 2: pod pod-0 was handed out 20"),
         (("nothing",), (), 3, "no tally line"),
     ],
 )
 def test_the_verifier_exits_as_the_observation_says(
-    tmp_path: Path, texts: tuple[str, ...], options: tuple[str, ...], status: int, said: str
+    verify: Verify, texts: tuple[str, ...], options: tuple[str, ...], status: int, said: str
 ) -> None:
-    ended = verify(tmp_path, *texts, options=options)
-    assert ended.returncode == status and said in ended.stdout, ended.stdout + ended.stderr
+    code, printed = verify(texts, *options)
+    assert code == status and said in printed, printed
 
 
-def test_the_verifier_says_the_same_in_json(tmp_path: Path) -> None:
-    ended = verify(tmp_path, line(0, EVEN), line(1, EVEN), options=("--json",))
-    report = json.loads(ended.stdout)
+def test_the_verifier_says_the_same_in_json(verify: Verify) -> None:
+    report = json.loads(verify([line(0, EVEN), line(1, EVEN)], "--json")[1])
     assert report["outcome"] == report["observation"]["outcome"] == "faulty" and report["holds"] is False
     [loader] = report["observation"]["loaders"]
     assert loader["passes"][0]["handed_out"] == {"0": 20, "1": 20} and loader["passes"][0]["lost"] == 20

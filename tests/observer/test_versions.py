@@ -9,7 +9,7 @@ import foreign_python
 import pytest
 
 import torchtally_observer
-from torchtally.observed import judge, report
+from torchtally.observed import judge
 
 SOURCE = Path(torchtally_observer.__path__[0])
 MODULES = sorted(f"torchtally_observer.{path.stem}" for path in SOURCE.glob("*.py") if path.stem != "__init__")
@@ -19,7 +19,7 @@ for name in ["torchtally_observer.patches", *{MODULES}]: __import__(name)  # pat
 print(sys.path.count({str(SOURCE)!r}), *sys.version_info[:2])
 """
 
-SCRIPT = """
+BEGIN = """
 import sys
 import torch
 import torch.distributed as dist
@@ -33,27 +33,28 @@ class Points(Dataset):
 class Rows(IterableDataset):
     def __iter__(self): return iter([torch.tensor([float(at)]) for at in range(50)])
 
-mistake, workers, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[4]}", rank=rank, world_size=2)
-dataset = Rows() if mistake == "stream" else Points()
-sampler = None if mistake in ("no-sampler", "stream") else DistributedSampler(
-    dataset, seed=dist.get_rank() if mistake == "seed" else 0
-)
-loader = DataLoader(dataset, 10, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+workers, rank = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-for epoch in range(2):
-    if sampler: sampler.set_epoch(epoch)
-    for batch in loader:
-        model(batch if mistake == "stream" else batch[0]).sum().backward()
-        optimizer.step()
 print(torch.__version__)
 """
-SAID = {
-    "none": "each sample handed out exactly once",
-    "no-sampler": "each rank is handed all 200 samples in the same order",
-    "seed": "the samplers of ranks 0 and 1 have seeds 0 and 1",
-    "stream": "the ranks are handed the same rows",
+# Each has a line of its own, which is that of its loader.
+EPOCHS = """
+$MADE
+loader = DataLoader(dataset, 10, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+for epoch in range(2):
+    if sampler: sampler.set_epoch(epoch)
+    for batch in loader:  # $MISTAKE
+        model(batch if dataset.__class__ is Rows else batch[0]).sum().backward()
+        optimizer.step()
+"""
+# By mistake: the dataset and the sampler, and what is said of them.
+MISTAKES = {
+    "none": ("Points()", "DistributedSampler(dataset)", "each sample handed out exactly once"),
+    "no-sampler": ("Points()", "None", "each rank is handed all 200 samples in the same order"),
+    "seed": ("Points()", "DistributedSampler(dataset, seed=rank)", "the samplers of ranks 0 and 1 have seeds 0 and 1"),
+    "stream": ("Rows()", "None", "the ranks are handed the same rows"),
 }
 
 
@@ -94,13 +95,16 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mistake", SAID)
-def test_mistakes_are_named(python: str, tmp_path: Path, mistake: str, workers: int) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def test_mistakes_are_named(python: str, tmp_path: Path, workers: int) -> None:
+    program = BEGIN
+    for mistake, (dataset, sampler, _) in MISTAKES.items():
+        epochs = EPOCHS.replace("$MADE", f"dataset = {dataset}; sampler = {sampler}")
+        program += epochs.replace("$MISTAKE", mistake)
+    (tmp_path / "train.py").write_text(program)
     env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [python, "-W", "ignore", "train.py", mistake, str(workers), str(rank), str(tmp_path / "store")],
+            [python, "-W", "ignore", "train.py", str(workers), str(rank), str(tmp_path / "store")],
             env=env,
             cwd=tmp_path,
             stdout=subprocess.PIPE,
@@ -119,6 +123,14 @@ def test_mistakes_are_named(python: str, tmp_path: Path, mistake: str, workers: 
         lines.add(text)
     observation = judge.judge(lines)
     assert [rank.returncode for rank in ranks] == [0, 0] and observation, outputs
-    said = report.as_text(observation, encoding="utf-8", colour=False)
-    assert SAID[mistake] in said and bool(observation.faults) == (mistake != "none"), said
+    said = {
+        loader.loader.partition(" ")[0]: [(finding.sign == "fault", finding.text) for finding, _ in loader.all_findings]
+        for loader in observation.loaders
+    }
+    for mistake, (*_, sentence) in MISTAKES.items():
+        number = next(at for at, text in enumerate(program.splitlines(), 1) if text.endswith(f"  # {mistake}"))
+        found = said.pop(f"train.py:{number}")
+        assert any(sentence in text for _, text in found), (mistake, found)
+        assert any(fault for fault, _ in found) == (mistake != "none"), (mistake, found)
+    assert not said
     assert outputs[0][0] == outputs[1][0] and outputs[0][0].startswith(os.environ.get("OBSERVED_TORCH", "2."))

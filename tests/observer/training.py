@@ -8,30 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import (
-    DataLoader as DataLoader,
-)
-from torch.utils.data import (
-    Dataset as Dataset,
-)
-from torch.utils.data import (
-    DistributedSampler as DistributedSampler,
-)
-from torch.utils.data import (
-    IterableDataset as IterableDataset,
-)
-from torch.utils.data import (
-    Subset as Subset,
-)
-from torch.utils.data import (
-    TensorDataset,
-)
-from torch.utils.data import (
-    WeightedRandomSampler as WeightedRandomSampler,
-)
-from torch.utils.data import (
-    random_split as random_split,
-)
+from torch.utils.data import DataLoader as DataLoader
+from torch.utils.data import Dataset as Dataset
+from torch.utils.data import DistributedSampler as DistributedSampler
+from torch.utils.data import IterableDataset as IterableDataset
+from torch.utils.data import Subset as Subset
+from torch.utils.data import TensorDataset
+from torch.utils.data import WeightedRandomSampler as WeightedRandomSampler
+from torch.utils.data import random_split as random_split
 
 N = int(os.environ.get("N", "1000"))
 rank = world = 0

@@ -307,60 +307,56 @@ def test_what_a_later_start_writes_is_not_deleted(tmp_path: Path) -> None:
     assert kept(tmp_path) == [20, 8]
 
 
-def damage(folder: Path, how: str) -> None:
-    (data,) = folder.glob("*.distcp")
-    if how == "no manifest":
-        (folder / MANIFEST).unlink()
-    elif how == "empty manifest":
-        (folder / MANIFEST).write_bytes(b"")
-    elif how == "other position":
-        text = (folder / MANIFEST).read_text()
-        assert '"position": 12' in text
-        (folder / MANIFEST).write_text(text.replace('"position": 12', '"position": 13'))
-    elif how == "other account":
-        text = (folder / MANIFEST).read_text()
-        (folder / MANIFEST).write_text(text.replace("[0, 1, 12, 0]", "[0, 1, 16, 0]"))
-    elif how == "no data":
-        data.unlink()
-    elif how == "cut off":
-        os.truncate(data, data.stat().st_size - 1)
-    else:
-        contents = bytearray(data.read_bytes())
-        contents[len(contents) // 2] ^= 1
-        data.write_bytes(contents)
+def replaced(old: str, new: str) -> Callable[[Path], object]:
+    def replace(file: Path) -> None:
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    return replace
 
 
-DAMAGES = {
-    "no manifest": "it was not written to its end",
-    "empty manifest": "its manifest is damaged",
-    "other position": "its manifest is damaged",
-    "other account": "its manifest is damaged",
-    "no data": "its file __0_0.distcp is missing",
-    "cut off": "bytes and not",
-    "a bit": "its file __0_0.distcp is damaged",
-}
+def flip_a_bit(file: Path) -> None:
+    contents = bytearray(file.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    file.write_bytes(contents)
+
+
+DATA = "__0_0.distcp"
+# The file that is damaged, how, and what is said of it.
+DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
+    (MANIFEST, Path.unlink, "it was not written to its end"),
+    (MANIFEST, lambda file: file.write_bytes(b""), "its manifest is damaged"),
+    (MANIFEST, replaced('"position": 12', '"position": 13'), "its manifest is damaged"),
+    (MANIFEST, replaced("[0, 1, 12, 0]", "[0, 1, 16, 0]"), "its manifest is damaged"),  # the account's
+    (DATA, Path.unlink, f"its file {DATA} is missing"),
+    (DATA, lambda file: os.truncate(file, file.stat().st_size - 1), "bytes and not"),
+    (DATA, flip_a_bit, f"its file {DATA} is damaged"),
+]
 
 
 def test_a_damaged_checkpoint_is_skipped_and_deleted_once_another_is_whole(tmp_path: Path) -> None:
     checkpointed.run(1, saves_at, tmp_path / "whole", (2, 3), 4)
-    for how, sentence in DAMAGES.items():
-        folder = tmp_path / how
+    for number, (name, damage, sentence) in enumerate(DAMAGES):
+        folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "whole", folder)
         damaged = checkpoints_in(folder)[1]
-        damage(damaged, how)
+        damage(damaged / name)
         (found,) = checkpointed.run(1, saves_at, folder, (1,), 3)
-        assert f"skipped checkpoint {damaged}: " in found.err and sentence in found.err, how
+        assert f"skipped checkpoint {damaged}: " in found.err and sentence in found.err, (name, sentence)
         assert of(events.Resumed, found)[0]["position"] == 8
         assert kept(folder) == [8, 12]
         assert not damaged.exists()
+    # It stays until then.
+    flip_a_bit(checkpoints_in(tmp_path / "whole")[1] / DATA)
+    checkpointed.run(1, saves_at, tmp_path / "whole", (), 2)
+    assert kept(tmp_path / "whole") == [8, 12]
+    assert checkpointed.run(1, checkpointed.whole, tmp_path / "whole", "plain")[0].count == COMPLETE
 
 
-def test_a_damaged_checkpoint_stays_until_another_is_whole(tmp_path: Path) -> None:
-    checkpointed.run(1, saves_at, tmp_path, (2, 3), 4)
-    damage(checkpoints_in(tmp_path)[1], "a bit")
-    checkpointed.run(1, saves_at, tmp_path, (), 2)
-    assert kept(tmp_path) == [8, 12]
-    assert checkpointed.run(1, checkpointed.whole, tmp_path, "plain")[0].count == COMPLETE
+def fill(bytes: int = resource.RLIM_INFINITY) -> None:
+    """From now on a file has room for so many bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
 
 
 def cannot_write_at_2(folder: Path) -> Loop:
@@ -369,11 +365,11 @@ def cannot_write_at_2(folder: Path) -> Loop:
 
     def before_commit(loop: Loop) -> None:
         if loop.account.rank == 1 and loop.found.commits == 2:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+            fill(10)
         if loop.found.commits in (2, 4):
             loop.due()
         if loop.found.commits == 4:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            fill()
 
     loop.run(before_commit)
     return loop
@@ -391,7 +387,7 @@ def test_a_failed_write_is_a_warning_that_all_ranks_learn_of(tmp_path: Path) -> 
 
 
 def stopped_when_full(folder: Path) -> Loop:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    fill(10)
     return checkpointed.stopped_after(folder, 2)
 
 
@@ -407,7 +403,7 @@ def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "folder"
-    first, second = checkpointed.run(2, begins, folder, "")
+    first, second = checkpointed.run(2, begins, folder)
     assert (first.code, second.code) == (202, 202)
     assert f"no checkpoint can be written to {folder} now: " in first.err
     assert f"the checkpoints in {folder} cannot be read: " in first.message
@@ -429,26 +425,22 @@ def test_garbled_progress_counts_nothing(tmp_path: Path) -> None:
 # What is refused.
 
 
-def begins(folder: str | Path, change: str) -> Loop:
+def begins(folder: str | Path, change: str = "") -> Loop:
     """Resumes, with something changed."""
-    options: dict[str, Any] = {}
-    if change == "seed":
-        options["seed"] = 7
-    elif change in ("larger", "smaller", "wider"):
-        model = checkpointed.Model
+    model = checkpointed.Model
 
-        def changed() -> nn.Module:
-            made = model()
-            if change == "larger":
-                made.more = nn.Linear(1, 1)
-            elif change == "smaller":
-                del made.net[2]
-            else:
-                made.unused = nn.Linear(2, 3)
-            return made
+    def changed() -> nn.Module:
+        made = model()
+        if change == "larger":
+            made.more = nn.Linear(1, 1)
+        elif change == "smaller":
+            del made.net[2]
+        elif change == "wider":
+            made.unused = nn.Linear(2, 3)
+        return made
 
-        checkpointed.Model = changed
-    loop = Loop(folder, "plain", every=32400, **options)
+    checkpointed.Model = changed
+    loop = Loop(folder, "plain", every=32400, seed=7 if change == "seed" else 0)
     if change == "optimizer":
         loop.checkpoints._objects._objects["adam"] = torch.optim.SGD(loop.model.net.parameters(), lr=1)
     elif change == "groups":
@@ -481,7 +473,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     checkpointed.run(1, saves_at, tmp_path, (2, 3), 4)
     manifest = checkpoints_in(tmp_path)[1] / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": FORMAT + 1, "sha256": "other"}))
-    (found,) = checkpointed.run(1, begins, tmp_path, "")
+    (found,) = checkpointed.run(1, begins, tmp_path)
     assert found.code == 2
     assert f"has format {FORMAT + 1}, and this version of torchtally reads format {FORMAT}" in found.message
 
@@ -587,7 +579,7 @@ def test_what_cannot_be_saved_and_loaded_is_refused_before_the_first_step(tmp_pa
     ],
 )
 def test_a_folder_that_not_all_ranks_have_is_refused(folder: str, sentence: str) -> None:
-    for found in checkpointed.run(2, begins, folder, ""):
+    for found in checkpointed.run(2, begins, folder):
         assert (found.code, sentence in found.message) == (2, True)
 
 
@@ -661,7 +653,7 @@ def test_an_s3_server_that_is_away_at_the_start_is_a_volume_that_may_recover(
     with objectstore.proxy(store.port, tmp_path / "mode") as proxy:
         (tmp_path / "mode").write_text("away")
         given(monkeypatch, store.environment(proxy.port))
-        first, second = checkpointed.run(2, begins, s3, "")
+        first, second = checkpointed.run(2, begins, s3)
     assert (first.code, second.code) == (202, 202)
     assert f"the checkpoints in {s3} cannot be read: " in second.message
 
@@ -669,11 +661,11 @@ def test_an_s3_server_that_is_away_at_the_start_is_a_volume_that_may_recover(
 def test_a_wrong_key_of_s3_and_a_bucket_that_is_not_there_are_refused(
     s3: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (found,) = checkpointed.run(1, begins, "s3://other/folder", "")
+    (found,) = checkpointed.run(1, begins, "s3://other/folder")
     assert (found.code, "The specified bucket does not exist" in found.message) == (2, True)
     assert "other" not in [each["Name"] for each in store.client().list_buckets()["Buckets"]]
     given(monkeypatch, store.environment(secret="the wrong secret"))
-    for found in checkpointed.run(2, begins, s3, ""):
+    for found in checkpointed.run(2, begins, s3):
         assert found.code == 2
         assert f"checkpoints: the folder {s3} cannot be written: The request signature" in found.message
 

@@ -195,13 +195,7 @@ def test_tally_report_only_reports(environment: dict[str, str], tmp_path: Path) 
 
 def test_a_wrong_rank_of_an_earlier_attempt_is_in_the_proof(environment: dict[str, str], tmp_path: Path) -> None:
     """All ranks together were right there, so the lines that a checkpoint has of it anyway do not show it."""
-    command = [
-        *FAULTY,
-        "exchanged_shards",
-        *QUICK[1:],
-        "--tally",
-        "report",
-    ]
+    command = [*FAULTY, "exchanged_shards", *QUICK[1:], "--tally", "report"]
     two = {**environment, "PET_NPROC_PER_NODE": "2"}
     first, grown = alone(two, command), alone(two, [*QUICK, "--tally", "report", "--epochs", "2"])
     assert (first.returncode, grown.returncode) == (0, 0), first.stderr + grown.stderr

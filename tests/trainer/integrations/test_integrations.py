@@ -126,44 +126,51 @@ def test_what_overflows_before_a_checkpoint_stays_dropped(script: str, tmp_path:
     assert train["dropped"] == 2 * (12 + (6 if script == TRAINER else 5))  # its contract is padded
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE])
-def test_a_killed_run_that_accumulates_goes_on_at_a_step(script: str, tmp_path: Path, undisturbed: Any) -> None:
-    """In 13 batches there are 4 steps, of which the last has one batch."""
-    arguments = ACCUMULATED[script]
-    assert resumes(tmp_path, script, arguments, dies=32) == undisturbed(script, arguments)
+def by_night(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.nightly)
 
 
-@pytest.mark.nightly
-def test_accelerate_saves_between_a_step_and_the_end_of_its_batch(tmp_path: Path, undisturbed: Any) -> None:
-    assert resumes(tmp_path, ACCELERATE, "4", "saves early", dies=32) == undisturbed(ACCELERATE, "4")
+# A script with its arguments, where it is killed, and with which arguments nobody kills it, if with others.
+BY_NIGHT: list[tuple[str, list[str], int, list[str] | None]] = [
+    # Of 13 batches, 4 steps are made, of which the last has one batch.
+    *((each, [ACCUMULATED[each]], 32, None) for each in ACCUMULATED),
+    # It saves between a step and the end of its batch.
+    (ACCELERATE, ["4", "saves early"], 32, ["4"]),
+    (LIGHTNING, ["{}", "saves"], 99, ["{}"]),
+    # It validates in an epoch, saves once an epoch, or optimizes by hand.
+    *((LIGHTNING, ["{}", how], 30, ["{}"]) for how in ("validates", "epochs", "manual")),
+    (TRAINER, ['{"save_strategy": "epoch"}'], 32, ["{}"]),
+    # It averages weights.
+    *((LIGHTNING, ["{}", how], 30, None) for how in ("averages", "swa")),
+]
+BY_DAY = (LIGHTNING, [ACCUMULATED[LIGHTNING], "saves"], 99, [ACCUMULATED[LIGHTNING]])  # within an accumulation
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, KERAS])
-def test_other_ranks_share_out_the_rest(script: str, tmp_path: Path) -> None:
-    assert resumes(tmp_path, script, DEFAULT[script], dies=24, before=2, after=3)["times"] == [EPOCHS] * N
-
-
-@pytest.mark.nightly
-def test_other_ranks_go_on_with_lightning_within_an_accumulation(tmp_path: Path) -> None:
-    """3 ranks have saved after 6 of 9 batches. For 2 ranks, that is after 9 of 13."""
-    options = '{"accumulate_grad_batches": 2}'
-    assert resumes(tmp_path, LIGHTNING, options, dies=8, before=3)["times"] == [EPOCHS] * N
-
-
-@pytest.mark.parametrize("options", ["{}", pytest.param(ACCUMULATED[LIGHTNING], marks=pytest.mark.nightly)])
-def test_fewer_ranks_go_on_with_lightning_from_the_end_of_an_epoch(options: str, tmp_path: Path) -> None:
-    """A checkpoint is saved in every third step: 3 ranks make 9 steps in an epoch, or 3 of 4 batches each."""
-    assert resumes(tmp_path, LIGHTNING, options, dies=11, before=3)["times"] == [EPOCHS] * N
-
-
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.nightly), 4])
-def test_lightning_saves_between_a_step_and_its_end_or_within_an_accumulation(
-    accumulate: int, tmp_path: Path, undisturbed: Any
+@pytest.mark.parametrize(
+    ("script", "arguments", "dies", "others"),
+    [BY_DAY, *(by_night(*each) for each in BY_NIGHT)],
+)
+def test_a_killed_run_goes_on_at_a_step(
+    script: str, arguments: list[str], dies: int, others: list[str] | None, tmp_path: Path, undisturbed: Any
 ) -> None:
-    arguments = json.dumps({"accumulate_grad_batches": accumulate}) if accumulate > 1 else "{}"
-    assert resumes(tmp_path, LIGHTNING, arguments, "saves", dies=99) == undisturbed(LIGHTNING, arguments)
+    assert resumes(tmp_path, script, *arguments, dies=dies) == undisturbed(script, *(others or arguments))
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "dies", "before", "after"),
+    [
+        *(by_night(each, DEFAULT[each], 24, 2, 3) for each in (LIGHTNING, ACCELERATE, KERAS)),
+        # Within an accumulation: 3 ranks have saved after 6 of 9 batches. For 2 ranks, that is after 9 of 13.
+        by_night(LIGHTNING, '{"accumulate_grad_batches": 2}', 8, 3, 2),
+        # From the end of an epoch: 3 ranks save in every third step, of 9 in an epoch, or 3 of 4 batches each.
+        (LIGHTNING, "{}", 11, 3, 2),
+        by_night(LIGHTNING, ACCUMULATED[LIGHTNING], 11, 3, 2),
+    ],
+)
+def test_other_ranks_share_out_the_rest(
+    script: str, options: str, dies: int, before: int, after: int, tmp_path: Path
+) -> None:
+    assert resumes(tmp_path, script, options, dies=dies, before=before, after=after)["times"] == [EPOCHS] * N
 
 
 @pytest.mark.parametrize("batch", [6, pytest.param(25, marks=pytest.mark.nightly)])
@@ -175,24 +182,6 @@ def test_lightning_goes_on_from_what_an_exception_has_saved(batch: int, tmp_path
     ended = alone(script, *arguments)
     assert ended["code"] == 0, ended["err"]
     assert found(tmp_path)["times"] == [EPOCHS] * N
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("how", ["validates", "epochs", "manual"])
-def test_lightning_validates_or_saves_once_an_epoch(how: str, tmp_path: Path, undisturbed: Any) -> None:
-    assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}")
-
-
-@pytest.mark.nightly
-def test_the_hugging_face_trainer_goes_on_from_the_end_of_an_epoch(tmp_path: Path, undisturbed: Any) -> None:
-    arguments = '{"save_strategy": "epoch"}'
-    assert resumes(tmp_path, TRAINER, arguments, dies=32) == undisturbed(TRAINER, DEFAULT[TRAINER])
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("how", ["averages", "swa"])
-def test_lightning_averages_weights(how: str, tmp_path: Path, undisturbed: Any) -> None:
-    assert resumes(tmp_path, LIGHTNING, "{}", how, dies=30) == undisturbed(LIGHTNING, "{}", how)
 
 
 def limited(script: str, steps: int, accumulate: int) -> tuple[str, str]:

@@ -27,11 +27,7 @@ def test_the_ordinary_script_runs_and_with_an_account_is_proved() -> None:
     assert "2 ranks, train 3 epochs" in judged
     assert ended.stdout.count("✓ every sample exactly once") == 3
     last_line = tallied(ended.stdout)[-1]
-    assert (last_line["phase"], last_line["task"], last_line["phases"]["train"]["consumed"]) == (
-        "all",
-        "rings",
-        6000,
-    )
+    assert (last_line["phase"], last_line["task"], last_line["phases"]["train"]["consumed"]) == ("all", "rings", 6000)
 
 
 def test_a_script_with_distributed_sampler_runs_as_it_is(mnist: Path) -> None:

@@ -124,10 +124,7 @@ def ports() -> dict[str, int]:
     [
         ("nothing", {}),
         ("straggler", {"TorchtallyStraggler": {"demo-worker-0"}}),
-        (
-            "stands still",
-            {"TorchtallyNoProgress": {"demo-master-0"}, "TorchtallyCheckpointTooOld": {"demo-master-0"}},
-        ),
+        ("stands still", {"TorchtallyNoProgress": {"demo-master-0"}, "TorchtallyCheckpointTooOld": {"demo-master-0"}}),
         ("unproven", {"TorchtallyProofFailed": {"demo-master-0"}}),
     ],
 )

@@ -67,20 +67,15 @@ def check(ended: subprocess.CompletedProcess[str]) -> None:
     assert ended.stderr.count(TOLD) == 1 and TOLD in ended.stderr.splitlines()[-1]
 
 
-ENDS = {
-    "pass": 0,
-    "1 / 0": 1,
-    "sys.exit(7)": 7,
-    "os.kill(os.getpid(), signal.SIGKILL)": 137,
-}
+ENDS = {"pass": 0, "1 / 0": 1, "os.kill(os.getpid(), signal.SIGKILL)": 137}
 
 
-@pytest.mark.parametrize(("end", "code"), ENDS.items(), ids=["well", "raises", "exits", "killed"])
+@pytest.mark.parametrize(("end", "code"), ENDS.items(), ids=["well", "raises", "killed"])
 def test_a_script_is_observed_and_stays_as_it_is(script: Path, end: str, code: int) -> None:
     ended = started(script, end)
     check(ended)
     never = started(script, end, TORCHTALLY_OBSERVE="never")
-    assert not observed(never) and "observed: " not in never.stderr
+    assert not observed(never) and "observed: " not in never.stderr and '"observed"' not in never.stderr
     assert (ended.returncode, sorted(ended.stdout.splitlines())) == (code, sorted(never.stdout.splitlines()))
     assert never.returncode == code
 

@@ -64,9 +64,8 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("job", [{}, {"PET_NNODES": "1"}], ids=["alone", "in a job"])
-def test_each_pass_is_one_event(script: Path, job: dict[str, str]) -> None:
-    ended = started(script, **job)
+def test_each_pass_is_one_event_in_a_job_too(script: Path) -> None:
+    ended = started(script, PET_NNODES="1")
     assert ended.returncode == 0, ended.stderr
     assert reported(ended) == EVENTS
 
@@ -76,10 +75,6 @@ def test_an_attempt_that_fails_has_reported_its_passes(script: Path, tmp_path: P
     ended = started(script, TORCHTALLY_RETRIES="1", TORCHTALLY_OUTPUT=str(tmp_path))
     assert ended.returncode == RETRIED, ended.stderr
     assert reported(ended) == EVENTS
-
-
-def test_nothing_is_reported_where_nothing_is_observed(script: Path) -> None:
-    assert reported(started(script, TORCHTALLY_OBSERVE="never")) == []
 
 
 def test_the_passes_are_served_while_the_program_runs(script: Path, tmp_path: Path) -> None:

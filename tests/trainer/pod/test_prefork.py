@@ -66,8 +66,8 @@ def told(pod: launched.Pod) -> dict[str, dict[str, Any]]:
     return {each["rank"]: each for each in found}
 
 
-@pytest.mark.cold
-def test_ranks_are_forked_and_named(pod: Any) -> None:
+@pytest.mark.cold  # OpenMP reads the environment where torch is imported
+def test_ranks_are_forked_and_named_and_share_the_cpus(pod: Any) -> None:
     started = pod("pause", "$HOME $$")
     ranks = told(started)
     for rank in "01":
@@ -75,22 +75,12 @@ def test_ranks_are_forked_and_named(pod: Any) -> None:
         assert ranks[rank]["name"] == f"rank {rank}"
         assert ranks[rank]["argv"] == ["pause", "$HOME $$"]
         assert ranks[rank]["group"] == ranks[rank]["pid"]
+        assert ranks[rank]["threads"] == max(1, loky.cpu_count() // 2)
         assert psutil.Process(ranks[rank]["pid"]).ppid() == started.process.pid
     started.signal(signal.SIGTERM)
     assert started.wait() == 128 + signal.SIGTERM
     pids = [each["pid"] for each in ranks.values()]  # which whoever adopts them has to let go of
     launched.until("they are gone", lambda: not any(psutil.pid_exists(pid) for pid in pids))
-
-
-@pytest.mark.cold  # OpenMP reads the environment where torch is imported
-def test_the_cpus_are_divided_between_them(pod: Any) -> None:
-    started = pod("end")
-    assert [each["threads"] for each in told(started).values()] == [max(1, loky.cpu_count() // 2)] * 2
-    assert started.wait() == 0
-
-
-def test_the_users_number_of_threads_holds(pod: Any) -> None:
-    assert [each["threads"] for each in told(pod("end", OMP_NUM_THREADS="2")).values()] == [2, 2]
 
 
 def test_what_is_started_anew_is_an_ordinary_process(pod: Any) -> None:
@@ -102,6 +92,10 @@ def test_what_is_started_anew_is_an_ordinary_process(pod: Any) -> None:
     assert not any(each["forked"] for each in second.values())
     assert {each["restart"] for each in second.values()} == {"1"}
     assert started.wait() == 0
+
+
+def test_the_users_number_of_threads_holds(pod: Any) -> None:
+    assert [each["threads"] for each in told(pod("end", OMP_NUM_THREADS="2")).values()] == [2, 2]
 
 
 def test_files_that_were_asked_for_get_what_ranks_print(pod: Any, tmp_path: Path) -> None:

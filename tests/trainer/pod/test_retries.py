@@ -21,8 +21,13 @@ def resume(environment: dict[str, str], epoch: int, position: int, run: str = "r
     retries.resumed(event, events.Source(pod="demo-master-0", rank=0, run=run, attempt=1), environment)
 
 
-def test_a_failed_program_is_retried_and_no_more_often_than_allowed(alone: launched.Job) -> None:
+def test_a_failed_program_is_retried_and_no_more_often_than_allowed_without_progress(
+    environment: dict[str, str], alone: launched.Job
+) -> None:
     assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
+    resume(environment, 1, 100)
+    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
+    resume(environment, 1, 100)  # the same place again
     last = alone.start(0, launched.shell("echo not run"))
     assert last.wait() == 1
     assert last.message.startswith(
@@ -51,14 +56,6 @@ def test_pods_that_are_killed_count_and_all_pods_end(two: launched.Job) -> None:
 def test_an_end_that_no_retry_cures_ends_all_pods_at_once(two: launched.Job, code: int) -> None:
     started = two.all(launched.shell(f"[ $RANK = 1 ] && exit {code}; sleep 1000"))
     assert [pod.wait() for pod in started] == [code, code]
-
-
-def test_progress_gives_all_retries_again(environment: dict[str, str], alone: launched.Job) -> None:
-    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
-    resume(environment, 1, 100)
-    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
-    resume(environment, 1, 100)  # the same place again
-    assert alone.start(0, launched.shell("exit 7")).wait() == 1
 
 
 def test_a_pod_that_is_stopped_in_order_has_not_failed(alone: launched.Job) -> None:
@@ -99,10 +96,3 @@ def test_a_damaged_record_counts_as_none(alone: launched.Job, tmp_path: Path, da
 def test_an_output_that_cannot_be_written_stops_no_training(alone: launched.Job, tmp_path: Path) -> None:
     (tmp_path / "output").write_text("a file")
     assert alone.start(0, launched.shell("exit 0")).wait() == 0
-
-
-def test_without_the_variable_nothing_is_counted(alone: launched.Job, tmp_path: Path) -> None:
-    pods = [alone.start(0, launched.shell("exit 7"), TORCHTALLY_RETRIES="none")]
-    assert pods[0].wait() == 2
-    assert pods[0].message == f"TORCHTALLY_RETRIES='none' must be a whole number from 0 to {1 << 31}"
-    assert not (tmp_path / "output").exists()

@@ -83,14 +83,10 @@ def test_a_line_is_read_as_it_was_filled_in(filled: TallyLine | RunSummary) -> N
     assert run_summary.is_summary(values) == isinstance(filled, RunSummary)
 
 
-def test_indices_are_in_a_line_only_where_something_is_wrong() -> None:
-    assert not LINE.printed().keys() & {"lost_indices", "doubled_indices"}
+def test_what_is_optional_is_in_a_line_only_where_it_is_known() -> None:
+    assert not LINE.printed().keys() & {"end", "lost_indices", "doubled_indices"}
     wrong = replace(LINE, lost=1, lost_indices=(3,)).printed()
     assert (wrong["lost_indices"], wrong["doubled_indices"]) == ([3], [])
-
-
-def test_what_is_optional_is_in_a_line_only_where_it_is_known() -> None:
-    assert not LINE.printed().keys() & {"end"}
     assert not SUMMARY.printed()["phases"]["train"].keys() & {"worlds", "end"}
     assert "stopped" not in SUMMARY.printed()
 

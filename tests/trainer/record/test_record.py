@@ -94,11 +94,10 @@ def test_a_start_that_goes_on_to_the_end_has_a_clean_log(starts: list[Logs]) -> 
         clean_log.assert_clean("\n".join(lines))
 
 
-def test_a_run_that_is_killed_and_resumed(logs: Logs) -> None:
+def test_a_run_that_is_killed_and_resumed(logs: Logs, whole: Snapshot) -> None:
     reported = [record for lines in logs.values() for record in events.in_lines(lines)]
     (resumed,) = (each.event for each in reported if isinstance(each.event, events.Resumed))
-    snapshot = recorded(logs).snapshot
-    (found,) = snapshot.runs
+    (found,) = whole.runs
     assert (found.state, found.task, found.world) == (State.COMPLETE, "fashion-mnist", 2)
     assert found.plan == {"train": 2, "test": 2}
     assert [(phase.name, phase.n, phase.batch) for phase in found.phases] == [
@@ -124,8 +123,8 @@ def test_a_run_that_is_killed_and_resumed(logs: Logs) -> None:
     assert all(0 < each.step <= each.steps and each.samples_per_second > 0 and each.loss for each in reports)
     assert reports[-1].seconds_left is not None
 
-    master, worker = snapshot.pods
-    assert [pod.name for pod in snapshot.pods] == [*PODS] and (master.ranks, worker.ranks) == ((0,), (1,))
+    master, worker = whole.pods
+    assert [pod.name for pod in whole.pods] == [*PODS] and (master.ranks, worker.ranks) == ((0,), (1,))
     assert master.versions.keys() == {"torchtally", "torch", "python"}
     for pod in (master, worker):
         for attempt, life in enumerate(pod.lives):
@@ -135,9 +134,9 @@ def test_a_run_that_is_killed_and_resumed(logs: Logs) -> None:
         assert pod.life.code == 0
     assert (master.lives[0].code, master.lives[0].kind) == (203, "consequence")
     assert (worker.lives[0].code, worker.lives[0].ended) == (None, None)
-    assert {restart.pod for restart in snapshot.restarts} == {*PODS}
-    assert {restart.attempt for restart in snapshot.restarts} == {0}
-    json.dumps(asdict(snapshot))
+    assert {restart.pod for restart in whole.restarts} == {*PODS}
+    assert {restart.attempt for restart in whole.restarts} == {0}
+    json.dumps(asdict(whole))
 
 
 def in_time(lines: list[str]) -> list[str]:
@@ -176,13 +175,8 @@ def test_lines_that_come_one_by_one_make_the_same_record(logs: Logs, whole: Snap
     assert record.snapshot == whole
 
 
-def test_what_stands_before_a_line_changes_nothing(logs: Logs, whole: Snapshot) -> None:
-    prefixed = {pod: [f"[{pod}] {line}" for line in lines] for pod, lines in logs.items()}
-    assert recorded(prefixed).snapshot == whole
-
-
-def test_lines_that_cannot_be_read_change_nothing(logs: Logs, whole: Snapshot) -> None:
-    record = recorded(logs)
+def test_what_stands_before_a_line_and_lines_that_cannot_be_read_change_nothing(logs: Logs, whole: Snapshot) -> None:
+    record = recorded({pod: [f"[{pod}] {line}" for line in lines] for pod, lines in logs.items()})
     for line in (f"{PREFIX}{{", f'{PREFIX}{{"v":2}}', events.PREFIX, f"{events.PREFIX}{{}}", "TORCHTALLY is a word"):
         record.add_line("demo-master-0", line)
     assert record.snapshot == whole

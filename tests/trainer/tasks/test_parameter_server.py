@@ -1,7 +1,8 @@
 """The parameter server's task: the arithmetic of one process, in both forms; whole runs; and faults."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from torchtally import cli, events
 from torchtally.accounting.ledger.tally import Phase, Run
-from torchtally.errors import Lost, Refused, Unproven
+from torchtally.errors import Ending, Lost
 from torchtally.pod import network_interface
 from torchtally.tasks.parameter_server import training
 from torchtally.tasks.parameter_server.options import Options
@@ -108,18 +109,37 @@ def test_both_forms_give_the_same_and_what_one_process_gives(tmp_path: Path) -> 
         assert {(line["lost"], line["doubled"]) for line in lines} == {(0, 0)}
 
 
-def shuffled(rank: int, world: int, store: TCPStore, output: str) -> str:
+Change = Callable[[int, TCPStore], None]
+
+
+def end(rank: int, world: int, store: TCPStore, output: str, change: Change) -> str:
+    """How a training of one epoch ends on this rank, after a change."""
+    change(rank, store)
+    try:
+        trained(rank, world, store, Options(epochs=1), output)
+    except Ending as ending:
+        return f"{ending.code} {ending}"
+    return "trained"
+
+
+def nothing(rank: int, store: TCPStore) -> None:
+    pass
+
+
+def end_of_all(world: int, folder: Path, change: Change = nothing) -> str:
+    """How it ends on each rank, which must be the same."""
+    (said,) = set(ranks.run(world, end, str(folder), change))
+    assert isinstance(said, str), said
+    return said
+
+
+def shuffle(rank: int, store: TCPStore) -> None:
     """Each trainer draws its own order: the counts are right, and samples are missing."""
     training.batches = toy.rank_local_shuffle
-    with pytest.raises(Unproven) as unproven:
-        trained(rank, world, store, Options(), output)
-    return str(unproven.value)
 
 
 def test_a_proof_that_fails_ends_all_ranks(tmp_path: Path) -> None:
-    said = ranks.run(4, shuffled, str(tmp_path))
-    assert len(set(said)) == 1
-    assert "train epoch 1 is not proved: of 100 samples" in said[0]
+    assert end_of_all(4, tmp_path, shuffle).startswith("3 train epoch 1 is not proved: of 100 samples")
 
 
 def test_the_answer_is_learnt() -> None:
@@ -141,19 +161,15 @@ def test_a_batch_of_a_trainer_has_20_to_50_indices_and_an_epoch_10_of_them() -> 
         assert max(sizes) <= 50
 
 
-def unlike(rank: int, world: int, store: TCPStore, output: str) -> str:
+def unlike(rank: int, store: TCPStore) -> None:
     """Rank 3 finds a GPU that rank 2 has not."""
     training.device.choose = lambda device, local_rank: torch.device("cuda" if rank == 3 else "cpu")
-    with pytest.raises(Refused) as refused:
-        trained(rank, world, store, Options(), output)
-    return str(refused.value)
 
 
-def test_trainers_with_different_devices_are_refused_on_all_ranks(tmp_path: Path) -> None:
-    said = ranks.run(4, unlike, str(tmp_path))
-    assert len(set(said)) == 1
-    assert "rank 3" in said[0]
-    assert "has device cuda and rank 2" in said[0]
+def test_what_cannot_be_trained_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    assert re.match(r"2 rank 3 .*has device cuda and rank 2", end_of_all(4, tmp_path, unlike))
+    few = "2 processes are too few: one coordinates, one is the parameter server, and at least one trains"
+    assert end_of_all(2, tmp_path) == f"2 rank 0 (pod-0): {few}"
 
 
 def test_options_that_make_no_sense_here_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,32 +255,22 @@ def test_a_server_that_goes_away_during_an_evaluation_is_named() -> None:
         table.look_up(torch.tensor([1]), torch.tensor([0]))
 
 
-def refused(rank: int, world: int, store: TCPStore, output: str) -> str:
-    with pytest.raises(Refused) as sentence:
-        trained(rank, world, store, Options(), output)
-    return str(sentence.value)
-
-
-def test_too_few_processes_are_refused(tmp_path: Path) -> None:
-    for said in ranks.run(2, refused, str(tmp_path)):
-        assert "2 processes are too few: one coordinates, one is the parameter server, and at least one trains" in said
-
-
-def on_a_network(rank: int, world: int, store: TCPStore, output: str) -> str:
+def on_a_network(rank: int, store: TCPStore) -> None:
     """The ranks know the store by an address that is not of loopback alone."""
     training.store_address = lambda: ("demo-master-0", store.port)
-    try:
-        trained(rank, world, store, Options(epochs=1), output)
-    except Refused as sentence:
-        return str(sentence)
-    return "trained"
 
 
-def test_rpc_on_a_network_asks_whether_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (sentence,) = set(ranks.run(3, on_a_network, str(tmp_path)))
-    assert "whoever reaches a pod's ports can run code there: set TORCHTALLY_TRUSTED_NETWORK=true" in sentence
-    monkeypatch.setenv("TORCHTALLY_TRUSTED_NETWORK", "yes")
-    (sentence,) = set(ranks.run(3, on_a_network, str(tmp_path)))
-    assert sentence.endswith("TORCHTALLY_TRUSTED_NETWORK='yes' must be true or false")
-    monkeypatch.setenv("TORCHTALLY_TRUSTED_NETWORK", "true")
-    assert set(ranks.run(3, on_a_network, str(tmp_path))) == {"trained"}
+@pytest.mark.parametrize(
+    ("trusted", "said"),
+    [
+        (None, "whoever reaches a pod's ports can run code there: set TORCHTALLY_TRUSTED_NETWORK=true"),
+        ("yes", "TORCHTALLY_TRUSTED_NETWORK='yes' must be true or false"),
+        ("true", "trained"),
+    ],
+)
+def test_rpc_on_a_network_asks_whether_it_is_trusted(
+    trusted: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trusted:
+        monkeypatch.setenv("TORCHTALLY_TRUSTED_NETWORK", trusted)
+    assert said in end_of_all(3, tmp_path, on_a_network)

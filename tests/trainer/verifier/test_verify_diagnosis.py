@@ -46,94 +46,67 @@ def without(first: int, last: int) -> Any:
     return lambda shard: shard[:first] + shard[last + 1 :]
 
 
+EIGHT = {"n": 444, "batch": 8}  # 2 of each rank in a step
+TEN = {"n": 444, "batch": 10}  # rank 2 of 4 has the positions 2 6 | 10 14 18 | 22 26 | 30 34 38 | ...
+PADDED = {"n": 442, "batch": 12, "contract": "padded"}  # rank 2 has 434, 438 and, after the last, 0 in step 36
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("run", "change", "said"),
     [
-        # 8 samples a step, 2 of each rank.
-        (again(4, 5), ["step 2 (samples 4-5 of its shard) was consumed twice"]),
-        (again(4, 7), ["steps 2-3 (samples 4-7 of its shard) were consumed twice"]),
-        (again(4, 59), ["steps 2-29 (samples 4-59 of its shard) were consumed twice"]),
-        (lambda shard: shard + 2 * shard[20:60], ["steps 10-29 (samples 20-59 of its shard) were consumed 3 times"]),
-        (without(0, 1), ["step 0 (samples 0-1 of its shard) was never consumed"]),
-        (without(100, 103), ["steps 50-51 (samples 100-103 of its shard) were never consumed"]),
-        (without(101, 110), ["samples 101-110 of its shard were never consumed"]),
-        (without(98, 110), ["steps 49-55 (samples 98-110 of its shard) were never consumed"]),  # to the end
-        (without(0, 110), ["steps 0-55 (samples 0-110 of its shard) were never consumed"]),
-        (without(4, 4), []),  # its line names it
-        (without(4, 6), []),
-        (lambda shard: shard[:20] + shard[40:60] + shard[40:], [
+        (EIGHT, again(4, 5), ["step 2 (samples 4-5 of its shard) was consumed twice"]),
+        (EIGHT, again(4, 7), ["steps 2-3 (samples 4-7 of its shard) were consumed twice"]),
+        (EIGHT, again(4, 59), ["steps 2-29 (samples 4-59 of its shard) were consumed twice"]),
+        (EIGHT, lambda shard: shard + 2 * shard[20:60], [
+            "steps 10-29 (samples 20-59 of its shard) were consumed 3 times",
+        ]),
+        (EIGHT, without(0, 1), ["step 0 (samples 0-1 of its shard) was never consumed"]),
+        (EIGHT, without(100, 103), ["steps 50-51 (samples 100-103 of its shard) were never consumed"]),
+        (EIGHT, without(101, 110), ["samples 101-110 of its shard were never consumed"]),
+        (EIGHT, without(98, 110), ["steps 49-55 (samples 98-110 of its shard) were never consumed"]),  # to the end
+        (EIGHT, without(0, 110), ["steps 0-55 (samples 0-110 of its shard) were never consumed"]),
+        (EIGHT, without(4, 4), []),  # its line names it
+        (EIGHT, without(4, 6), []),
+        (EIGHT, lambda shard: shard[:20] + shard[40:60] + shard[40:], [
             "steps 10-19 (samples 20-39 of its shard) were never consumed",
             "steps 20-29 (samples 40-59 of its shard) were consumed twice",
         ]),
+        # Steps count from where the epoch was taken up.
+        (EIGHT | {"start": 123}, again(4, 7), ["steps 2-3 (samples 4-7 of its shard) were consumed twice"]),
+        (TEN, without(2, 4), ["step 1 (samples 2-4 of its shard) was never consumed"]),
+        (TEN, without(2, 6), ["steps 1-2 (samples 2-6 of its shard) were never consumed"]),
+        (TEN, without(1, 4), []),
+        ({"n": 60, "batch": 4}, again(4, 4), []),  # a single sample is named, though it is all of its step
+        (PADDED, without(108, 109), []),
+        (PADDED, without(108, 110), ["step 36 (samples 108-110 of its shard) was never consumed"]),
     ],
 )  # fmt: skip
-def test_whole_steps_are_named(change: Any, said: list[str]) -> None:
-    lines = bruteforce.run(444, plan={"train": 1}, consume=of_rank(2, change), batch=8)
+def test_whole_steps_are_named(run: dict[str, Any], change: Any, said: list[str]) -> None:
+    lines = bruteforce.run(**run, plan={"train": 1}, consume=of_rank(2, change))
     assert told(lines) == said
     if said:  # where the line keeps quiet, its digest tells all the same
         assert quiet(lines, 2) == said
 
 
-def test_steps_count_from_where_the_epoch_was_taken_up() -> None:
-    consume = of_rank(2, again(4, 7))
-    lines = bruteforce.run(444, plan={"train": 1}, consume=consume, batch=8, start=123)
-    assert told(lines) == ["steps 2-3 (samples 4-7 of its shard) were consumed twice"]
-
-
-def test_steps_that_do_not_divide_among_the_ranks() -> None:
-    # Steps of 10: rank 2 of 4 has the positions 2 6 | 10 14 18 | 22 26 | 30 34 38 | ...
-    for first, last, said in (
-        (2, 4, "step 1 (samples 2-4 of its shard) was"),
-        (2, 6, "steps 1-2 (samples 2-6 of its shard) were"),
-    ):
-        lines = bruteforce.run(444, plan={"train": 1}, consume=of_rank(2, without(first, last)), batch=10)
-        assert told(lines) == [f"{said} never consumed"]
-    lines = bruteforce.run(444, plan={"train": 1}, consume=of_rank(2, without(1, 4)), batch=10)
-    assert told(lines) == []
-
-
-def test_a_single_sample_is_named_though_it_is_all_of_its_step() -> None:
-    consume = of_rank(2, again(4, 4))
-    assert told(bruteforce.run(60, plan={"train": 1}, consume=consume, batch=4)) == []
-
-
-def test_a_repeated_sample_belongs_to_the_last_step() -> None:
-    # Rank 2 has the positions 434, 438 and, after the last, 0 in step 36.
-    for last, said in (109, []), (110, ["step 36 (samples 108-110 of its shard) was never consumed"]):
-        consume = of_rank(2, without(108, last))
-        lines = bruteforce.run(442, contract="padded", plan={"train": 1}, consume=consume, batch=12)
-        assert told(lines) == said
-
-
-def test_steps_of_all_ranks() -> None:
-    def restarted(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        return shard + shard[10:20] if epoch == 1 else shard[:4] + shard[20:]
-
-    lines = bruteforce.run(444, plan={"train": 2}, consume=restarted, batch=8, start=40)
-    twice = ["steps 5-9 (positions 80-119 of the order) were consumed twice"]
-    assert told(lines, "all ranks together") == twice
-    said = "train epoch 2: all ranks together: steps 2-9 (positions 16-79 of the order) were never consumed"
-    assert said in sentences(lines)
-
-
-def test_steps_of_all_ranks_where_others_are_repeated_or_left_out() -> None:
-    def twice(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        return shard * 2
-
-    lines = bruteforce.run(443, contract="padded", plan={"train": 1}, consume=twice, batch=8)
-    # Position 0, which should be there twice, is there 4 times.
-    assert told(lines, "all ranks together") == ["positions 1-442 of the order were consumed twice"]
-
-    def restarted(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
-        return shard + shard[:6]
-
-    lines = bruteforce.run(443, contract="padded", plan={"train": 1}, consume=restarted, batch=8)
-    said = "steps 0-2 (positions 0-23 of the order) were consumed once too often"
+@pytest.mark.parametrize(
+    ("contract", "start", "change", "said"),
+    [
+        ("exact", 40, again(10, 19), "steps 5-9 (positions 80-119 of the order) were consumed twice"),
+        ("exact", 0, without(4, 19), "steps 2-9 (positions 16-79 of the order) were never consumed"),
+        # Position 0, which should be there twice, is there 4 times.
+        ("padded", 0, lambda shard: shard * 2, "positions 1-442 of the order were consumed twice"),
+        ("padded", 0, again(0, 5), "steps 0-2 (positions 0-23 of the order) were consumed once too often"),
+        ("drop_last", 0, lambda shard: shard * 2, "steps 0-54 (positions 0-439 of the order) were consumed twice"),
+    ],
+)  # fmt: skip
+def test_steps_of_all_ranks_are_named(contract: str, start: int, change: Any, said: str) -> None:
+    lines = bruteforce.run(
+        443, contract=contract, plan={"train": 1}, consume=lambda *step: change(step[3]), batch=8, start=start
+    )
     assert told(lines, "all ranks together") == [said]
-    lines = bruteforce.run(443, contract="drop_last", plan={"train": 1}, consume=twice, batch=8)
-    assert told(lines, "all ranks together") == ["steps 0-54 (positions 0-439 of the order) were consumed twice"]
 
-    # Beyond the end of the contract the last samples are of no step.
+
+def test_the_last_samples_beyond_the_end_of_the_contract_are_of_no_step() -> None:
     lines = bruteforce.run(443, world=2, contract="drop_last", plan={"train": 1}, batch=442)
     bad = line(lines, "all")
     words = bruteforce.words(order := bruteforce.order(443, 0, 1), {s: p for p, s in enumerate(order)}, bruteforce.RUN)
@@ -215,16 +188,14 @@ def test_up_to_eight_lost_and_eight_doubled_that_are_all_named_are_checked(
 
 
 def test_indices_of_no_sample_are_no_part_of_what_the_digest_must_fit() -> None:
-    lines = bruteforce.run(
-        120, plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard[8:], *shard[::-4][:5], -1, 120])
-    )
+    consume = of_rank(2, lambda shard: [*shard[8:], *shard[::-4][:5], -1, 120])
+    lines = bruteforce.run(120, plan={"train": 1}, consume=consume)
     assert (line(lines, 2)["lost"], line(lines, 2)["doubled"]) == (8, 7)
     assert not any("digest" in each for each in sentences(lines))
     bad = line(lines, 2)
     bad["lost_indices"][0] = next(index for index in range(120) if index not in bad["lost_indices"])
-    assert any(
-        "rank 2 reports 8 lost and 7 doubled, but its digest does not match" in each for each in sentences(lines)
-    )
+    said = "rank 2 reports 8 lost and 7 doubled, but its digest does not match"
+    assert any(said in each for each in sentences(lines))
 
 
 def test_few_wrong_samples_would_be_named_by_a_digest_that_fits() -> None:
@@ -306,6 +277,5 @@ def test_steps_of_a_huge_order_are_named() -> None:
     assert not any("names" in each for each in sentences(lines))
     strange = permute(np.array([twice.first + 1]), n, 0, 1).tolist()
     found = sentences(huge(n, **right, doubled_indices=sorted(strange + indices[1:])))
-    assert any(
-        f"rank 2 names sample {strange[0]} as doubled, but its digest shows that steps" in each for each in found
-    )
+    said = f"rank 2 names sample {strange[0]} as doubled, but its digest shows that steps"
+    assert any(said in each for each in found)

@@ -106,11 +106,6 @@ def test_the_row_and_the_sentence_name_what_was_consumed() -> None:
     assert "train the first 7 of 60 samples of epoch 1, test 0 of 2 epochs, " in said
 
 
-def test_json_says_why() -> None:
-    assert '"stopped": "patience"' in report.as_json(verdicts([STOPPED_LAST]))
-    assert '"stopped": null' in report.as_json(verdicts(bruteforce.run()))
-
-
 # Without the last line
 
 
@@ -161,12 +156,6 @@ def test_what_an_earlier_attempt_did_beyond_the_end_does_not_count() -> None:
         assert found.notes[0] == "20 lines of attempt 0 are superseded: a later attempt resumed before them"
     late = [each | {"attempt": 1, "began": last["began"]} for each in earlier]
     assert not verdict([*late, last]).holds
-
-
-def test_two_last_lines_of_which_one_lacks_a_phase() -> None:
-    other = STOPPED_LAST | {"phases": {"train": STOPPED_LAST["phases"]["train"]}}
-    [found] = sentences([STOPPED_LAST, other])
-    assert found.endswith("is printed twice and differs: phases train, test and train")
 
 
 # Lines against each other

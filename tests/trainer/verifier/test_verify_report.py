@@ -11,18 +11,19 @@ from verify import report
 
 
 @pytest.mark.parametrize(
-    ("contract", "n", "said"),
+    ("contract", "n", "start", "counts", "said"),
     [
-        ("exact", 61, "✓ every sample exactly once"),
-        ("padded", 61, "✓ every sample at least once, 3 repeated"),
-        ("padded", 60, "✓ every sample exactly once"),
-        ("drop_last", 63, "✓ no sample twice, 3 left out"),
-        ("drop_last", 60, "✓ every sample exactly once"),
+        ("exact", 61, 0, "61        61", "✓ every sample exactly once"),
+        ("padded", 61, 0, "64        64", "✓ every sample at least once, 3 repeated"),
+        ("padded", 60, 0, "60        60", "✓ every sample exactly once"),
+        ("padded", 60, 23, "63        63", "✓ every sample at least once, 3 repeated"),
+        ("drop_last", 63, 0, "60        60", "✓ no sample twice, 3 left out"),
+        ("drop_last", 60, 0, "60        60", "✓ every sample exactly once"),
     ],
 )
-def test_a_row_says_what_its_contract_gives(contract: str, n: int, said: str) -> None:
-    lines = bruteforce.run(n, contract=contract, plan={"train": 1})
-    assert shown(lines)[5].endswith(f"  {said}")
+def test_a_row_says_what_its_contract_gives(contract: str, n: int, start: int, counts: str, said: str) -> None:
+    lines = bruteforce.run(n, contract=contract, plan={"train": 1}, start=start)
+    assert shown(lines)[5] == f"train      1  all                  4        {counts}     0        0  {said}"
 
 
 def shown(lines: list[Line], encoding: str = "utf-8", colour: bool = False) -> list[str]:
@@ -116,7 +117,7 @@ def test_without_the_characters_and_with_colour() -> None:
 
 
 def test_json() -> None:
-    lines = bruteforce.run(plan={"train": 1}, consume=lambda phase, epoch, rank, shard: shard[rank:])
+    lines = bruteforce.run(plan={"train": 1}, start=23, batch=8, consume=lambda phase, epoch, rank, shard: shard[rank:])
     told = json.loads(report.as_json(verdicts(lines)))
     assert (told["outcome"], told["holds"]) == ("disproved", False)
     assert (told["run"], told["attempt"]) == ("3f9c2a7b10de", 0)
@@ -137,31 +138,21 @@ def test_json() -> None:
 
 def test_json_has_what_the_last_line_says() -> None:
     lines = bruteforce.run()
-    told = json.loads(report.as_json(verdicts([*lines, bruteforce.last(lines, discarded=7)])))
-    assert [told[name] for name in ("last_line", "model", "discarded")] == [True, bruteforce.MODEL, 7]
-    assert len(told["tallies"]) == len(lines)
-    told = json.loads(report.as_json(verdicts([bruteforce.last(lines, model=None)])))
-    assert [told[name] for name in ("holds", "last_line", "model", "discarded")] == [True, True, None, 0]
+    names = ("holds", "last_line", "model", "discarded", "stopped")
+    for last, said in (
+        (bruteforce.last(lines, discarded=7), [True, True, bruteforce.MODEL, 7, None]),
+        (bruteforce.last(lines, model=None), [True, True, None, 0, None]),
+        (bruteforce.last(lines, ends={"test": (2, 9)}, stopped="patience"), [True, bruteforce.MODEL, 0, "patience"]),
+    ):
+        for some in [last], [*lines, last]:
+            told = json.loads(report.as_json(verdicts(some)))
+            assert [told[name] for name in names][-len(said) :] == said
+            assert len(told["tallies"]) == len(some) - 1
 
 
-def test_json_has_what_was_printed() -> None:
-    lines = bruteforce.run(start=23, batch=8)
-    told = json.loads(report.as_json(verdicts(lines)))["tallies"]
-    assert (told[0]["start"], told[0]["batch"], told[0]["digest"]) == (23, 8, lines[0]["digest"])
-    many = lines[0] | {"lost": None, "doubled": None}
-    told = json.loads(report.as_json(verdicts([many, *lines[1:]])))["tallies"]
-    assert (told[0]["lost"], told[0]["doubled"]) == (None, None)
-
-
-def test_a_row_of_more_than_can_be_counted() -> None:
+def test_more_than_can_be_counted() -> None:
     lines = bruteforce.run(plan={"train": 1})
-    row = shown([lines[0] | {"lost": None, "doubled": None}, *lines[1:]])[1]
-    assert row == "train      1  demo-master-0        0        15        15  many     many"
-
-
-def test_a_row_of_an_epoch_that_was_taken_up_again() -> None:
-    lines = bruteforce.run(60, contract="padded", plan={"train": 1}, start=23)
-    assert shown(lines)[5] == (
-        "train      1  all                  4        63        63     0        0"
-        "  ✓ every sample at least once, 3 repeated"
-    )
+    lines[0] |= {"lost": None, "doubled": None}
+    assert shown(lines)[1] == "train      1  demo-master-0        0        15        15  many     many"
+    told = json.loads(report.as_json(verdicts(lines)))["tallies"]
+    assert (told[0]["lost"], told[0]["doubled"]) == (None, None)

@@ -51,12 +51,6 @@ def test_it_is_the_line_that_the_trainer_makes(run: History) -> None:
         assert list(made) == list(run.last)
 
 
-def test_epochs_after_one_that_was_resumed_are_shared_out_from_their_start() -> None:
-    worlds = [(1, 0, 4), (2, 7, 1)]
-    lines = bruteforce.run(plan={"train": 4, "test": 4}, contract="padded", worlds=worlds)
-    assert sentences([*lines, bruteforce.last(lines, worlds)]) == []
-
-
 def test_ranks_that_trained_nothing_are_not_in_it() -> None:
     together = [each for each in LINES if each["rank"] == "all"]
     assert run_summary.line(together, [(1, 0, 4), (3, 0, 2)], None, 0)["worlds"] == [[1, 0, 4]]
@@ -279,21 +273,16 @@ def test_it_may_not_be_printed_again_with_other_values() -> None:
         for attempt in (0, 1) if name in others else (0,):
             [found] = sentences([*LINES, LAST, LAST | {"attempt": attempt, name: value}])
             assert found == f"{said} {name} {json.dumps(LAST.get(name))} and {json.dumps(value)}"
-
-
-def test_other_ranks_of_a_later_attempt_may_have_made_the_end_of_the_run_again() -> None:
-    again = LAST | {"attempt": 1, "discarded": 4, "worlds": [[1, 0, 4], [2, 1, 4]]}
-    assert verdict([*LINES, LAST, again]).holds
-
-
-def test_the_phases_of_two_that_differ() -> None:
+    # Other ranks of a later attempt may have made the end of the run again.
+    assert verdict([*LINES, LAST, LAST | {"attempt": 1, **of_an_attempt}]).holds
     other = copy.deepcopy(LAST)
     other["phases"]["train"] |= {"n": 9, "data": "another"}
     other["phases"]["test"]["digest"] = with_word(other["phases"]["test"]["digest"], 16, 1)
-    said = "n of train 60 and 9; data of train sha256:0123456789abcdef and another; digest of test in G"
-    assert sentences([*LINES, LAST, other]) == [
-        f"demo.log:22: the last line of run 3f9c2a7b10de is printed twice and differs: {said}"
-    ]
+    differ = "n of train 60 and 9; data of train sha256:0123456789abcdef and another; digest of test in G"
+    assert sentences([*LINES, LAST, other]) == [f"{said} {differ}"]
+    # One that says why the run was stopped may lack a phase.
+    one, other = ({**LAST, "stopped": REASON, "phases": phases} for phases in (LAST["phases"], {"train": TRAIN}))
+    assert sentences([*LINES, one, other]) == [f"{said} phases train, test and train"]
 
 
 def test_of_two_runs_one_may_be_known_by_its_last_line_alone() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchtally.checkpoints.manifest import File, Manifest
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/reference/statement-v1.schema.json").read_text())
 LINES = bruteforce.run()
+TOGETHER = [line for line in LINES if line["rank"] == "all"]
 LAST = bruteforce.last(LINES)
 PROOF = statement(LINES)
 
@@ -42,37 +44,33 @@ RUNS = {
     # A pod that was lost printed no line.
     "incomplete, but for its last line": ([line for line in LINES if line["rank"] != 3], LAST),
     "contradictory": ([*LINES[:-1], {**LINES[-1], "seed": 7}], LAST),
+    # Rank 0 keeps those of its own start, as far as there is room.
+    "of all ranks together alone": (TOGETHER, LAST),
 }
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    status = verify_shards.main([str(each) for each in arguments])
-    return status, *capsys.readouterr()
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Calls the verifier. Returns its exit code and what it prints."""
+    return lambda *arguments: (verify_shards.main([str(each) for each in arguments]), *capsys.readouterr())
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_verdict_is_that_of_the_logs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_is_that_of_the_logs(name: str, tmp_path: Path, said: Said) -> None:
     lines, last = RUNS[name]
     last = last or bruteforce.last(lines)
     found = statement(lines, last, model=(last["model"] or bruteforce.MODEL)[7:])
     jsonschema.validate(found, SCHEMA)
     (tmp_path / "demo.log").write_text(bruteforce.text([*lines, last]))
-    of_logs = said(capsys, tmp_path / "demo.log")
+    of_logs = said(tmp_path / "demo.log")
     assert of_logs[0] == (1 if name in ("disproved", "contradictory") else 0)
+    assert ("; the run's last line is proof enough" in of_logs[1]) == (lines == TOGETHER or "but for" in name)
     for indent in (1, None):
         proof = written(tmp_path / "proof.json", found, indent)
-        assert said(capsys, proof) == of_logs
-
-
-def test_lines_of_ranks_that_the_proof_lacks_are_noted_as_those_of_lost_logs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rank 0 keeps those of its own start, as far as there is room."""
-    together = [line for line in LINES if line["rank"] == "all"]
-    (tmp_path / "demo.log").write_text(bruteforce.text([*together, LAST]))
-    of_logs = said(capsys, tmp_path / "demo.log")
-    assert said(capsys, written(tmp_path / "proof.json", statement(together, LAST))) == of_logs
-    assert of_logs[0] == 0 and "no tally line of ranks 0-3 at all; the run's last line is proof enough" in of_logs[1]
+        assert said(proof) == of_logs
 
 
 def replaced(**values: Any) -> Forge:
@@ -134,15 +132,13 @@ FORGED = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_proof_is_disproved_with_the_reason(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forged_proof_is_disproved_with_the_reason(name: str, tmp_path: Path, said: Said) -> None:
     forge, reason = FORGED[name]
     proof = written(tmp_path / "proof.json", forged(PROOF, forge))
-    status, out, _ = said(capsys, proof)
+    status, out, _ = said(proof)
     assert status == 1, out
     assert reason in out and "✗ disproved" in out
-    assert json.loads(said(capsys, proof, "--json")[1])["outcome"] == "disproved"
+    assert json.loads(said(proof, "--json")[1])["outcome"] == "disproved"
 
 
 TWIN = '"holds": true,'
@@ -174,51 +170,44 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_cannot_be_read_is_bad_input(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_is_bad_input(name: str, tmp_path: Path, said: Said) -> None:
     damage, reason = UNREADABLE[name]
     proof = tmp_path / "proof.json"
     proof.write_text(damage(json.dumps(PROOF, indent=1)), errors="surrogateescape")
-    status, out, err = said(capsys, proof)
+    status, out, err = said(proof)
     assert (status, out) == (2, "")
     assert err.startswith(f"verify_shards: cannot read the proof {proof}: ") and reason in err
 
 
 @pytest.mark.parametrize("indent", [1, None])
-def test_no_part_of_a_proof_proves_anything(
-    indent: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_part_of_a_proof_proves_anything(indent: int | None, tmp_path: Path, said: Said) -> None:
     text = json.dumps(PROOF, indent=indent)
     for length in range(0, len(text) - 1, len(text) // 40):
         (tmp_path / "proof.json").write_text(text[:length])
-        assert said(capsys, tmp_path / "proof.json")[0] in (2, 3), length
-
-
-def test_no_line_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert said(tmp_path / "proof.json")[0] in (2, 3), length
     for number in range(len(PROOF["predicate"]["lines"])):
-        proof = written(tmp_path / "proof.json", forged(PROOF, without(-1 - number)))
-        assert said(capsys, proof)[0] == 1, number
+        proof = written(tmp_path / "proof.json", forged(PROOF, without(-1 - number)), indent)
+        assert said(proof)[0] == 1, number
 
 
-def test_the_model_must_be_that_of_the_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_model_must_be_that_of_the_proof(tmp_path: Path, said: Said) -> None:
     model, other = tmp_path / "weights.pt", tmp_path / "other.pt"
     model.write_bytes(b"the weights")
     other.write_bytes(b"others")
     proof = written(tmp_path / "proof.json", statement(LINES, model=hashlib.sha256(b"the weights").hexdigest()))
-    status, out, _ = said(capsys, proof, "--model", model)
+    status, out, _ = said(proof, "--model", model)
     assert status == 0 and f"note: {model} is the model.pt of the proof" in out
-    status, out, _ = said(capsys, proof, "--model", model, "--model", other)
+    status, out, _ = said(proof, "--model", model, "--model", other)
     assert status == 1
     assert f"✗ {other} has sha256:{hashlib.sha256(b'others').hexdigest()}, and the proof is of model.pt (sha256:" in out
-    status, _, err = said(capsys, proof, "--model", tmp_path / "none.pt")
+    status, _, err = said(proof, "--model", tmp_path / "none.pt")
     assert status == 2 and f"cannot read {tmp_path / 'none.pt'}: No such file" in err
     (tmp_path / "demo.log").write_text(bruteforce.text([*LINES, LAST]))
-    status, _, err = said(capsys, tmp_path / "demo.log", "--model", model)
+    status, _, err = said(tmp_path / "demo.log", "--model", model)
     assert status == 2 and "--model goes with a proof" in err
 
 
-def test_a_checkpoint_that_is_a_folder_is_compared_with_all_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_a_folder_is_compared_with_all_its_files(tmp_path: Path, said: Said) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "shard").write_bytes(b"weights")
@@ -231,37 +220,39 @@ def test_a_checkpoint_that_is_a_folder_is_compared_with_all_its_files(
     found = forged(PROOF, replaced(checkpoint="checkpoint/manifest.json"))
     found["subject"].append(checkpoint)
     proof = written(tmp_path / "proof.json", found)
-    status, out, _ = said(capsys, proof, "--model", folder)
+    status, out, _ = said(proof, "--model", folder)
     assert status == 0 and f"note: {folder}/manifest.json is the checkpoint/manifest.json of the proof" in out
     (folder / "shard").write_bytes(b"others!")
-    status, out, _ = said(capsys, proof, "--model", folder)
+    status, out, _ = said(proof, "--model", folder)
     assert status == 1 and "shard has another SHA-256 than its manifest says" in out
     (folder / "shard").unlink()
-    assert "shard is missing" in said(capsys, proof, "--model", folder)[1]
+    assert "shard is missing" in said(proof, "--model", folder)[1]
 
 
-def test_a_proof_is_judged_by_itself_and_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_proof_is_judged_by_itself_and_is_no_log(
+    tmp_path: Path, said: Said, capsys: pytest.CaptureFixture[str]
+) -> None:
     proof = written(tmp_path / "proof.json", PROOF)
     log = tmp_path / "demo.log"
     log.write_text(bruteforce.text(LINES))
-    status, _, err = said(capsys, log, proof)
+    status, _, err = said(log, proof)
     assert status == 2 and f"{proof} is a proof, which is judged by itself" in err
-    status, out, _ = said(capsys, tmp_path)
+    status, out, _ = said(tmp_path)
     assert status == 0 and f"note: {proof} is a proof and no log: verify it by itself" in out
     log.unlink()
-    assert said(capsys, tmp_path)[0] == 3
+    assert said(tmp_path)[0] == 3
     for command in ("status", "report"):
         page = [str(tmp_path / "page.html")] * (command == "report")
         assert torchtally_jobs.main([command, str(proof), *page]) == 2
         assert f"{proof} is a proof and no log, which only verify_shards.py takes" in capsys.readouterr().err
 
 
-def test_options_of_the_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_the_verifier(tmp_path: Path, said: Said) -> None:
     proof = written(tmp_path / "proof.json", PROOF)
-    assert said(capsys, proof, "--run", "3f9c2a7b10de")[0] == 0
-    status, _, err = said(capsys, proof, "--run", "other")
+    assert said(proof, "--run", "3f9c2a7b10de")[0] == 0
+    status, _, err = said(proof, "--run", "other")
     assert status == 2 and "no tally line of run other; found: 3f9c2a7b10de (21 lines)" in err
-    status, out, _ = said(capsys, proof, "--expect-per-pod", "1")
+    status, out, _ = said(proof, "--expect-per-pod", "1")
     assert status == 1 and "but --expect-per-pod is 1" in out
     long = bruteforce.Local((20, 10, 7))
     lines = bruteforce.run(local=long, contract="padded")
@@ -269,6 +260,6 @@ def test_options_of_the_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[s
         line.pop("sizes", None)
     last = bruteforce.last(lines)
     proof = written(tmp_path / "proof.json", statement(lines, last))
-    assert said(capsys, proof)[0] == 3
+    assert said(proof)[0] == 3
     (tmp_path / "sizes.json").write_text(json.dumps(long.sizes))
-    assert said(capsys, proof, "--sizes", tmp_path / "sizes.json")[0] == 0
+    assert said(proof, "--sizes", tmp_path / "sizes.json")[0] == 0
