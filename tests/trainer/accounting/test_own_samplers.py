@@ -252,6 +252,7 @@ def drops(folder: str, how: str, until: int) -> list[int]:
             account.load_state_dict(torch.load(kept))
         for epoch in account.epochs():
             for batch in account.epoch("train", epoch, loader):
+                dist.barrier()  # as the reduction of gradients
                 account.commit()
                 steps += 1
                 had += batch.indices.tolist()
