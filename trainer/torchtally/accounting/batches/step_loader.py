@@ -180,7 +180,7 @@ class Requests(data.Sampler[Request]):
     def _made(self, asked: deque[Asked]) -> Iterator[Request]:
         seed = _seed(self.sampler)
         filler = self.sampler.filler if self.fills else None
-        for number, step in enumerate(self.sampler.arrays(), self.sampler.schedule.skip):
+        for number, step in enumerate(self.sampler.schedule.arrays(), self.sampler.schedule.skip):
             asked.append((number, step))
             indices = step.tolist()
             salt = self.sampler.salt(number, indices)
@@ -188,7 +188,7 @@ class Requests(data.Sampler[Request]):
             yield number, own, indices, filler
 
     def __len__(self) -> int:
-        return self.sampler.total_steps
+        return self.sampler.schedule.steps
 
 
 class StepLoader(data.DataLoader[Any]):
@@ -233,7 +233,7 @@ class StepLoader(data.DataLoader[Any]):
         return _batches(answers(), _taken(requests.asked))
 
     def _steps(self) -> Iterator[Asked]:
-        return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.arrays())
+        return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.schedule.arrays())
 
 
 def options_problem(options: Mapping[str, Any]) -> str | None:
@@ -298,7 +298,7 @@ def _taken(asked: deque[Asked]) -> Iterator[Asked]:
 
 def _seed(sampler: AnySampler) -> int:
     """What a dataset draws follows from seed, epoch and step, whichever process fetches it: `mixed` with the step."""
-    return randomness.mixed(sampler.seed, sampler.shard.epoch)
+    return randomness.mixed(sampler.seed, sampler.schedule.shard.epoch)
 
 
 def _mark(step: list[int]) -> int:

@@ -6,7 +6,7 @@ epoch in progress is computed again from the position.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, Self
 
 from torchtally.accounting.order.plan import Extent
@@ -15,7 +15,7 @@ from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
 from torchtally.proof.integers import are_in
 from torchtally.proof.order import Order, sizes_of
-from torchtally.proof.rules import HUGE, MANY, Values
+from torchtally.proof.rules import HUGE, MANY, Rule, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.worlds import World
 
@@ -26,16 +26,25 @@ _KNOWN = (VERSION, WITH_DROPS, UNFINISHED)
 Hash = tuple[str, int, int]  # of a parameter: data type, number of values, and the hash of these
 
 
-def _dropped(line: Values, name: str) -> bytes | None:
-    return None if line.values[name] is None else rules.packed_digest(line, name)
+def _or_null(rule: Rule) -> Rule:
+    """The rule of a field that can also be null."""
+    return lambda line, name: None if line.values.get(name, "") is None else rule(line, name)
 
 
-def _drawn(line: Values, name: str) -> tuple[int, int]:
-    value = line.values.get(name)
-    if are_in(value, range(HUGE), range(HUGE)):
-        samples, mark = value
-        return samples, mark
-    raise line.bad(name, "[samples, hash]")
+def _numbers(allowed: str, *ranges: range) -> Rule:
+    """The rule of a list of a few whole numbers."""
+
+    def rule(line: Values, name: str) -> tuple[int, ...]:
+        if are_in(value := line.values.get(name), *ranges):
+            return tuple(value)
+        raise line.bad(name, allowed)
+
+    return rule
+
+
+_drawn, _digest = _numbers("[samples, hash]", range(HUGE), range(HUGE)), _or_null(rules.packed_digest)
+_end = _or_null(_numbers("[epoch, position] or null", range(MANY + 1), range(HUGE)))
+_world = _numbers("a list of [epoch, position, ranks]", range(MANY + 1), range(HUGE), range(MANY + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,7 @@ class Position:
     steps: Annotated[int, rules.integer(0, HUGE)]
     batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
     world: Annotated[int, rules.world]
-    dropped: Annotated[bytes | None, _dropped] = None  # digest of what the program has dropped in the epoch so far
+    dropped: Annotated[bytes | None, _digest] = None  # digest of what the program has dropped in the epoch so far
     drawn: Annotated[tuple[int, int] | None, _drawn] = None  # of the steps, in an order that is drawn: `Draw.drawn`
 
     @property
@@ -67,36 +76,22 @@ def shared_out(worlds: tuple[World, ...], epoch: int, start: int, world: int) ->
     return (*(each for each in worlds if each[:2] != (epoch, start)), (epoch, start, world))
 
 
-def _position(line: Values, name: str) -> Position | None:
+def _position(line: Values, name: str) -> Position:
     value = line.values.get(name)
-    if value is None and name in line.values:
-        return None
     if not isinstance(value, dict):
         raise line.bad(name, "an object or null")
     return Position(**rules.checked(Position, Values(value, f"{name}.")))
 
 
-def _positions(line: Values, name: str) -> tuple[Position, ...]:
-    value = line.values.get(name)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise line.bad(name, "a list of objects")
-    return tuple(Position(**rules.checked(Position, Values(each, f"{name}."))) for each in value)
+def _each(rule: Rule) -> Rule:
+    """The rule of a list."""
 
+    def each(line: Values, name: str) -> tuple[Any, ...]:
+        if not isinstance(value := line.values.get(name), list) or not value:
+            raise line.bad(name, "a list that is not empty")
+        return tuple(rule(Values({name: one}), name) for one in value)
 
-def _worlds(line: Values, name: str) -> tuple[World, ...]:
-    value = line.values.get(name)
-    if isinstance(value, list) and value and all(_is_world(each) for each in value):
-        return tuple((epoch, position, ranks) for epoch, position, ranks in value)
-    raise line.bad(name, "a list of [epoch, position, ranks]")
-
-
-def _end(line: Values, name: str) -> tuple[int, int] | None:
-    value = line.values.get(name)
-    if value is None and name in line.values:
-        return None
-    if isinstance(value, list) and [type(each) for each in value] == [int] * 2 and min(value) >= 0:
-        return value[0], value[1]
-    raise line.bad(name, "[epoch, position] or null")
+    return each
 
 
 def _extents(line: Values, name: str) -> dict[str, Extent]:
@@ -121,10 +116,6 @@ def _given(line: Values, name: str) -> dict[str, Any]:
     raise line.bad(name, "an object that gives each phase its plan")
 
 
-def _is_world(value: Any) -> bool:
-    return isinstance(value, list) and [type(each) for each in value] == [int] * 3 and min(value) >= 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class PhaseState:
     """A phase: its data, what its completed epochs have consumed, and the position in the epoch after those."""
@@ -136,19 +127,21 @@ class PhaseState:
     completed: Annotated[int, rules.integer(0, MANY)]  # epochs
     consumed: Annotated[int, rules.integer(0, HUGE * MANY)]  # samples in those
     digest: Annotated[bytes, rules.packed_digest]  # of those, folded
-    worlds: Annotated[tuple[World, ...], _worlds]
+    worlds: Annotated[tuple[World, ...], _each(_world)]
     end: Annotated[tuple[int, int] | None, _end]  # epoch and position where the phase has ended before its plan
-    position: Annotated[Position | None, _position]  # None between two epochs
+    position: Annotated[Position | None, _or_null(_position)]  # None between two epochs
     sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
     dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
-    dropped_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
+    dropped_digest: Annotated[bytes | None, _digest] = None  # of those, folded
     dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # the same by epoch; empty if not known
     drawn: Annotated[int, rules.integer(0, HUGE * MANY)] = (
         0  # samples of completed epochs whose lines have drawn_digest
     )
-    drawn_digest: Annotated[bytes | None, _dropped] = None  # of those, folded
+    drawn_digest: Annotated[bytes | None, _digest] = None  # of those, folded
     before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
-    ahead: Annotated[tuple[Position, ...], _positions] = ()  # in the epochs after that of `position`, if it is complete
+    ahead: Annotated[
+        tuple[Position, ...], _each(_position)
+    ] = ()  # in the epochs after that of `position`, if it is complete
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -188,23 +181,15 @@ class PhaseState:
 
     def after(self, line: Mapping[str, Any]) -> Self:
         """The phase after one more epoch, of which this is the line of all ranks together."""
-        epoch, run = line["epoch"], line["run"]
-        folded = digest.fold([(epoch, digest.parse(line["digest"]))], run)
-        of_dropped = digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
-        if "dropped_digest" in line:
-            of_dropped += digest.fold([(epoch, digest.parse(line["dropped_digest"]))], run)
-        of_drawn = digest.unpack(self.drawn_digest) if self.drawn_digest else Digest()
-        if "drawn_digest" in line:
-            of_drawn += digest.fold([(epoch, digest.parse(line["drawn_digest"]))], run)
         return replace(
             self,
             drawn=self.drawn + (line["expected"] if "drawn_digest" in line else 0),
-            drawn_digest=of_drawn.packed if any(of_drawn.words) else None,
+            drawn_digest=_folded(self.drawn_digest, line, "drawn_digest"),
             completed=self.completed + 1,
             consumed=self.consumed + line["consumed"],
-            digest=(digest.unpack(self.digest) + folded).packed,
+            digest=_folded(self.digest, line, "digest") or Digest().packed,
             dropped=self.dropped + line.get("dropped", 0),
-            dropped_digest=of_dropped.packed if any(of_dropped.words) else None,
+            dropped_digest=_folded(self.dropped_digest, line, "dropped_digest"),
             dropped_in=self._dropped_in(line.get("dropped", 0)),
             position=self.ahead[0] if self.ahead else None,
             ahead=self.ahead[1:],
@@ -217,6 +202,14 @@ class PhaseState:
         before = self.dropped_in or (((self.completed, 0),) if self.completed else ())
         after = drop_counts.extended(before, samples)
         return after if len(after) <= drop_counts.STATED else ()
+
+
+def _folded(before: bytes | None, line: Mapping[str, Any], name: str) -> bytes | None:
+    """The digest of epochs and of one more, whose line may have one; None if nothing is in it."""
+    found = digest.unpack(before) if before else Digest()
+    if name in line:
+        found += digest.fold([(line["epoch"], digest.parse(line[name]))], line["run"])
+    return found.packed if any(found.words) else None
 
 
 def _phases(line: Values, name: str) -> dict[str, PhaseState]:
@@ -242,8 +235,20 @@ def _is_hash(value: Any) -> bool:
     return isinstance(value, list) and [type(each) for each in value] == [str, int, int]
 
 
-def _stopped(line: Values, name: str) -> str | None:
-    return None if line.values.get(name, "") is None else str(rules.text(line, name))
+def _stated(part: Any) -> Any:
+    """A part of a state as JSON has it. A field that has its default is left out."""
+    if isinstance(part, bytes):
+        return digest.as_text(part)
+    if isinstance(part, ShardSizes):
+        return stated_runs(part)
+    if isinstance(part, Mapping):
+        return {name: _stated(each) for name, each in part.items()}
+    if isinstance(part, tuple):
+        return [*map(_stated, part)]
+    if not is_dataclass(part):
+        return part
+    found = {each: _stated(getattr(part, each.name)) for each in fields(part)}
+    return {each.name: value for each, value in found.items() if value != _stated(each.default)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +261,7 @@ class State:
     seed: Annotated[int, rules.seed]
     plan: Annotated[Mapping[str, Any], _given]  # as the program has given it
     extents: Annotated[Mapping[str, Extent], _extents]  # how far it reaches, with the batch of the beginning
-    stopped: Annotated[str | None, _stopped]
+    stopped: Annotated[str | None, _or_null(rules.text)]
     phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
     # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
     unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
@@ -274,30 +279,10 @@ class State:
 
     def to_text(self) -> str:
         """The state as JSON."""
-        phases, drops = {}, False
-        for name, phase in self.phases.items():
-            phases[name] = asdict(replace(phase, sizes=None)) | {"digest": digest.as_text(phase.digest)}
-            phases[name]["sizes"] = stated_runs(phase.sizes)
-            positions = [phases[name]["position"] or {}, *phases[name]["ahead"]]
-            for where, field in ((phases[name], "dropped_digest"), *((each, "dropped") for each in positions)):
-                where[field] = where.get(field) and digest.as_text(where[field])
-                drops = drops or bool(where[field])
-            phases[name]["drawn_digest"] = phase.drawn_digest and digest.as_text(phase.drawn_digest)
-            for where, fields in (
-                (phases[name], ("sizes", "dropped", "dropped_digest", "dropped_in", "drawn", "drawn_digest", "ahead")),
-                *((each, ("dropped", "drawn")) for each in positions),
-            ):
-                for field in fields:
-                    if not where.get(field):
-                        where.pop(field, None)
-            if phase.before is None:
-                del phases[name]["before"]
+        phases = self.phases.values()
+        drops = any(each.dropped_digest or any(position.dropped for position in each.positions) for each in phases)
         version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION
-        values = {"v": version, **asdict(replace(self, phases={})), "phases": phases}
-        for field in ("unfinished", "over", "weights", "caveats"):
-            if not values[field]:
-                del values[field]
-        return json.dumps(values, separators=(",", ":"))
+        return json.dumps({"v": version, **_stated(self)}, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: object) -> Self:

@@ -148,7 +148,7 @@ class DrawnSampler:
             )
         same = all(drawn == of_rank[0] for drawn in of_rank.values())
         self.schedule = self._turns(epoch, skip, batches) if same else self._own(epoch, skip, batches, of_rank)
-        if not self.total:
+        if not self.whole:
             raise Refused(f"{where}: the sampler must draw samples, and draws none")
         if self.contract == "exact":
             self._check(batches, where, same)
@@ -227,37 +227,18 @@ class DrawnSampler:
         return self._source.batches
 
     @property
-    def shard(self) -> Shard:
-        """The epoch that was drawn last."""
-        return self.schedule.shard
-
-    @property
-    def batch(self) -> int:
-        """Samples of all ranks in the largest step."""
-        return self.schedule.batch
-
-    @property
-    def total(self) -> int:
+    def whole(self) -> int:
         """Samples of all ranks in the epoch."""
         return self.schedule.total
 
-    @property
-    def total_steps(self) -> int:
-        """Steps of the epoch, those that are skipped included."""
-        return self.schedule.steps
-
-    def total_of(self, start: int = 0, end: int | None = None) -> int:
-        """Samples of all ranks in the epoch: no other part of it is known."""
-        return self.total
-
-    def steps_of(self, start: int = 0, end: int | None = None) -> int:
-        """Steps of the epoch."""
-        return self.total_steps
+    def part(self, start: int = 0, end: int | None = None) -> Draw:
+        """The steps of the epoch: no other part of it is known."""
+        return self.schedule
 
     @property
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
-        return len(self.schedule.batches) < self.total_steps
+        return len(self.schedule.batches) < self.schedule.steps
 
     @property
     def filler(self) -> int:
@@ -267,10 +248,6 @@ class DrawnSampler:
     def salt(self, step: int, indices: list[int]) -> int:
         """What the randomness of a step depends on: its place, as a sample can be drawn more than once."""
         return step * self.world + self.rank
-
-    def arrays(self) -> Iterator[Indices]:
-        """Yield this rank's indices of each step that is left."""
-        return self.schedule.arrays()
 
 
 AnySampler = Sampler | DrawnSampler

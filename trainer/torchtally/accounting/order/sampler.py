@@ -13,7 +13,6 @@ from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
 from torchtally.proof.order import Order
-from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
 
 _WHOLE = -1  # the end of an epoch that has none of its own
@@ -86,27 +85,18 @@ class Sampler(data.Sampler[int]):
         return self.batch_size * self.world
 
     @property
-    def total(self) -> int:
-        """Samples of all ranks in an epoch, or in what is left of it from `start` on."""
-        return self.shard.total
+    def whole(self) -> int:
+        """Samples of all ranks in a whole epoch, with those of a last step that is left out."""
+        return self.part().shard.total
 
-    @property
-    def total_steps(self) -> int:
-        """Steps of an epoch, or of what is left of it from `start` on, those that are skipped included."""
-        return self.schedule.steps
-
-    def total_of(self, start: int = 0, end: int | None = None) -> int:
-        """Samples of all ranks in a part of an epoch, whatever part was chosen."""
-        return replace(self.shard, start=start, end=end).total
-
-    def steps_of(self, start: int = 0, end: int | None = None) -> int:
-        """Steps of a part of an epoch, whatever part was chosen."""
-        return replace(self.schedule, shard=replace(self.shard, start=start, end=end)).steps
+    def part(self, start: int = 0, end: int | None = None) -> Schedule:
+        """The steps of a part of an epoch, whatever part was chosen."""
+        return replace(self.schedule, shard=replace(self.shard, start=start, end=end), skip=0)
 
     @property
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
-        return self.total_steps * self.batch_size - len(self) >= self.batch_size
+        return self.schedule.steps * self.batch_size - len(self) >= self.batch_size
 
     @property
     def filler(self) -> int:
@@ -133,11 +123,7 @@ class Sampler(data.Sampler[int]):
 
     def steps(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
-        return (step.tolist() for step in self.arrays())
-
-    def arrays(self) -> Iterator[Indices]:
-        """Yield the same as arrays."""
-        return self.schedule.arrays()
+        return (step.tolist() for step in self.schedule.arrays())
 
     def __iter__(self) -> Iterator[int]:
         for indices in self.steps():

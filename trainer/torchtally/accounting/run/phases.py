@@ -67,7 +67,7 @@ class Phases:
     def steps_so_far(self) -> int:
         """Steps of that phase, over all epochs."""
         epoch, reached, _ = self.reached
-        return (epoch - 1) * self.whole_steps(self._first) + -(-reached // self.samplers[self._first].batch)
+        return (epoch - 1) * self.whole_steps(self._first) + -(-reached // self.samplers[self._first].schedule.batch)
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -76,7 +76,7 @@ class Phases:
         planned = consumed = 0
         for phase, (epochs, end) in self._progress.extents.items():
             if self.training.get(phase):
-                whole = self.samplers[phase].total_of()
+                whole = self.samplers[phase].whole
                 planned += epochs * whole - (whole - end if end is not None else 0)
                 consumed += self._progress.phases[phase].accounted
                 consumed += sum(each.consumed for each in self.positions(phase))
@@ -302,18 +302,18 @@ class Phases:
     def whole_steps(self, phase: str) -> int:
         """Return the number of steps of a whole epoch, whatever part of one the sampler has chosen. Raises Refused."""
         self._check_declared(phase)
-        return self.samplers[phase].steps_of()
+        return self.samplers[phase].part().steps
 
     def steps(self, phase: str, epoch: int) -> int:
         """Return the number of steps of an epoch of the plan."""
         self.measure()
-        return self.samplers[phase].steps_of(end=self._progress.end(phase, epoch))
+        return self.samplers[phase].part(end=self._progress.end(phase, epoch)).steps
 
     def skipped(self, phase: str) -> int:
         """Return the number of steps of a phase's next epoch that a loaded state has."""
         epoch = self._progress.completed(phase) + 1
         steps, sampler, (start, skip) = self.steps(phase, epoch), self.samplers[phase], self._place(phase, epoch)
-        return steps - (sampler.steps_of(start, self._progress.end(phase, epoch)) - skip)
+        return steps - (sampler.part(start, self._progress.end(phase, epoch)).steps - skip)
 
     def begin(self, phase: str, epoch: int, batches: Iterable[Any]) -> list[EpochInProgress]:
         """Begin an epoch, or the rest of it, once all ranks agree on what belongs in it. A collective call.
@@ -332,7 +332,7 @@ class Phases:
             "epoch": epoch,
             **{f"{name} of {phase}": value for name, value in chosen.identity.items()},
             f"batch size of {phase}": sampler.batch_size,
-            f"position of {phase}": start + skip * sampler.batch,
+            f"position of {phase}": start + skip * sampler.schedule.batch,
             "number of ranks that share the samples": sampler.world,
             "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
         }
@@ -374,7 +374,7 @@ class Phases:
                 name=phase,
                 epoch=epoch,
                 n=sampler.n,
-                batch=sampler.batch,
+                batch=sampler.schedule.batch,
                 contract=sampler.contract,
                 order=sampler.order,
                 start=start,
@@ -409,7 +409,7 @@ class Phases:
         """From which position on the ranks share an epoch of the phase, and how many steps they skip from there."""
         for position in self._progress.phases[phase].positions:
             if position.epoch == epoch:
-                return resume.place(position, self._shard(phase, epoch), self.samplers[phase].batch)
+                return resume.place(position, self._shard(phase, epoch), self.samplers[phase].schedule.batch)
         return 0, 0
 
     def _shard(self, phase: str, epoch: int) -> Shard:
@@ -431,10 +431,10 @@ class Phases:
         if changed := self._guards.closes(phase, name):
             return changed
         shards = ((each, self._shard(phase, each.epoch)) for each in positions)
-        problems = (resume.problem(phase, each, shard, sampler.batch) for each, shard in shards)
+        problems = (resume.problem(phase, each, shard, sampler.schedule.batch) for each, shard in shards)
         if problem := next(filter(None, problems), None):
             return problem
-        if not sampler.total_steps and not sampler.shard.start:  # drop_last may leave nothing to more ranks
+        if not sampler.schedule.steps and not sampler.schedule.shard.start:  # drop_last may leave nothing to more ranks
             return no_step(phase, sampler)
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"

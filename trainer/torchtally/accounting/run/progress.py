@@ -86,8 +86,7 @@ class Progress:
             sampler = samplers.get(phase)
             if not isinstance(sampler, Sampler):
                 raise Refused(f"the plan of {phase} is {planned}: its loader or sampler must be made before it is used")
-            whole = replace(sampler.schedule, shard=replace(sampler.shard, start=0, end=None), skip=0)
-            if not whole.steps:
+            if not (whole := sampler.part()).steps:
                 raise Refused(no_step(phase, sampler))
             self.extents[phase] = extent(planned, whole)
 
@@ -243,6 +242,6 @@ class Progress:
 def no_step(phase: str, sampler: AnySampler) -> str:
     """The sentence on an epoch without a step."""
     of = f"{sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
-    if sampler.total:
+    if sampler.whole:
         return f"{phase} has no step that all ranks can fill: {of}, and drop_last=True leaves out the others"
     return f"{phase} has no sample: {of}"
