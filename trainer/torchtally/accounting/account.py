@@ -21,6 +21,7 @@ from torchtally.accounting.order.locality import Locality
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.source import batches_of
 from torchtally.accounting.run import stateful
+from torchtally.accounting.run.phases import Division
 from torchtally.accounting.run.reports import problem
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.checkpoints.objects import Objects
@@ -97,17 +98,8 @@ class Account(Lifetime):
         Raises:
             Refused: An argument is not valid.
         """
-        return self._phases.declare(
-            phase,
-            n,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            contract=contract,
-            drop_last=drop_last,
-            fingerprint=fingerprint,
-            trains=trains,
-            order=order,
-        )
+        division = Division(batch_size, shuffle, contract, drop_last, trains, order)
+        return self._phases.declare(phase, n, division, fingerprint)
 
     def loader(
         self,
@@ -153,19 +145,10 @@ class Account(Lifetime):
         """
         with self._counting.final:
             phase = self._phases.named(phase)
-            made = self._phases.make_loader(
-                phase,
-                dataset,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                contract=contract,
-                drop_last=drop_last,
-                trains=trains,
-                order=order,
-                own=batches_of(sampler, batch_sampler, batch_size, drop_last),
-                **options,
-            )
-        return self._loader(phase, made)
+            division = Division(batch_size, shuffle, contract, drop_last, trains, order)
+            own = batches_of(sampler, batch_sampler, batch_size, drop_last)
+            made = self._phases.make_loader(phase, dataset, division, own, options)
+        return self.batches(phase, made)
 
     def epochs(self) -> Iterator[int]:
         """Yield the epochs that are left: all of the plan's, or from the one in progress on if a state is loaded.
@@ -190,14 +173,14 @@ class Account(Lifetime):
         with self._counting.final:
             self._counting.stop(reason, self.position_dict()[stateful.KEY])
 
-    def epoch(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
+    def epoch(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
 
         After `load_state_dict`, an epoch in progress goes on at its position, and one that was complete has no batch.
 
         Args:
             phase: A phase with a loader or a sampler.
-            epoch: Number of the epoch, from 1.
+            epoch: Number of the epoch, from 1. None is the next one.
             batches: The phase's loader, or a DataLoader of your own with the phase's sampler.
 
         Raises:
@@ -366,18 +349,10 @@ class Account(Lifetime):
         Raises:
             Refused: The phase has no sampler.
         """
-        return self._loader(phase, batches.given if isinstance(batches, Loader) else batches)
-
-    def _loader(self, phase: str, batches: Iterable[Any]) -> Loader:
         with self._counting.final:
-            self._phases.whole_steps(phase)
-            trains = self._phases.training[phase]
-
-        def epoch() -> Iterator[Batch]:
-            with self._counting.final:
-                yield from self._counting.loop(phase, None, batches)
-
-        self._driven.append(Loader(self, phase, batches, epoch, lambda: self._phases.whole_steps(phase), trains))
+            self._phases.check_declared(phase)
+        given = batches.given if isinstance(batches, Loader) else batches
+        self._driven.append(Loader(self, phase, given, self._phases.training[phase]))
         return self._driven[-1]
 
     @property

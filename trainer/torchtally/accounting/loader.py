@@ -1,7 +1,7 @@
 """The loader of a phase: what any DataLoader yields, one epoch after another."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils import data
@@ -49,17 +49,8 @@ class Loader:
             count that batch.
     """
 
-    def __init__(
-        self,
-        account: "Account",
-        phase: str,
-        given: Iterable[Any],
-        epoch: Callable[[], Iterator[Batch]],
-        steps: Callable[[], int],
-        trains: bool,
-    ):
-        self.account, self.phase, self.given = account, phase, given
-        self._epoch, self._steps, self._trains = epoch, steps, trains
+    def __init__(self, account: "Account", phase: str, given: Iterable[Any], trains: bool):
+        self.account, self.phase, self.given, self._trains = account, phase, given, trains
         self._batches: Iterator[Batch] = iter(())
         self.all_taken = False
 
@@ -68,7 +59,7 @@ class Loader:
 
     def _data(self) -> Iterator[Any]:
         self.end()
-        batches = self._epoch()
+        batches = self.account.epoch(self.phase, None, self)
         if not self._trains:
             self._batches = batches
         for batch in batches:
@@ -76,15 +67,12 @@ class Loader:
             yield batch.data
 
     def __len__(self) -> int:
-        return self._steps()
+        return self.account.samplers[self.phase].part().steps
 
     @property
     def dataset(self) -> Any:
         """The dataset."""
-        if isinstance(self.given, StepLoader):
-            by_step: Any = self.given.dataset
-            return by_step.dataset
-        return getattr(self.given, "dataset", None)
+        return self.given.source if isinstance(self.given, StepLoader) else getattr(self.given, "dataset", None)
 
     @property
     def sampler(self) -> Any:

@@ -220,6 +220,12 @@ class StepLoader(data.DataLoader[Any]):
                 ByStep(dataset, sampler.n, collate), batch_size=None, sampler=steps, collate_fn=_as_it_is, **options
             )
 
+    @property
+    def source(self) -> Any:
+        """The dataset that it was made of."""
+        by_step: Any = self.dataset
+        return by_step.dataset
+
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         requests, answers = self.sampler, super().__iter__
         if not isinstance(requests, Requests):

@@ -69,6 +69,11 @@ class EpochInProgress:
         return self.counted == self.total
 
     @property
+    def decided(self) -> bool:
+        """Whether steps of named optimizers have decided on all of its batches."""
+        return self.weighed and self.complete
+
+    @property
     def ended(self) -> bool:
         """Whether the loop was handed all batches."""
         return self.handed == self.total

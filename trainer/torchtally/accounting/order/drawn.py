@@ -122,6 +122,10 @@ class DrawnSampler:
         self.rank, self.world = rank, world
         self.name, self._source, self._leads, self._group = name, source, leads, group
 
+    def set_epoch(self, epoch: int) -> None:
+        """Choose an epoch. A collective call."""
+        self.draw(epoch)
+
     def draw(self, epoch: int, skip: int = 0, before: Drawn | None = None) -> Draw:
         """Choose an epoch, or what is left of it, and share out what all ranks draw in it. A collective call.
 

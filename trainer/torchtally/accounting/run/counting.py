@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from torchtally.accounting.batches import step_loader
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.guards.guards import Guards
-from torchtally.accounting.ledger.epoch_in_progress import MANY_PENDING, EpochInProgress
+from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.gradients import Gradients, Handed
 from torchtally.accounting.order import randomness
 from torchtally.accounting.proofs.printing import emit
@@ -105,7 +104,7 @@ class Counting:
     def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Batch]:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
         self.gradients.beyond, self.gradients.looked = why, False
-        self._phases.choose(phase, epoch)
+        self._phases.samplers[phase].set_epoch(epoch)
         try:
             for taken in batches:
                 ours = isinstance(batches, step_loader.StepLoader)
@@ -218,15 +217,13 @@ class Counting:
         The last one is none if the program begins it `again` on all ranks. A call of all ranks, each of which was
         handed all batches of an epoch, or has one that is overdue.
         """
-        epochs = self._phases.open.get(phase, [])
+        epochs = self._phases.open[phase]
         if not overdue and not any(each.weighed and each.ended for each in epochs):
             return
         if overdue or epochs[-1].ended:
             self.gradients.settle(ends=ends)
-        decided = len([*takewhile(lambda each: each.weighed and each.complete, epochs)])
-        late = [number for number, each in enumerate(epochs) if number > decided and each.weighed and each.complete]
         self._attempt.check_group(f"{epochs[0].name} is not proved")
-        counts = torch.tensor([decided, -max([overdue, *late]), again])
+        counts = torch.tensor([epochs.decided, -max(overdue, epochs.passed), again])
         dist.all_reduce(counts, dist.ReduceOp.MIN, self._attempt.members.everyone)
         least, most, begins_again = counts.tolist()
         for each in epochs[: least if begins_again else max(least, -most)]:
@@ -237,7 +234,7 @@ class Counting:
     def _begin_again(self, current: EpochInProgress) -> None:
         """Let go of an epoch of which the program has looked at the first batches alone."""
         current.begun_again = True
-        self._phases.leave(current)
+        self._phases.open[current.phase].remove(current)
         self.gradients.forget(current)
 
     def after_step(self) -> None:
@@ -263,13 +260,11 @@ class Counting:
     def check_saved(self) -> None:
         """Refuse a state of this moment if the weights have more samples than those that count."""
         self._note_steps()
-        for phase, epochs in self._phases.open.items():
-            reached = self._phases.reached_in(phase)
-            last, later = reached[-1], epochs[len(reached) :]
-            if last.weighed and (last.undecided or any(each.counted or each.undecided for each in later)):
+        for gap in (epochs.gap for epochs in self._phases.open.values() if epochs):
+            if gap:
                 raise Refused(
-                    f"{last.where(last.counted + 1)}: the batch has no gradients in the weights, and later ones do, so "
-                    "a state cannot tell how far the epoch is: call skip(reason) for a batch that is left out"
+                    f"{gap}: the batch has no gradients in the weights, and later ones do, so a state cannot tell how "
+                    "far the epoch is: call skip(reason) for a batch that is left out"
                 )
         for current in self._phases.in_progress:
             if not current.trains and (wrong := self._guards.closes(current.phase, current.name)):
@@ -283,7 +278,7 @@ class Counting:
                 "optimizer count the batches whose losses account.weigh() has received"
             )
         for batch in batches:
-            current = next(iter(self._phases.open.get(batch.phase, [])), None)
+            current = next(iter(self._phases.open[batch.phase]), None)
             if current is None or not current.trains:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
             current.commit_upto(batch.step, batch.indices)
@@ -325,8 +320,7 @@ class Counting:
 
     def skip(self, reason: str, batch: Batch | None) -> None:
         """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
-        epochs = self._phases.open.get(batch.phase if batch else self.phase, [])
-        current = next((each for each in epochs if batch and each.has(batch)), epochs[-1] if epochs else None)
+        current = self._phases.open[batch.phase if batch else self.phase].find(batch)
         wrong = tally_line.text_problem("reason", reason)
         steps: list[int] = []
         if current is None or not current.trains:
@@ -348,7 +342,9 @@ class Counting:
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
         self.catch_up()
-        wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(self._phases.open)
+        wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(
+            {phase for phase, epochs in self._phases.open.items() if epochs}
+        )
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self.gradients.settle(ends=True)
         self._guards.steps.keep_what_is_not_known()
@@ -361,7 +357,7 @@ class Counting:
             if current.trains and current.position.consumed:
                 self._close(current)
             else:
-                self._phases.leave(current)
+                self._phases.open[current.phase].remove(current)
 
     def settle(self, phase: str, *, ends: bool = False) -> None:
         """Prove what the loop has left, as the next epoch of the phase begins, or the run `ends`. Raises Unproven.
@@ -370,22 +366,20 @@ class Counting:
         program has looked at the first batches alone, as by `next(iter(loader))`, begins again.
         """
         self._note_steps()
-        epochs = self._phases.open.get(phase, [])
-        if epochs and epochs[-1].weighed:
-            after = [sum(each.total for each in epochs[number:]) for number in range(1, len(epochs))]
-            late = sum(batches >= MANY_PENDING for batches in after)
-            last = epochs[-1]
+        epochs = self._phases.open[phase]
+        had = len(epochs)
+        if epochs and (last := epochs[-1]).weighed:
             again = not ends and last.untouched and not self.gradients.has_loss(last)
-            overdue = len(epochs) if ends or not last.ended else late
+            overdue = had if ends or not last.ended else epochs.overdue
             self._prove_decided(phase, overdue=overdue, again=again, ends=ends)
         else:
-            for each in epochs:
+            for each in [*epochs]:
                 if not ends and not each.trains and each.untouched:
                     self._begin_again(each)
                 else:
                     self._close(each)
-        if epochs:
-            self._progress.waiting[phase] = len(self._phases.open.get(phase, []))
+        if had:
+            self._progress.waiting[phase] = len(epochs)
 
     def finish(self, discarded: int) -> dict[str, Any] | None:
         """Prove what is left; print and return the last line of the run. Raises Unproven and Refused.
@@ -487,7 +481,7 @@ class Counting:
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
         self._attempt.check_group(f"{current.name} is not proved")
-        self._phases.leave(current)
+        self._phases.open[name].remove(current)
         if current.weighed:
             current.leave()
         current.drop_rest()
@@ -500,7 +494,7 @@ class Counting:
         proof = prove(tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
         if current.weighed:
             self._guards.steps.close(name)
-            if name in self._phases.open:  # the next epoch, which has begun before
+            if self._phases.open[name]:  # the next epoch, which has begun before
                 self._guards.steps.begin(name)
         for caveat in self._guards.caveats[caveats:] if self._attempt.prints else ():
             log.warning(caveat)

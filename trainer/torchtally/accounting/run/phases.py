@@ -1,9 +1,9 @@
 """The phases of an account: the data of each, and where its next epoch begins."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import data
@@ -17,6 +17,7 @@ from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger import resume
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.open_epochs import OpenEpochs
 from torchtally.accounting.ledger.state import PhaseState, Position
 from torchtally.accounting.ledger.tally import Phase, Tally
 from torchtally.accounting.order import randomness
@@ -36,22 +37,32 @@ from torchtally.proof.digest import Digest
 from torchtally.proof.shards import Shard
 
 
+class Division(NamedTuple):
+    """How the samples of a phase divide over steps and ranks: arguments of `Account.loader`."""
+
+    batch_size: int | None
+    shuffle: bool
+    contract: Contract
+    drop_last: bool
+    trains: bool
+    order: Locality | None
+
+
 class Phases:
     """What a start of a run has declared of each phase, and its epochs in progress.
 
     Attributes:
         samplers: The order of each declared phase.
         training: Whether its samples are to be in the weights.
-        open: The epochs in progress of those that have any, the oldest first. All but the last are handed out in full.
+        open: The epochs in progress of each.
     """
 
     def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None, guards: Guards):
         self._progress, self._attempt, self._order, self._guards = progress, attempt, order, guards
         self.samplers: dict[str, AnySampler] = {}
         self.training: dict[str, bool] = {}
-        self.open: dict[str, list[EpochInProgress]] = {}
-        self._loaders: dict[str, data.DataLoader[Any]] = {}
-        self._data: dict[str, Any] = {}  # of those loaders
+        self.open: defaultdict[str, OpenEpochs] = defaultdict(OpenEpochs)
+        self._loaders: dict[str, step_loader.StepLoader] = {}
         self._read: dict[str, Any] = {}  # the data of which samples were read
 
     @property
@@ -59,15 +70,15 @@ class Phases:
         """Epoch in progress of the first phase that trains, position in its order, and its samples in the weights."""
         if not self.training:
             raise Refused("checkpoints: save() needs the loader or the sampler of a phase: make it before")
-        known, positions = self._progress.phases[self._first], self.positions(self._first)
+        known, positions = self._progress.phases[self._first], self._positions(self._first)
         reached = [each.consumed for each in positions] or [0]
         return known.completed + len(reached), reached[-1], known.accounted + sum(reached)
 
     @property
     def steps_so_far(self) -> int:
         """Steps of that phase, over all epochs."""
-        epoch, reached, _ = self.reached
-        return (epoch - 1) * self.whole_steps(self._first) + -(-reached // self.samplers[self._first].schedule.batch)
+        sampler, (epoch, reached, _) = self.samplers[self._first], self.reached
+        return (epoch - 1) * sampler.part().steps + -(-reached // sampler.schedule.batch)
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -79,7 +90,7 @@ class Phases:
                 whole = self.samplers[phase].whole
                 planned += epochs * whole - (whole - end if end is not None else 0)
                 consumed += self._progress.phases[phase].accounted
-                consumed += sum(each.consumed for each in self.positions(phase))
+                consumed += sum(each.consumed for each in self._positions(phase))
         return planned, consumed
 
     @property
@@ -109,19 +120,12 @@ class Phases:
         hint = f"; a loop that accumulates over the end of an epoch plans batches, {steps}" if steps else ""
         return f"{phase} epoch {epoch} must be one of the plan's, 1 to {planned}{hint}"
 
-    def choose(self, phase: str, epoch: int) -> None:
-        """Have the sampler of a phase make a whole epoch. A collective call with one of the program's."""
-        sampler = self.samplers[phase]
-        if isinstance(sampler, DrawnSampler):
-            sampler.draw(epoch)
-        else:
-            sampler.set_epoch(epoch)
-
     def _check_planned(self, phase: str) -> None:
         if not isinstance(phase, str) or phase not in self._progress.given:
             raise Refused(f"the phase {phase!r} must be one of the plan's: {', '.join(self._progress.given)}")
 
-    def _check_declared(self, phase: str) -> None:
+    def check_declared(self, phase: str) -> None:
+        """Raise Refused unless a phase has its loader or its sampler."""
         self._check_planned(phase)
         if phase not in self.samplers:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
@@ -131,32 +135,10 @@ class Phases:
         """All epochs in progress."""
         return [each for epochs in self.open.values() for each in epochs]
 
-    def leave(self, current: EpochInProgress) -> None:
-        """Take note that an epoch is over."""
-        epochs = self.open[current.phase]
-        epochs.remove(current)
-        if not epochs:
-            del self.open[current.phase]
-
-    def reached_in(self, phase: str) -> list[EpochInProgress]:
-        """A phase's epochs in progress up to the first one that is not complete. Nothing counts in those after it."""
-        epochs = self.open.get(phase, [])
-        complete = len([*takewhile(lambda each: each.complete, epochs)])
-        return epochs[: complete + 1]
-
-    def saved(self, phase: str) -> list[Position]:
-        """How far these are, for a state. The loop has left a complete one if the next one begins there."""
-        reached = self.reached_in(phase)
-        last, found = reached[-1], [each.saved for each in reached]
-        epoch = last.tally.phase.epoch
-        if last.complete and last.abandoned and epoch < self._progress.epochs[phase]:
-            found.append(replace(found[-1], epoch=epoch + 1, start=0, steps=0, dropped=None, drawn=None))
-        return found
-
-    def positions(self, phase: str) -> list[Position]:
-        """The positions in the orders of these, or of those of a loaded state."""
-        if phase in self.open:
-            return [each.position for each in self.reached_in(phase)]
+    def _positions(self, phase: str) -> list[Position]:
+        """How far the orders of a phase's epochs in progress are consumed, or of those of a loaded state."""
+        if epochs := self.open[phase]:
+            return [each.position for each in epochs.reached]
         return [*self._progress.phases[phase].positions]
 
     def named(self, phase: str | None) -> str:
@@ -165,20 +147,9 @@ class Phases:
             raise Refused(f"the plan has several phases: name one of {', '.join(self._progress.given)}")
         return next(iter(self._progress.given)) if phase is None else phase
 
-    def declare(
-        self,
-        phase: str,
-        n: int,
-        *,
-        batch_size: int | None,
-        shuffle: bool,
-        contract: Contract,
-        drop_last: bool,
-        fingerprint: str | None,
-        trains: bool,
-        order: Locality | None,
-    ) -> Sampler:
+    def declare(self, phase: str, n: int, division: Division, fingerprint: str | None) -> Sampler:
         """Return the sampler of a phase: `Account.sampler`. Raises Refused."""
+        batch_size, shuffle, contract, drop_last, trains, order = division
         self._check_planned(phase)
         check_order(order)
         if type(batch_size) is not int or batch_size < 1:
@@ -202,14 +173,15 @@ class Phases:
         self._add(phase, sampler, fingerprint, trains)
         return sampler
 
-    def _draw(
-        self, phase: str, dataset: Any, batches: Iterable[Any], batch_size: int | None, contract: Contract, trains: bool
-    ) -> DrawnSampler:
+    def _draw(self, phase: str, dataset: Any, batches: Iterable[Any], division: Division) -> DrawnSampler:
         """Return the sampler of a phase whose batches the program's own sampler draws. A collective call.
 
         Raises Refused.
         """
+        contract = division.contract
         self._check_planned(phase)
+        if division.order:
+            raise Refused(f"{phase}: it takes order={division.order} or a sampler, and not both")
         if contract not in OF_DRAWS:
             raise Refused(f"{phase}: contract={contract!r} of a sampler must be one of {', '.join(OF_DRAWS)}")
         if not isinstance(planned := self._progress.given[phase], int):
@@ -224,14 +196,14 @@ class Phases:
             phase,
             Source(len(dataset), batches, randomness.mixed(seed, randomness.number_of(phase))),
             contract=contract,
-            batch_size=batch_size,
+            batch_size=division.batch_size,
             seed=seed,
             rank=members.rank,
             world=members.world,
             leads=members.leads,
             group=members.everyone,
         )
-        self._add(phase, sampler, fingerprint(dataset), trains)
+        self._add(phase, sampler, fingerprint(dataset), division.trains)
         sampler.draw(self._progress.phases[phase].completed + 1)
         return sampler
 
@@ -245,19 +217,8 @@ class Phases:
         self.samplers[phase], self.training[phase] = sampler, trains
 
     def make_loader(
-        self,
-        phase: str,
-        dataset: Any,
-        *,
-        batch_size: int | None,
-        shuffle: bool,
-        contract: Contract,
-        drop_last: bool,
-        trains: bool,
-        order: Locality | None,
-        own: Iterable[Any] | None,
-        **options: Any,
-    ) -> data.DataLoader[Any]:
+        self, phase: str, dataset: Any, division: Division, own: Iterable[Any] | None, options: dict[str, Any]
+    ) -> step_loader.StepLoader:
         """Return the loader of a phase: `Account.loader`. Raises Refused."""
         if problem := step_loader.dataset_problem(dataset) or step_loader.options_problem(options):
             raise Refused(f"{phase}: {problem}")
@@ -266,43 +227,26 @@ class Phases:
                 f"{phase}: a {type(dataset).__name__} with the keys {', '.join(names[:8])} has no samples by their "
                 "numbers: pass one of its datasets"
             )
-        check_order(order)
+        check_order(division.order)
         sampler: AnySampler
         if own is not None:
-            if order:
-                raise Refused(f"{phase}: it takes order={order} or a sampler, and not both")
-            sampler = self._draw(phase, dataset, own, batch_size, contract, trains)
+            sampler = self._draw(phase, dataset, own, division)
         else:
-            if shuffle and getattr(dataset, "ordered", False):
+            if division.shuffle and getattr(dataset, "ordered", False):
                 raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: pass shuffle=False")
-            order = order or (self._order if shuffle else None)
-            sampler = self.declare(
-                phase,
-                len(dataset),
-                batch_size=batch_size,
-                shuffle=shuffle,
-                contract=contract,
-                drop_last=drop_last,
-                fingerprint=fingerprint(dataset),
-                trains=trains,
-                order=order and order.offered(dataset),
-            )
+            order = division.order or (self._order if division.shuffle else None)
+            offered = division._replace(order=order and order.offered(dataset))
+            sampler = self.declare(phase, len(dataset), offered, fingerprint(dataset))
         try:
             self._loaders[phase] = step_loader.StepLoader(dataset, sampler, **options)
         except (TypeError, ValueError) as error:  # DataLoader's own checks
             raise Refused(f"{phase}: the DataLoader refuses its arguments: {error}") from None
-        self._data[phase] = dataset
         self._guards.changed.note(phase, dataset)
         return self._loaders[phase]
 
     def measure(self) -> None:
         """Find how far the plan reaches. Raises Refused if a plan in steps has no sampler yet."""
         self._progress.measure(self.samplers)
-
-    def whole_steps(self, phase: str) -> int:
-        """Return the number of steps of a whole epoch, whatever part of one the sampler has chosen. Raises Refused."""
-        self._check_declared(phase)
-        return self.samplers[phase].part().steps
 
     def steps(self, phase: str, epoch: int) -> int:
         """Return the number of steps of an epoch of the plan."""
@@ -320,7 +264,7 @@ class Phases:
 
         Returns it after those of a loaded state that are complete and not proved yet.
         """
-        self._check_declared(phase)
+        self.check_declared(phase)
         self.measure()
         progress, sampler = self._progress, self.samplers[phase]
         chosen, loaded = progress.phases[phase], progress.loaded
@@ -345,7 +289,7 @@ class Phases:
         if is_unknown(chosen.data) and self._attempt.prints and epoch == 1:
             of_samples = f" and the contents of {len(samples)} samples" if samples else ""
             log.info(f"{phase}: the dataset has no fingerprint, so the ranks compared only its length{of_samples}")
-        waiting = self.open.get(phase, [])
+        waiting = self.open[phase]
         begun = [self._begun(phase, each.epoch) for each in chosen.positions[:-1] if not waiting]
         if not all(each.complete for each in begun):  # more ranks have left out samples that fewer do not
             raise Refused(
@@ -353,8 +297,9 @@ class Phases:
                 f"out other samples at {sampler.world} ranks: go on with the number of ranks that has saved it"
             )
         progress.waiting[phase] = len(waiting) + len(begun)
-        self.open[phase] = [*waiting, *begun, self._begun(phase, epoch)]
-        return self.open[phase][len(waiting) :]
+        begun.append(self._begun(phase, epoch))
+        waiting += begun
+        return begun
 
     def _begun(self, phase: str, epoch: int) -> EpochInProgress:
         """An epoch, or the rest of it. A collective call with a sampler of the program's own."""
@@ -367,7 +312,7 @@ class Phases:
             drawn = sampler.draw(epoch, skip, position.drawn if position else None)
         else:
             sampler.choose(epoch, start, skip, end)
-        dataset = self._data.get(phase)
+        dataset = self._dataset(phase)
         tally = Tally(
             replace(self._attempt.run, data=chosen.data, plan=progress.epochs),
             Phase(
@@ -392,9 +337,13 @@ class Phases:
         drops = Drops(tally.run, phase, epoch, before, leads=self._attempt.members.leads)
         return EpochInProgress(tally, sampler.schedule, drops=drops, trains=self.training[phase])
 
+    def _dataset(self, phase: str) -> Any:
+        """That of the loader of a phase, None if the program has made a loader of its own."""
+        return self._loaders[phase].source if phase in self._loaders else None
+
     def _samples(self, phase: str) -> list[contents.Sample]:
         """A few samples of a phase's data, for the ranks that share it to compare, once."""
-        dataset = self._data.get(phase)
+        dataset = self._dataset(phase)
         if (
             dataset is None
             or not self._guards.has(Contents)

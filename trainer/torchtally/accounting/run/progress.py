@@ -1,7 +1,7 @@
 """How far the phases of a run are, over all its starts, and how far they have to go."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +59,7 @@ class Progress:
         epochs, end = self.extents[phase]
         return end if epoch == epochs else None
 
-    def stop_problem(self, opened: Iterable[str]) -> str | None:
+    def stop_problem(self, opened: Set[str]) -> str | None:
         """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not gone on yet."""
         for phase, state in self.phases.items():
             if state.position and state.position.consumed and phase not in opened:
@@ -230,7 +230,7 @@ class Progress:
                     raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
                 if phase in self.phases and self.phases[phase].end is None:
                     self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
-        if unproven := self.stop_problem(()):
+        if unproven := self.stop_problem(set()):
             raise Unproven(f"the run is not proved: {unproven}")
         begun = {name: phase for name, phase in self.phases.items() if phase.worlds}
         in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)

@@ -81,7 +81,7 @@ class Reports:
         for name, number in numbers.items():
             # Without its graph, which it would keep in memory.
             self._logged[f"{_label(phase)}_{name}"] = number.detach() if isinstance(number, Tensor) else number
-        if phase not in self._phases.open or time.monotonic() >= self._read_at:
+        if not self._phases.open[phase] or time.monotonic() >= self._read_at:
             self._read()
 
     def loss(self, phase: str) -> float | None:

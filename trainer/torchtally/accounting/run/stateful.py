@@ -18,8 +18,8 @@ KEY = "torchtally"
 def state(phases: Phases, progress: Progress, attempt: Attempt, guards: Guards, *, hashes: bool) -> dict[str, str]:
     """How far the run is, the same on every rank: `Account.state_dict`. Raises Refused."""
     phases.measure()
-    trains = (name for name in phases.open if phases.training[name])
-    positions = {name: phases.saved(name) for name in trains}
+    trains = ((name, epochs) for name, epochs in phases.open.items() if epochs and phases.training[name])
+    positions = {name: epochs.saved(progress.epochs[name]) for name, epochs in trains}
     found, weights = progress.state(attempt.run, positions), guards.saved if hashes else ()
     return {KEY: replace(found, weights=weights, caveats=tuple(guards.caveats)).to_text()}
 
