@@ -20,6 +20,7 @@ from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.locality import Locality
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.source import batches_of
+from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import stateful
 from torchtally.accounting.run.phases import Division
 from torchtally.accounting.run.reports import problem
@@ -338,7 +339,13 @@ class Account(Lifetime):
                 stands for its `manifest.json`, which has the hashes of its files.
         """
         try:
-            self._write_proof(Path(path), [Path(file) for file in files])
+            if self.last_line is None:
+                raise Refused("write_proof() must come after the end of the account's `with` statement")
+            if wrong := self._guards.ends():
+                raise Refused(f"write_proof(): {wrong}")
+            if self._attempt.prints:
+                lines = kept_lines.lines(self.last_line["run"])
+                proof_file.write_of(Path(path), [*map(Path, files)], lines, self.last_line)
         except Ending as ending:
             failure.record(ending)
             raise

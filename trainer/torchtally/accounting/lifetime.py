@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +12,6 @@ from torchtally.accounting.guards.guards import Guards, switched_off
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.plan import Planned
-from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.counting import Counting
@@ -184,15 +182,6 @@ class Lifetime:
                 f"and not plan={plan!r}"
             )
         return plan
-
-    def _write_proof(self, path: Path, files: list[Path]) -> None:
-        """Write the proof of a run that has ended: `Account.write_proof`. Raises Refused."""
-        if self.last_line is None:
-            raise Refused("write_proof() must come after the end of the account's `with` statement")
-        if wrong := self._guards.ends():
-            raise Refused(f"write_proof(): {wrong}")
-        if self._attempt.prints:
-            proof_file.write_of(path, files, kept_lines.lines(self.last_line["run"]), self.last_line)
 
     def _finish(self) -> None:
         with self._counting.final:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils import data
-
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.batches.step_loader import StepLoader
 from torchtally.accounting.order.sampler import Sampler
@@ -83,10 +81,7 @@ class Loader:
     @property
     def batch_sampler(self) -> Iterable[list[int]]:
         """The same in batches."""
-        found = self.account.samplers[self.phase]
-        if isinstance(found, Sampler):
-            return data.BatchSampler(found, found.batch_size, drop_last=False)
-        return found.batches
+        return self.account.samplers[self.phase].batches
 
     @property
     def batch_size(self) -> int | None:

@@ -228,13 +228,13 @@ def _sizes(part: Any) -> set[int]:
     """Leading sizes of all tensors and arrays in a batch."""
     if isinstance(part, Tensor | np.ndarray):
         return set(part.shape[:1])  # len() of a tensor takes longer
-    return set().union(*map(_sizes, parts(part)))
+    return set().union(*map(_sizes, parts(part).values()))
 
 
 def _lengths(part: Any) -> set[int]:
     """Lengths of all lists and tuples in a batch."""
     own = {len(part)} if isinstance(part, list | tuple) else set()
-    return own.union(*map(_lengths, parts(part)))
+    return own.union(*map(_lengths, parts(part).values()))
 
 
 class _Whole(Exception):
@@ -261,8 +261,8 @@ def _cut(one: Any, two: Any) -> Any:
     elif isinstance(one, list | tuple):
         if len(one) != len(two):
             return one[: max(0, 2 * len(one) - len(two))]
-        parts = list(map(_cut, one, two))
-        return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
+        cut = list(map(_cut, one, two))
+        return type(one)(*cut) if hasattr(one, "_fields") else type(one)(cut)
     elif names := fields(one):
         none = copy.copy(one)
         for name in names:

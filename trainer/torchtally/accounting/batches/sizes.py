@@ -99,11 +99,6 @@ def copied(sample: Any, times: int) -> list[Any]:
         return [sample] * times
 
 
-def parts(whole: Any) -> list[Any]:
-    """Return what a mapping, a list, a tuple or a dataclass consists of; nothing of anything else."""
-    return [*whole] if isinstance(whole, list | tuple) else [*_parts(whole).values()]
-
-
 def fields(whole: Any) -> list[str]:
     """The names of a dataclass's fields."""
     if not dataclasses.is_dataclass(whole) or isinstance(whole, type):
@@ -111,7 +106,8 @@ def fields(whole: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(whole)]
 
 
-def _parts(whole: Any) -> Mapping[Any, Any]:
+def parts(whole: Any) -> Mapping[Any, Any]:
+    """Return what a mapping, a list, a tuple or a dataclass consists of; nothing of anything else."""
     if isinstance(whole, Mapping):
         return whole
     if isinstance(whole, list | tuple):
@@ -121,7 +117,7 @@ def _parts(whole: Any) -> Mapping[Any, Any]:
 
 def _all_parts(whole: Any) -> Mapping[Any, Any]:
     """Those of any other object as well: its attributes."""
-    return _parts(whole) or ({} if isinstance(whole, type) else getattr(whole, "__dict__", {}))
+    return parts(whole) or ({} if isinstance(whole, type) else getattr(whole, "__dict__", {}))
 
 
 def _shape(part: Any) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from torchtally.accounting.batches.collate import (
 )
 from torchtally.accounting.batches.sizes import copied
 from torchtally.accounting.data.facts import changed_length
+from torchtally.accounting.data.inner import fetched
 from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.sampler import Sampler
@@ -102,9 +103,7 @@ class ByStep(data.Dataset[Any]):
         return self.collater.make(self._fetched(indices), indices, indices, self._fetched)
 
     def _fetched(self, indices: list[int]) -> Any:
-        dataset = self.dataset
-        all_at_once = getattr(dataset, "__getitems__", None)
-        return all_at_once([*indices]) if all_at_once else [dataset[index] for index in indices]
+        return fetched(self.dataset, indices)
 
 
 class StreamByStep(data.IterableDataset[Any]):

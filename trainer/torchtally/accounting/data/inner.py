@@ -15,12 +15,17 @@ def check(dataset: Any, name: str) -> None:
         raise Refused(f"{name} must be a map-style dataset, and is a {type(dataset).__name__}")
 
 
-def fetched(dataset: Any, indices: list[int], length: int, name: str) -> list[Any]:
-    """Return the samples at `indices` of a dataset that must have its length. Raises Refused and Unproven."""
+def fetched(dataset: Any, indices: list[int]) -> Any:
+    """Return the samples at `indices` of a dataset, which can fetch them all at once in a form of its own."""
+    at_once = getattr(dataset, "__getitems__", None)
+    return at_once([*indices]) if at_once else [dataset[index] for index in indices]
+
+
+def checked(dataset: Any, indices: list[int], length: int, name: str) -> list[Any]:
+    """Return a list of the same, of a dataset that must have its length. Raises Refused and Unproven."""
     if (now := len(dataset)) != length:
         raise Refused(f"{name}: {changed_length(length, now)}")
-    at_once = getattr(dataset, "__getitems__", None)
-    found = at_once([*indices]) if at_once else [dataset[index] for index in indices]
+    found = fetched(dataset, indices)
     if not isinstance(found, list):
         raise Refused(f"{name}: its __getitems__ must return a list, and returned a {type(found).__name__}")
     if len(found) != len(indices):

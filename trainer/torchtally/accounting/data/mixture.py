@@ -139,7 +139,7 @@ class Mixture(Dataset[Any]):
         for number in np.unique(sources).tolist():
             at = np.flatnonzero(sources == number)
             named = f"the source {self._names[number]}"
-            found = inner.fetched(self._sources[number], indices[at].tolist(), self._sizes[number], named)
+            found = inner.checked(self._sources[number], indices[at].tolist(), self._sizes[number], named)
             for place, sample in zip(at.tolist(), found, strict=True):
                 samples[place] = sample
         return samples

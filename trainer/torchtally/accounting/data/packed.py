@@ -97,7 +97,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         """Return the rows at `indices`. Raises IndexError, and Refused if a document does not have its length."""
         places = [self.pieces(index) for index in indices]
         wanted = sorted({document for row in places for document, _, _ in row})
-        read = inner.fetched(self._documents, wanted, len(self._lengths), "the documents")
+        read = inner.checked(self._documents, wanted, len(self._lengths), "the documents")
         texts: dict[int, NDArray[Any]] = {}
         for document, text in zip(wanted, read, strict=True):
             texts[document] = np.asarray(text)

@@ -76,21 +76,13 @@ class Drops:
             log.warning(f"{self._name}: rank {self._rank} has dropped {count} samples: {', '.join(parts)}{more}")
 
 
-def problem(dropped: Any) -> str | None:
-    """Why a batch cannot have these dropped samples."""
-    if not isinstance(dropped, Mapping):
-        return (
-            f"the dropped samples of a Batch must be a mapping of index to reason, and are a {type(dropped).__name__}"
-        )
-    for index, reason in dropped.items():
-        if not isinstance(index, Integral) or isinstance(index, bool):
-            return f"the dropped samples of a Batch must be whole numbers, and one is {index!r}"
-        if wrong := text_problem(f"reason of dropped sample {index}", reason):
-            return wrong
-    return None
-
-
 def check(dropped: Any, where: str) -> None:
     """Raise Refused if a batch cannot have these dropped samples."""
-    if dropped and (wrong := problem(dropped)):
-        raise Refused(f"{where}: {wrong}")
+    of = f"{where}: the dropped samples of a Batch must be"
+    if not isinstance(dropped, Mapping):
+        raise Refused(f"{of} a mapping of index to reason, and are a {type(dropped).__name__}")
+    for index, reason in dropped.items():
+        if not isinstance(index, Integral) or isinstance(index, bool):
+            raise Refused(f"{of} whole numbers, and one is {index!r}")
+        if wrong := text_problem(f"reason of dropped sample {index}", reason):
+            raise Refused(f"{where}: {wrong}")

@@ -88,7 +88,7 @@ class EpochInProgress:
     @property
     def reached(self) -> int:
         """How far: `position.consumed`."""
-        return self.position_of(self.counted + 1)
+        return self.schedule.position(self.counted + 1)
 
     @property
     def saved(self) -> Position:
@@ -108,10 +108,6 @@ class EpochInProgress:
             world=world,
             drawn=self.schedule.drawn(self.counted) if isinstance(self.schedule, Draw) else None,
         )
-
-    def position_of(self, step: int) -> int:
-        """The position of the order at which a step begins."""
-        return self.schedule.position(step)
 
     def samples(self, first: int, last: int) -> int:
         """Samples of all ranks in the steps after step `first`, up to step `last`."""
@@ -187,10 +183,6 @@ class EpochInProgress:
             return None
         return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
 
-    def waiting(self, step: int) -> list[int]:
-        """The steps up to this one that are handed out, and neither committed nor skipped."""
-        return [each for each in range(self.counted + 1, step + 1) if each not in self._skipped]
-
     def skip(self, step: int, reason: str) -> None:
         """Count a step's samples as dropped, once the steps before it count."""
         place = step - self.counted - 1
@@ -214,14 +206,11 @@ class EpochInProgress:
         """The first step that neither counts nor is dropped, if a later one counts: it has no place in a state."""
         return self.counted + 1 if self._used else None
 
-    def leave(self) -> None:
-        """Record what counts after a step that is lost."""
+    def close(self) -> None:
+        """Record what is decided after a step that is lost, and as dropped what the loader leaves out."""
         for step, (indices, dropped) in enumerate(self._pending, self.counted + 1):
-            if step in self._skipped:
+            if self.weighed and step in self._skipped:
                 self.tally.record(indices, dropped)
-
-    def drop_rest(self) -> None:
-        """Record the samples of a step that the loader leaves out as dropped."""
         if isinstance(self.schedule, Schedule) and self.schedule.drop_last and not self.stopped:
             self.tally.record(torch.empty(0, dtype=torch.int64), self.schedule.rest)
 

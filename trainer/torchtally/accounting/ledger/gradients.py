@@ -270,8 +270,9 @@ class Gradients:
             loss.register_hook(passes)
         return loss
 
-    def skip(self, epoch: EpochInProgress, step: int) -> None:
-        """Take note that the program leaves a batch out of the weights: no step may use its gradients."""
+    def skip(self, epoch: EpochInProgress, step: int, reason: str) -> None:
+        """Drop a batch that the program leaves out of the weights: no step may use its gradients."""
+        epoch.skip(step, reason)
         for each in self._out:
             each.dropped |= each.epoch is epoch and each.batch.step == step
         self._cleared = [each for each in self._cleared if not each.dropped]

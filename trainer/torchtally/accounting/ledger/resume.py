@@ -54,20 +54,16 @@ def _consumed(position: Position, shard: Shard) -> int:
     return position.start + min(position.steps * position.batch, own.total)
 
 
-def restore_drawn(tally: Tally, draw: Draw, dropped: Digest) -> None:
-    """Give a new tally what is consumed or dropped in the steps of its phase that are skipped."""
-    own = draw.taken(draw.skip)
-    tally.restore(Digest(), tally.digest_of(torch.from_numpy(own)), len(own), [])
-    if tally.run.rank == 0:  # for all
-        tally.carried_dropped = dropped
-
-
-def restore(tally: Tally, skip: int, dropped: Digest) -> None:
-    """Give a new tally what is consumed or dropped before `skip` steps of its phase. O(samples / ranks)."""
-    shard, phase = tally.shard, tally.phase
-    before = np.arange(shard.rank, phase.start, shard.world, dtype=np.int64)
-    own = shard.positions(0, Schedule(shard, phase.batch).begin(skip))
-    tally.restore(_digest(before, shard, tally), _digest(own, shard, tally), len(own), [])
+def restore(tally: Tally, schedule: Schedule | Draw, dropped: Digest) -> None:
+    """Give a new tally what is consumed or dropped before the steps that are left. O(samples / ranks)."""
+    shard = tally.shard
+    if isinstance(schedule, Draw):
+        own = schedule.taken(schedule.skip)
+        tally.restore(Digest(), tally.digest_of(torch.from_numpy(own)), len(own), [])
+    else:
+        before = np.arange(shard.rank, shard.start, shard.world, dtype=np.int64)
+        own = shard.positions(0, schedule.begin(schedule.skip))
+        tally.restore(_digest(before, shard, tally), _digest(own, shard, tally), len(own), [])
     if shard.rank == 0:  # for all
         tally.carried_dropped = dropped
 

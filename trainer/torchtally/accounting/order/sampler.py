@@ -113,6 +113,11 @@ class Sampler(data.Sampler[int]):
         """What the randomness of a step depends on: its samples, at any number of ranks."""
         return indices[0] if indices else 0
 
+    @property
+    def batches(self) -> data.BatchSampler:
+        """The same in batches."""
+        return data.BatchSampler(self, self.batch_size, drop_last=False)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, from its beginning."""
         self.choose(epoch, 0, 0)

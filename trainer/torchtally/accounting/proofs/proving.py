@@ -162,10 +162,11 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
         standard_output.write("\n".join(text))
     if not proof.holds and mode == "enforce":
         lost, doubled = (table.shown(everything[name]) for name in ("lost", "doubled"))
+        ranks = ", ".join(str(line["rank"]) for line in proof.lines[:-1] if table.wrong(line))
         raise Unproven(
             f"{everything['phase']} epoch {everything['epoch']} is not proved: of {everything['expected']} samples "
             f"that the contract {everything['contract']} names, {lost} were lost and {doubled} doubled "
-            f"(ranks whose shard was wrong: {_wrong_ranks(proof) or 'none'})"
+            f"(ranks whose shard was wrong: {ranks or 'none'})"
         )
 
 
@@ -195,7 +196,3 @@ def _positions(part: Progression, most: int | None = None) -> Indices:
 
 def _histogram(indices: Indices, n: int) -> Indices:
     return np.bincount(indices[(indices >= 0) & (indices < n)], minlength=n)
-
-
-def _wrong_ranks(proof: Proof) -> str:
-    return ", ".join(str(line["rank"]) for line in proof.lines[:-1] if table.wrong(line))

@@ -29,6 +29,7 @@ from torchtally.record.sentences import of_straggler
 
 _FIRST_SECONDS = 1.0  # to the first one, in which nothing is judged: it holds the first steps
 _LEAST_SECONDS = 1.0  # between two
+_COMPARED = 8  # steps before ranks leave their weights for a warning
 _TRIPS = 3  # messages, of which the fastest counts
 
 
@@ -57,10 +58,10 @@ class Meeting:
         self._told: tuple[str, str] | None = None
         self._epoch = ""  # of which the ranks compare their weights, once
 
-    def leave_weights(self, phase: str, epoch: str) -> None:
+    def compare(self, phase: str, epoch: int) -> None:
         """Leave hashes of this rank's weights, after as many steps as any other rank has made."""
-        if self._apart:
-            self._epoch, text = epoch, json.dumps(self._apart.tells(phase))
+        if self._apart and self.steps.number == _COMPARED:
+            self._epoch, text = f"{phase} epoch {epoch}", json.dumps(self._apart.tells(phase))
             self._in_store(lambda store: store.set(f"weights {self._rank}", text))
 
     @property

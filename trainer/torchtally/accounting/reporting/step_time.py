@@ -36,13 +36,16 @@ class StepTime:
     """Times the steps of a loop. A step reaches from `begin` to `stepped`, less what is between `pause` and `go_on`.
 
     A step costs two or three looks at the clock.
+
+    Attributes:
+        number: Of the steps so far.
     """
 
     def __init__(self, world: int) -> None:
         if world > 1:
             waiting.watch()
         self._alone = world == 1
-        self._steps = 0
+        self.number = 0
         self._whole = self._data = self._communication = 0.0
         self._fetching = 0.0  # the data wait of the step in progress
         self._pass_wait = 0.0  # of the last step that was measured; those between two such steps count as it
@@ -54,7 +57,7 @@ class StepTime:
     def total(self) -> Times:
         """All steps so far."""
         compute = max(0.0, self._whole - self._data - self._communication)
-        return Times(steps=self._steps, data_wait=self._data, compute=compute, communication=self._communication)
+        return Times(steps=self.number, data_wait=self._data, compute=compute, communication=self._communication)
 
     def begin(self) -> None:
         """A step begins."""
@@ -90,7 +93,7 @@ class StepTime:
         if WAITED.measures:
             self._pass_wait, self._measure_at = WAITED.passes - self._passes, self._began + _MEASURE_SECONDS
         WAITED.measures, WAITED.thread = not self._alone and now >= self._measure_at, threading.get_ident()
-        self._steps += 1
+        self.number += 1
         self._whole += now - self._began
         self._data += self._fetching
         self._communication += WAITED.calls - self._calls + self._pass_wait

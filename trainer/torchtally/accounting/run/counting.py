@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
 
 _LEFT_OUT = "its step was left out, as where gradients overflow"
-_COMPARED = 8  # commits before ranks leave their weights for a warning
 
 
 class Counting:
@@ -82,7 +81,6 @@ class Counting:
         self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
         self._stepped = False  # an optimizer, with that batch
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
-        self._commits = 0  # of this attempt
         self._committed_in = 0  # the number of the body of an epoch in which that was
 
     def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
@@ -166,7 +164,7 @@ class Counting:
                 share = batch.indices.numel() * self._attempt.members.world / batch.rows
                 self.gradients.hand_out(Handed(current, batch, share))
             self.phase = phase
-            self._randomness = seed + current.position_of(batch.step)
+            self._randomness = seed + current.schedule.position(batch.step)
             if not seeded:
                 self.reseed()
             try:
@@ -180,7 +178,7 @@ class Counting:
             if current.stopped:
                 return
             if not current.trains:
-                current.count(current.handed)
+                current.commit()
         if current.handed < current.total:
             raise Unproven(
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
@@ -242,8 +240,7 @@ class Counting:
         self._note_steps()
         if left := self.gradients.held:
             for each in left:
-                each.epoch.skip(each.batch.step, _LEFT_OUT)
-                self.gradients.skip(each.epoch, each.batch.step)
+                self.gradients.skip(each.epoch, each.batch.step, _LEFT_OUT)
             # A state of any rank has then what all have dropped.
             self._attempt.agree({"steps left out": [each.place for each in left]}, None, call="after_step()")
         self.catch_up()
@@ -296,12 +293,10 @@ class Counting:
     def _after_step(self) -> None:
         """Take note of a step whose batches count."""
         self._steps.stepped()
-        self._commits += 1
-        if self._meeting and self._commits == _COMPARED:
-            epoch = self._progress.completed(self.phase) + 1
-            self._meeting.leave_weights(self.phase, f"{self.phase} epoch {epoch}")
-        if self._meeting and self._meeting.due:
-            self._meeting.hold()
+        if self._meeting:
+            self._meeting.compare(self.phase, self._progress.completed(self.phase) + 1)
+            if self._meeting.due:
+                self._meeting.hold()
         for current in self._phases.in_progress:
             if not current.trains:
                 continue
@@ -331,8 +326,7 @@ class Counting:
             steps = [step]
         if current and not wrong:
             # Before the ranks agree: then a state of any rank has what all have dropped.
-            current.skip(steps[0], reason)
-            self.gradients.skip(current, steps[0])
+            self.gradients.skip(current, steps[0], reason)
         self._attempt.agree({"steps to skip": [current and current.name, *steps]}, wrong, call="skip()")
         if current and current.weighed:
             self._prove_decided(current.phase, overdue=0)
@@ -482,9 +476,7 @@ class Counting:
         name = tally.phase.name
         self._attempt.check_group(f"{current.name} is not proved")
         self._phases.open[name].remove(current)
-        if current.weighed:
-            current.leave()
-        current.drop_rest()
+        current.close()
         problem = self._guards.closes(name, current.name)
         told, caveats = self._guards.tells(name) if current.weighed else {}, len(self._guards.caveats)
 

@@ -305,7 +305,7 @@ class Phases:
         """An epoch, or the rest of it. A collective call with a sampler of the program's own."""
         progress, sampler = self._progress, self.samplers[phase]
         chosen, end = progress.phases[phase], progress.end(phase, epoch)
-        position = next((each for each in chosen.positions if each.epoch == epoch), None)
+        position = self._position(phase, epoch)
         start, skip = self._place(phase, epoch)
         drawn = None
         if isinstance(sampler, DrawnSampler):
@@ -329,10 +329,8 @@ class Phases:
             drawn.taken(drawn.steps) if drawn else None,
         )
         before = digest.unpack(position.dropped) if position and position.dropped else Digest()
-        if drawn and skip:
-            resume.restore_drawn(tally, drawn, before)
-        elif start or skip:
-            resume.restore(tally, skip, before)
+        if start or skip:
+            resume.restore(tally, sampler.schedule, before)
         progress.phases[phase] = chosen.shared_out(epoch, start, sampler.world)
         drops = Drops(tally.run, phase, epoch, before, leads=self._attempt.members.leads)
         return EpochInProgress(tally, sampler.schedule, drops=drops, trains=self.training[phase])
@@ -356,10 +354,13 @@ class Phases:
 
     def _place(self, phase: str, epoch: int) -> tuple[int, int]:
         """From which position on the ranks share an epoch of the phase, and how many steps they skip from there."""
-        for position in self._progress.phases[phase].positions:
-            if position.epoch == epoch:
-                return resume.place(position, self._shard(phase, epoch), self.samplers[phase].schedule.batch)
-        return 0, 0
+        if (position := self._position(phase, epoch)) is None:
+            return 0, 0
+        return resume.place(position, self._shard(phase, epoch), self.samplers[phase].schedule.batch)
+
+    def _position(self, phase: str, epoch: int) -> Position | None:
+        """Where a loaded state is in an epoch of the phase."""
+        return next((each for each in self._progress.phases[phase].positions if each.epoch == epoch), None)
 
     def _shard(self, phase: str, epoch: int) -> Shard:
         """The whole of an epoch, over the ranks of today."""
