@@ -44,7 +44,6 @@ def _numbers(allowed: str, *ranges: range) -> Rule:
 
 _drawn, _digest = _numbers("[samples, hash]", range(HUGE), range(HUGE)), _or_null(rules.packed_digest)
 _end = _or_null(_numbers("[epoch, position] or null", range(MANY + 1), range(HUGE)))
-_world = _numbers("a list of [epoch, position, ranks]", range(MANY + 1), range(HUGE), range(MANY + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +82,18 @@ def _position(line: Values, name: str) -> Position:
     return Position(**rules.checked(Position, Values(value, f"{name}.")))
 
 
-def _each(rule: Rule) -> Rule:
-    """The rule of a list."""
+def _positions(line: Values, name: str) -> tuple[Position, ...]:
+    value = line.values.get(name)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise line.bad(name, "a list of objects")
+    return tuple(_position(Values({name: each}), name) for each in value)
 
-    def each(line: Values, name: str) -> tuple[Any, ...]:
-        if not isinstance(value := line.values.get(name), list) or not value:
-            raise line.bad(name, "a list that is not empty")
-        return tuple(rule(Values({name: one}), name) for one in value)
 
-    return each
+def _worlds(line: Values, name: str) -> tuple[World, ...]:
+    value, allowed = line.values.get(name), (range(MANY + 1), range(HUGE), range(MANY + 1))
+    if isinstance(value, list) and value and all(are_in(each, *allowed) for each in value):
+        return tuple((epoch, position, ranks) for epoch, position, ranks in value)
+    raise line.bad(name, "a list of [epoch, position, ranks]")
 
 
 def _extents(line: Values, name: str) -> dict[str, Extent]:
@@ -127,7 +129,7 @@ class PhaseState:
     completed: Annotated[int, rules.integer(0, MANY)]  # epochs
     consumed: Annotated[int, rules.integer(0, HUGE * MANY)]  # samples in those
     digest: Annotated[bytes, rules.packed_digest]  # of those, folded
-    worlds: Annotated[tuple[World, ...], _each(_world)]
+    worlds: Annotated[tuple[World, ...], _worlds]
     end: Annotated[tuple[int, int] | None, _end]  # epoch and position where the phase has ended before its plan
     position: Annotated[Position | None, _or_null(_position)]  # None between two epochs
     sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
@@ -139,9 +141,7 @@ class PhaseState:
     )
     drawn_digest: Annotated[bytes | None, _digest] = None  # of those, folded
     before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
-    ahead: Annotated[
-        tuple[Position, ...], _each(_position)
-    ] = ()  # in the epochs after that of `position`, if it is complete
+    ahead: Annotated[tuple[Position, ...], _positions] = ()  # in the epochs after that of `position`, if it is complete
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:

@@ -77,7 +77,7 @@ class Phases:
     @property
     def steps_so_far(self) -> int:
         """Steps of that phase, over all epochs."""
-        sampler, (epoch, reached, _) = self.samplers[self._first], self.reached
+        (epoch, reached, _), sampler = self.reached, self.samplers[self._first]
         return (epoch - 1) * sampler.part().steps + -(-reached // sampler.schedule.batch)
 
     @property
