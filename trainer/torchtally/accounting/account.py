@@ -181,7 +181,7 @@ class Account(Lifetime):
 
         Args:
             phase: A phase with a loader or a sampler.
-            epoch: Number of the epoch, from 1. None is the next one.
+            epoch: Number of the epoch, from 1, or None for the next one.
             batches: The phase's loader, or a DataLoader of your own with the phase's sampler.
 
         Raises:

@@ -336,9 +336,8 @@ class Counting:
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
         self.catch_up()
-        wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(
-            {phase for phase, epochs in self._phases.open.items() if epochs}
-        )
+        opened = {each.phase for each in self._phases.in_progress}
+        wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(opened)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self.gradients.settle(ends=True)
         self._guards.steps.keep_what_is_not_known()
@@ -361,10 +360,9 @@ class Counting:
         """
         self._note_steps()
         epochs = self._phases.open[phase]
-        had = len(epochs)
         if epochs and (last := epochs[-1]).weighed:
             again = not ends and last.untouched and not self.gradients.has_loss(last)
-            overdue = had if ends or not last.ended else epochs.overdue
+            overdue = len(epochs) if ends or not last.ended else epochs.overdue
             self._prove_decided(phase, overdue=overdue, again=again, ends=ends)
         else:
             for each in [*epochs]:
@@ -372,7 +370,7 @@ class Counting:
                     self._begin_again(each)
                 else:
                     self._close(each)
-        if had:
+        if epochs:
             self._progress.waiting[phase] = len(epochs)
 
     def finish(self, discarded: int) -> dict[str, Any] | None:
