@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from torchtally import events
 from torchtally.observed.judge import Observation
 from torchtally.proof.contract import Contract
 
@@ -65,15 +66,15 @@ class Attempt:
     """One start of a run. A number can be used again: an attempt that kept no checkpoint leaves it to the next."""
 
     number: int
-    began: int  # milliseconds since 1970, as in tally lines; 0 where no line tells
-    world: int | None
-    resumed: bool
-    checkpoint: str | None
-    epoch: int  # in progress when the attempt began
-    position: int  # samples of that epoch which all ranks together had consumed
-    discarded: int  # samples known to be lost with restarts, up to this attempt
-    first: float | None
-    last: float | None
+    began: int = 0  # milliseconds since 1970, as in tally lines; 0 where no line tells
+    world: int | None = None
+    resumed: bool = False
+    checkpoint: str | None = None
+    epoch: int = 1  # in progress when the attempt began
+    position: int = 0  # samples of that epoch which all ranks together had consumed
+    discarded: int = 0  # samples known to be lost with restarts, up to this attempt
+    first: float | None = None
+    last: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,51 +100,29 @@ class EpochProof:
     superseded: bool  # a later attempt went back before it, so it is not behind the final weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+@dataclass(frozen=True, kw_only=True)
+class Progress(events.Progress):
     """A report of a pod's first rank between two epochs' ends."""
 
     time: float
     pod: str
     attempt: int | None
-    phase: str
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    samples_per_second: float  # of all ranks
-    loss: float | None
-    seconds_left: float | None
-    timed_steps: int | None  # since the pod's last report; the next three are seconds of these steps
-    data_wait: float | None
-    compute: float | None
-    communication: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
+@dataclass(frozen=True, kw_only=True)
+class Straggler(events.Straggler):
     """A pod that is slower than the others, or with `slow` None the end of that."""
 
     time: float
     attempt: int | None
-    slow: str | None
-    slow_rank: int | None
-    loses_in: str | None  # data_wait, compute, or communication
-    seconds: float | None  # a step; in communication, of a message to rank 0 and back
-    others: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
+@dataclass(frozen=True, kw_only=True)
+class Epoch(events.Epoch):
     """The results of an epoch of a built-in task."""
 
     time: float
     attempt: int | None
-    epoch: int
-    loss: float | None
-    test_loss: float | None
-    test_accuracy: float
-    samples_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +133,9 @@ class Checkpoint:
     attempt: int | None
     epoch: int
     position: int
-    seconds: float | None
-    path: str | None
-    cause: str | None
+    seconds: float | None = None
+    path: str | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

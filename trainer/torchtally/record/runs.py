@@ -60,27 +60,10 @@ class RunLines:
             case events.Proved():
                 self._proved[source.attempt or 0, event.phase, event.epoch] = event.holds
             case events.Epoch():
-                self._epochs[source.attempt, event.epoch] = Epoch(
-                    time=time,
-                    attempt=source.attempt,
-                    epoch=event.epoch,
-                    loss=event.loss,
-                    test_loss=event.test_loss,
-                    test_accuracy=event.test_accuracy,
-                    samples_per_second=event.samples_per_second,
-                )
-            case events.Saved():
-                at = {"epoch": event.epoch, "position": event.position}
-                self._save(
-                    Checkpoint(
-                        time=time, attempt=source.attempt, **at, seconds=event.seconds, path=event.path, cause=None
-                    )
-                )
-            case events.SaveFailed():
-                at = {"epoch": event.epoch, "position": event.position}
-                self._save(
-                    Checkpoint(time=time, attempt=source.attempt, **at, seconds=None, path=None, cause=event.cause)
-                )
+                told = Epoch(time=time, attempt=source.attempt, **asdict(event))
+                self._epochs[source.attempt, event.epoch] = told
+            case events.Saved() | events.SaveFailed():
+                self._checkpoints.add(Checkpoint(time=time, attempt=source.attempt, **asdict(event)))
             case events.Stopped():
                 self._stopped = max(self._stopped, time)
             case events.Complete():
@@ -113,9 +96,6 @@ class RunLines:
             stragglers=tuple(self._stragglers.items),
         )
 
-    def _save(self, checkpoint: Checkpoint) -> None:
-        self._checkpoints.add(checkpoint)
-
     def _seen(self, time: float) -> None:
         """Rank 0 has reported at this time."""
         for at in reversed(range(len(self._attempts))):
@@ -135,8 +115,7 @@ class RunLines:
                 attempts[after[0]] = replace(attempts[after[0]], began=began)
             else:
                 first = began / 1000 or None
-                lone = replace(_UNTOLD, number=number, began=began, world=worlds[number, began], first=first)
-                attempts.append(lone)
+                attempts.append(Attempt(number=number, began=began, world=worlds[number, began], first=first))
         return sorted(attempts, key=lambda each: (each.number, each.began, each.first or 0.0))
 
     def _state(self, attempts: list[Attempt], ended: float, last: RunSummary | None) -> State:
@@ -187,20 +166,6 @@ def _repeated(lines: set[tuple[int, int, _Place]], attempts: list[Attempt]) -> d
     return repeated
 
 
-_UNTOLD = Attempt(
-    number=0,
-    began=0,
-    world=None,
-    resumed=False,
-    checkpoint=None,
-    epoch=1,
-    position=0,
-    discarded=0,
-    first=None,
-    last=None,
-)
-
-
 def _phases(firsts: Sequence[TallyLine], plan: Mapping[str, int]) -> Iterator[Phase]:
     """As the newest attempt states each, in the order of the plan."""
     newest = {line.phase: line for line in firsts}
@@ -218,14 +183,5 @@ def _phases(firsts: Sequence[TallyLine], plan: Mapping[str, int]) -> Iterator[Ph
 
 
 def _attempt(time: float, number: int, event: events.Begun | events.Resumed) -> Attempt:
-    known = replace(_UNTOLD, number=number, world=event.world, first=time, last=time)
-    if isinstance(event, events.Begun):
-        return known
-    return replace(
-        known,
-        resumed=True,
-        checkpoint=event.checkpoint,
-        epoch=event.epoch,
-        position=event.position,
-        discarded=event.discarded,
-    )
+    told = {name: value for name, value in asdict(event).items() if name != "task"}
+    return Attempt(number=number, resumed=isinstance(event, events.Resumed), first=time, last=time, **told)

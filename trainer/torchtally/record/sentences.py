@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 
 from torchtally import events
-from torchtally.record.model import Straggler
 
 _LOSES = {
     "data_wait": "its steps wait {} for data",
@@ -12,7 +11,7 @@ _LOSES = {
 }
 
 
-def of_straggler(straggler: Straggler | events.Straggler) -> str:
+def of_straggler(straggler: events.Straggler) -> str:
     """How a pod is slower than the others."""
     loses = _LOSES.get(straggler.loses_in or "", "its steps lose {}").format(duration(straggler.seconds or 0.0))
     return loses if straggler.others is None else f"{loses} (the others: {duration(straggler.others)})"
