@@ -59,11 +59,6 @@ def marks_of(tensors: list[Tensor | None]) -> tuple[tuple[int, int] | None, ...]
     return tuple([None if each is None else (id(each), each._version) for each in tensors])
 
 
-def in_backward() -> bool:
-    """Return whether this thread is in a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def captures() -> bool:
     """Whether a CUDA graph is being captured, in which no value can be read."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -242,34 +242,14 @@ def trusts_network(env: Mapping[str, str] = os.environ) -> bool:
     return value == "true"
 
 
-def metrics_address(env: Mapping[str, str] = os.environ) -> str | None:
-    """The address of a pod's metrics; None if it is not given."""
-    return env.get("TORCHTALLY_METRICS_ADDRESS") or None
+def variable(name: str, env: Mapping[str, str] = os.environ) -> str | None:
+    """The text of a variable; None if it is empty or not set."""
+    return env.get(name) or None
 
 
 def metrics_port(env: Mapping[str, str] = os.environ) -> int | None:
     """The port of a pod's metrics; None if they are not requested. Raises Refused."""
     return _number(env, "TORCHTALLY_METRICS_PORT", 1, 65535)
-
-
-def mlflow_experiment(env: Mapping[str, str] = os.environ) -> str | None:
-    """The experiment of MLflow in which the run is recorded; None if that is not requested."""
-    return env.get("TORCHTALLY_MLFLOW") or None
-
-
-def tensorboard_folder(env: Mapping[str, str] = os.environ) -> str | None:
-    """The folder or URL in which TensorBoard finds the run; None if that is not requested."""
-    return env.get("TORCHTALLY_TENSORBOARD") or None
-
-
-def image(env: Mapping[str, str] = os.environ) -> str | None:
-    """The image of the pods, as the chart names it; None if it is not known."""
-    return env.get("TORCHTALLY_IMAGE") or None
-
-
-def chart_version(env: Mapping[str, str] = os.environ) -> str | None:
-    """The version of the chart that has made the job; None without a chart."""
-    return env.get("TORCHTALLY_CHART") or None
 
 
 def progress_seconds(env: Mapping[str, str] = os.environ) -> float:
@@ -296,11 +276,6 @@ def preflight_mode(env: Mapping[str, str] = os.environ) -> Literal["report", "re
             return mode
         case other:
             raise Refused(f"TORCHTALLY_PREFLIGHT={other!r} must be report or refuse")
-
-
-def node_name(env: Mapping[str, str] = os.environ) -> str | None:
-    """The name of the pod's node; None if it is not given."""
-    return env.get("TORCHTALLY_NODE") or None
 
 
 def has_entry_point(env: Mapping[str, str] = os.environ) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchtally import events, exchange
 from torchtally.distributed import own_group
-from torchtally.environment import Process, node_name, preflight_mode
+from torchtally.environment import Process, preflight_mode, variable
 from torchtally.errors import Refused
 from torchtally.log import log
 
@@ -56,7 +56,7 @@ def run(process: Process, device: torch.device) -> None:
         return
     _done = True
     group = own_group.of_all()
-    places = exchange.all_gather([process.pod, node_name(), process.local_rank], group)
+    places = exchange.all_gather([process.pod, variable("TORCHTALLY_NODE"), process.local_rank], group)
     matrix = _matrix(device)
     latency, bandwidth = _all_reduce(device, None if device.type == "cuda" else group)
     firsts = [rank for rank, (_, _, local_rank) in enumerate(places) if local_rank == 0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from torchtally.environment import Process, metrics_port, mlflow_experiment, tensorboard_folder
+from torchtally.environment import Process, metrics_port, variable
 from torchtally.monitoring import mlflow_recorder, tensorboard
 from torchtally.monitoring.callback import Callback, Run
 from torchtally.monitoring.mlflow_recorder import Trained
@@ -25,7 +25,7 @@ class Requested:
     @classmethod
     def of(cls, experiment: str | None = None, folder: str | None = None) -> Self:
         """What the environment requests, and this experiment of MLflow and folder of TensorBoard. Raises Refused."""
-        experiment, folder = experiment or mlflow_experiment(), folder or tensorboard_folder()
+        experiment, folder = experiment or variable("TORCHTALLY_MLFLOW"), folder or variable("TORCHTALLY_TENSORBOARD")
         if experiment is not None:
             mlflow_recorder.check(experiment)
         if folder is not None:

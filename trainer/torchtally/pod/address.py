@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 
-from torchtally.environment import Job, job_host, metrics_address
+from torchtally.environment import Job, job_host, variable
 
 LOOPBACK = "127.0.0.1"
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -33,8 +33,8 @@ def keep_on_loopback(job: Job) -> None:
 
 def of_metrics() -> list[str]:
     """The addresses of a pod's metrics: those given, or loopback and, in a job of several hosts, the pod's own."""
-    if given := metrics_address():
-        return [given]
+    if chosen := variable("TORCHTALLY_METRICS_ADDRESS"):
+        return [chosen]
     host = job_host()
     if host is None or is_loopback(host):
         return [LOOPBACK]

@@ -5,8 +5,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchtally import environment
 from torchtally.atomic_file import clear, replace
+from torchtally.environment import variable
 from torchtally.errors import Refused
 from torchtally.proof import statement, table
 from torchtally.proof.line import to_text
@@ -44,8 +44,8 @@ def write(
         holds=not any(table.wrong(line) for line in every),
         data={phase: stated["data"] for phase, stated in last["phases"].items()},
         torchtally=version("torchtally"),
-        image=environment.image(),
-        chart=environment.chart_version(),
+        image=variable("TORCHTALLY_IMAGE"),
+        chart=variable("TORCHTALLY_CHART"),
         checkpoint=checkpoint[0] if checkpoint else None,
         training=training,
         epochs=epochs,
