@@ -75,8 +75,7 @@ def _mixture(line: Values, name: str) -> dict[str, Counts]:
 
 
 def _is_counts(source: Any, value: Any) -> bool:
-    named = isinstance(source, str) and source.strip() and source.isprintable()
-    return bool(named and are_in(value, range(1, interleaving.MOST + 1), range(1, HUGE), range(HUGE)))
+    return rules.is_text(source) and are_in(value, range(1, interleaving.MOST + 1), range(1, HUGE), range(HUGE))
 
 
 def _count(other: str) -> Rule:

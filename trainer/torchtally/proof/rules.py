@@ -45,24 +45,27 @@ class Values:
         raise self.bad(name, f"an integer from {low} to {high}")
 
 
-def text(line: Values, name: str) -> str:
-    """Text that a terminal can show."""
-    value = line.values.get(name)
-    if isinstance(value, str) and value.strip() and value.isprintable():
-        return value
-    raise line.bad(name, "printable text")
+def fitting(fits: Callable[[Any], object], allowed: str) -> Rule:
+    """A value that `fits`; `allowed` says which ones do."""
+
+    def rule(line: Values, name: str) -> Any:
+        value = line.values.get(name)
+        if name in line.values and fits(value):
+            return tuple(value) if isinstance(value, list) else value
+        raise line.bad(name, allowed)
+
+    return rule
 
 
-def texts(line: Values, name: str) -> tuple[str, ...]:
-    """A list of such texts."""
-    value = line.values.get(name)
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(each, str) and each.strip() and each.isprintable() for each in value)
-    ):
-        return tuple(value)
-    raise line.bad(name, "a list of printable texts")
+def is_text(value: Any) -> bool:
+    """Whether a value is text that a terminal can show."""
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+
+
+text = fitting(is_text, "printable text")
+texts = fitting(
+    lambda value: isinstance(value, list) and value and all(map(is_text, value)), "a list of printable texts"
+)
 
 
 def integer(low: int, high: int) -> Rule:
@@ -72,14 +75,7 @@ def integer(low: int, high: int) -> Rule:
 
 def choice(allowed: tuple[str, ...]) -> Rule:
     """One of these texts."""
-
-    def rule(line: Values, name: str) -> Any:
-        value = line.values.get(name)
-        if value in allowed:
-            return value
-        raise line.bad(name, " or ".join(allowed))
-
-    return rule
+    return fitting(allowed.__contains__, " or ".join(allowed))
 
 
 attempt = integer(0, HUGE)
@@ -97,12 +93,10 @@ def contract(line: Values, name: str) -> Any:
     return choice(OF_DRAWS if of_order == DRAWN else CONTRACTS)(line, name)
 
 
-def order(line: Values, name: str) -> str:
-    """The text of an order."""
-    value = line.values.get(name)
-    if isinstance(value, str) and parse(value):
-        return value
-    raise line.bad(name, f"{' or '.join(PLAIN)} or locality-1 with its window, lanes and fingerprint of sizes")
+order = fitting(
+    lambda value: isinstance(value, str) and parse(value),
+    f"{' or '.join(PLAIN)} or locality-1 with its window, lanes and fingerprint of sizes",
+)
 
 
 def shard_sizes(line: Values, name: str) -> ShardSizes:
@@ -122,7 +116,7 @@ def plan(line: Values, name: str) -> dict[str, int]:
     value = line.values.get(name)
     if not isinstance(value, dict) or not all(type(e) is int and 0 <= e <= MANY for e in value.values()):
         raise line.bad(name, f"an object that gives each phase its number of epochs, 0 to {MANY}")
-    if not all(phase.strip() and phase.isprintable() for phase in value):
+    if not all(map(is_text, value)):
         raise line.bad(name, "an object whose names are printable text")
     return value
 

@@ -107,11 +107,10 @@ def _worlds(line: Values, name: str) -> tuple[World, ...]:
     return worlds_in(line, name, max(line.values["plan"].values()), n)
 
 
-def _model(line: Values, name: str) -> str | None:
-    value = line.values.get(name)
-    if name in line.values and (value is None or (isinstance(value, str) and _MODEL.fullmatch(value))):
-        return value
-    raise line.bad(name, 'null, or "sha256:" and 64 hexadecimal digits')
+_model = rules.fitting(
+    lambda value: value is None or (isinstance(value, str) and _MODEL.fullmatch(value)),
+    'null, or "sha256:" and 64 hexadecimal digits',
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,34 +25,19 @@ _HEAD = 1 << 16  # bytes in which a file shows that it is a statement
 _MARKS = re.compile(rb'"_type"\s*:\s*"https://in-toto\.io/|"predicateType"\s*:|"dsseEnvelope"\s*:')
 
 
-def _true_or_false(line: Values, name: str) -> bool:
-    if isinstance(value := line.values.get(name), bool):
-        return value
-    raise line.bad(name, "true or false")
-
-
-def _hexadecimal(line: Values, name: str) -> str:
-    if isinstance(value := line.values.get(name), str) and _HEXADECIMAL.fullmatch(value):
-        return value
-    raise line.bad(name, "64 hexadecimal digits")
-
-
-def _object(line: Values, name: str) -> dict[str, Any]:
-    if isinstance(value := line.values.get(name), dict):
-        return value
-    raise line.bad(name, "an object")
+_true_or_false = rules.fitting(lambda value: isinstance(value, bool), "true or false")
+_hexadecimal = rules.fitting(
+    lambda value: isinstance(value, str) and _HEXADECIMAL.fullmatch(value), "64 hexadecimal digits"
+)
+_object = rules.fitting(lambda value: isinstance(value, dict), "an object")
+_objects = rules.fitting(
+    lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value), "a list of objects"
+)
 
 
 def _texts(line: Values, name: str) -> dict[str, str]:
     value = _object(line, name)
     return {each: rules.text(Values(value, f"predicate.{name}."), each) for each in value}
-
-
-def _objects(line: Values, name: str) -> tuple[dict[str, Any], ...]:
-    value = line.values.get(name)
-    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
-        return tuple(value)
-    raise line.bad(name, "a list of objects")
 
 
 def _lines(line: Values, name: str) -> tuple[str, ...]:
