@@ -66,7 +66,7 @@ class Checkpoints:
         account: The loop's account. Its `commit()` calls `after_commit()`.
         folder: A path that all pods share, or a URL of an object store.
         objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
-        every: Time between two checkpoints: a number of seconds, or text such as `"5m"`.
+        every: Seconds between two checkpoints.
         keep: Number of checkpoints that are kept.
 
     Attributes:
