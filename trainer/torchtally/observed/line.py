@@ -2,13 +2,14 @@
 
 import base64
 import binascii
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
 
 VERSION = 1
 _ENDS = ("whole", "left", "open")
 _MOST = 1 << 62
+Made = TypeVar("Made", "Process", "Loader", "Base", "Handed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Base:
 
     type: str
     length: int | None
-    attributes: str
+    attributes: str = ""
     rows: int = 0  # of its data, whose checksums are in that of its attributes
 
 
@@ -132,23 +133,15 @@ def parse(values: Any) -> Handed | Rest:
         newer = isinstance(version, int) and version > VERSION
         hint = ": use the verifier of the release that wrote it" if newer else ""
         raise ValueError(f"an observed line has version {version!r}, and this release reads version {VERSION}{hint}")
-    process = Process(
-        pod=_text(values, "pod"),
-        rank=_count(values, "rank"),
-        world=_count(values, "world"),
-        local=_optional(values, "local"),
-        grouped=values.get("grouped") is True,
-        groups=_groups(values.get("groups", [])),
-        began=_count(values, "began"),
-        pid=_count(values, "pid"),
-    )
+    groups = _groups(values.get("groups", []))
+    process = _made(Process, values, grouped=values.get("grouped") is True, groups=groups)
     if process.rank >= process.world:
         raise ValueError(f"an observed line has rank {process.rank} of {process.world}")
     if "off" in values:
         return Rest(process=process, text=_text(values, "off"), off=True)
     if "unseen" in values:
         return Rest(process=process, text=_text(values, "unseen"), unseen=True)
-    loader = _loader(_object(values, "loader"))
+    loader = _made(Loader, _object(values, "loader"))
     if "passes" in values:
         text = f"{loader.name}: {_count(values, 'passes')} more passes with {_count(values, 'samples')} samples"
         return Rest(process=process, text=text)
@@ -159,23 +152,18 @@ def _handed(values: Mapping[str, Any], process: Process, loader: Loader) -> Hand
     end = _text(values, "end")
     if end not in _ENDS:
         raise ValueError(f"an observed line has the end {end!r}, must be one of {', '.join(_ENDS)}")
-    base = _base(_object(values, "base")) if "base" in values else None
+    base = _made(Base, _object(values, "base")) if "base" in values else None
     count = _count(values, "samples")
     indexed = base is not None and "bits" in values
-    return Handed(
+    return _made(
+        Handed,
+        values,
         process=process,
         at=float(values.get("at", 0)),
         loader=loader,
         sampler=_object(values, "sampler"),
         number=_count(values, "pass"),
-        end=end,
-        batches=_count(values, "batches"),
-        of=_optional(values, "of"),
-        samples=count,
-        steps=_optional(values, "steps"),
         gradients=bool(values.get("gradients")),
-        resumed=_optional(values, "resumed") or 0,
-        beside=_optional(values, "beside") or 0,
         base=base,
         handed=_samples(values, count) if indexed else None,
         order=_text(values, "order") if indexed else None,
@@ -183,30 +171,17 @@ def _handed(values: Mapping[str, Any], process: Process, loader: Loader) -> Hand
         twice=_bits(values["twice"]) if "twice" in values else 0,
         holds=_held(_object(values, "holds")) if "holds" in values else None,
         contents={str(name): str(each) for name, each in _object(values, "contents", {}).items()},
-        rows=_optional(values, "rows"),
         keyed=values.get("keys") is True,
         smallest=_smallest(values.get("smallest", "")),
     )
 
 
-def _loader(values: Mapping[str, Any]) -> Loader:
-    return Loader(
-        place=None if values.get("place") is None else _text(values, "place"),
-        type=_text(values, "type"),
-        dataset=_text(values, "dataset"),
-        length=_optional(values, "length"),
-        batch=_optional(values, "batch"),
-        workers=_count(values, "workers"),
-    )
-
-
-def _base(values: Mapping[str, Any]) -> Base:
-    return Base(
-        type=_text(values, "type"),
-        length=_optional(values, "length"),
-        attributes=str(values.get("attributes", "")),
-        rows=_optional(values, "rows") or 0,
-    )
+def _made(kind: type[Made], values: Mapping[str, Any], **own: Any) -> Made:
+    """An object with its `own` fields; `values` have the others by their names, checked by their types."""
+    for each in fields(kind):
+        if each.name not in own and (each.name in values or each.default is MISSING):
+            own[each.name] = _READ[each.type](values, each.name)
+    return kind(**own)
 
 
 def _held(values: Mapping[str, Any]) -> Samples:
@@ -256,6 +231,10 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     return found
 
 
+def _name(values: Mapping[str, Any], name: str) -> str | None:
+    return None if values.get(name) is None else _text(values, name)
+
+
 def _count(values: Mapping[str, Any], name: str) -> int:
     found = values.get(name)
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < _MOST:
@@ -265,3 +244,11 @@ def _count(values: Mapping[str, Any], name: str) -> int:
 
 def _optional(values: Mapping[str, Any], name: str) -> int | None:
     return None if values.get(name) is None else _count(values, name)
+
+
+_READ: Mapping[Any, Callable[[Mapping[str, Any], str], Any]] = {
+    str: _text,
+    str | None: _name,
+    int: _count,
+    int | None: _optional,
+}
