@@ -3,7 +3,6 @@
 Each sample adds 1 to its own row of the parameter. At the end, each row is the number of epochs if none was lost.
 """
 
-import itertools
 import re
 from collections import UserDict
 from collections.abc import Callable
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accounts import assert_ends, in_turn
-from mixtures import Numbers
+import torch.distributed as dist
+from accounts import alone, run
 from torch import Tensor, nn
 from torch.utils import data
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from transformers import BatchEncoding
-from witness import Counts
 
 from torchtally import Account, Batch, each_row
 from torchtally.accounting.batches.step_loader import ByStep, StepLoader
@@ -28,6 +26,19 @@ from torchtally.errors import Refused, Unproven
 from torchtally.proof.contract import Contract
 
 EPOCHS = 2
+
+
+class Numbers(Dataset[int]):
+    """Samples that are their own index."""
+
+    def __init__(self, n: int):
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return index
 
 
 class Pairs(Numbers):
@@ -42,20 +53,42 @@ class Columns(Numbers):
         return torch.tensor(indices)
 
 
+class Counter:
+    """A model whose only parameter counts how often each sample was trained."""
+
+    def __init__(self, n: int):
+        self.rows = nn.Embedding(n, 1)
+        nn.init.zeros_(self.rows.weight)
+        self.optimizer = torch.optim.SGD(self.rows.parameters(), lr=1)
+
+    def step(self, indices: Any) -> None:
+        self.optimizer.zero_grad()
+        (-self.rows(torch.as_tensor(indices, dtype=torch.int64)).sum()).backward()
+        dist.all_reduce(self.rows.weight.grad)
+        self.optimizer.step()
+
+    @property
+    def counts(self) -> list[int]:
+        return self.rows.weight.detach().int().flatten().tolist()
+
+
 def trained(
     dataset: Any, size: int, collate: Any, read: Callable[[Any], Any], contract: Contract, options: dict[str, Any]
 ) -> list[int]:
-    counts = Counts(len(dataset))
+    counter = Counter(len(dataset))
     with Account(task="t", plan={"train": EPOCHS}) as account:
         source = account.loader(dataset, "train", batch_size=size, collate_fn=collate, contract=contract, **options)
         for epoch in range(1, EPOCHS + 1):
             for batch in account.epoch("train", epoch, source):
-                counts.step(read(batch.data))
+                counter.step(read(batch.data))
                 account.commit()
-    return counts.times
+    return counter.counts
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"num_workers": 2, "persistent_workers": True, "pin_memory": True}]
+def proved(world: int, n: int, *arguments: Any) -> None:
+    """The run ends with 0, and each sample was trained once in each epoch."""
+    for each in run(world, trained, *arguments):
+        assert (each["code"], each["result"]) == (0, [EPOCHS] * n), each["err"]
 
 
 # A collate_fn that says nothing of its samples.
@@ -117,20 +150,18 @@ UNTOLD = [
 ]
 
 
-def test_a_collate_fn_that_does_not_tell_is_refused_at_the_first_batch(subtests: pytest.Subtests) -> None:
-    without_warnings = ({}, {"num_workers": 2})  # of torch, for memory that cannot be pinned
-    cases = [(*each, options) for each, options in itertools.product(UNTOLD, without_warnings)]
-    of_each = in_turn(
-        1, ((trained, Numbers(96), size, collate, read, "exact", options) for collate, size, read, _, options in cases)
-    )
-    for (collate, _, _, sentence, options), [found] in zip(cases, of_each, strict=True):
-        with subtests.test(f"{sentence} {options}"):
-            assert found["code"] == 2, found["result"]
-            first, second = found["err"].splitlines()
-            assert first.endswith("the ranks compared only its length")
-            assert f"the collate_fn {sentence}" in second
-            assert "torchtally.Batch(indices, data)" in second
-            assert f"torchtally.each_row({collate.__name__})" in second
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("collate", "size", "read", "sentence"), UNTOLD)
+def test_a_collate_fn_that_does_not_tell_is_refused_at_the_first_batch(
+    collate: Any, size: int, read: Any, sentence: str, workers: int
+) -> None:
+    found = alone(trained, Numbers(96), size, collate, read, "exact", {"num_workers": workers})
+    assert found["code"] == 2, found["result"]
+    assert f"the collate_fn {sentence}" in found["err"]
+    assert "torchtally.Batch(indices, data)" in found["err"]
+    assert f"torchtally.each_row({collate.__name__})" in found["err"]
+    assert found["err"].splitlines()[0].endswith("the ranks compared only its length")
+    assert found["err"].count("\n") == 2
 
 
 # A collate_fn whose batches show how many samples they have.
@@ -196,6 +227,14 @@ SHOWN: list[tuple[Any, Any, Callable[[Any], Any]]] = [
     (Rows, of_graphs, read_index),
     (Rows, that_pops, read_index),
 ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("dataset", "collate", "read"), SHOWN)
+def test_a_batch_that_shows_its_samples_counts_in_an_empty_batch_as_well(
+    dataset: Any, collate: Any, read: Any, workers: int
+) -> None:
+    proved(2, 9, dataset(9), 2, collate, read, "exact", {"num_workers": workers})
 
 
 def batches_of(dataset: Any, size: int, collate: Any) -> list[Any]:
@@ -361,6 +400,29 @@ class Named(Numbers):
         return {"name": str(index)}
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True, "pin_memory": True}], ids=str)
+@pytest.mark.parametrize(
+    ("dataset", "collate", "read"),
+    [
+        (Numbers(9), None, itself),
+        (Numbers(9), default_collate, itself),
+        (Numbers(9), each_row(default_collate), itself),
+        (Named(9), None, read_strings),
+        (Numbers(9), each_row(as_dict), read_index),
+        (Numbers(9), each_row(as_user_dict), read_index),
+        (Numbers(9), each_row(as_encoding), read_index),
+        (Numbers(9), each_row(as_data), read_data),
+        (Numbers(9), each_row(as_tuple), read_second),
+        (Columns(9), each_row(itself), itself),
+    ],
+)
+def test_a_row_of_each_sample_counts_in_an_empty_batch_as_well(
+    dataset: Any, collate: Any, read: Any, options: dict[str, Any]
+) -> None:
+    """9 samples over two ranks, two in a step: in the last step, one rank has a sample and the other has none."""
+    proved(2, 9, dataset, 2, collate, read, "exact", options)
+
+
 def dropping(samples: list[int]) -> Any:
     return as_dict([each for each in samples if each != 4])
 
@@ -377,24 +439,27 @@ def constant(samples: list[int]) -> Any:
     return {"count": torch.tensor(7), "names": ["a"] * len(samples)}
 
 
-def test_a_row_of_each_sample_is_a_promise_whose_sizes_are_checked(subtests: pytest.Subtests) -> None:
-    cases = [
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("collate", "code", "sentence"),
+    [
         (dropping, 3, "made parts of 6 rows, and not one row of each"),
         (repeating, 3, "made parts of 8 rows, and not one row of each"),
         (uneven, 3, "made parts of 1, 7 rows, and not one row of each"),
         (constant, 2, "the collate_fn constant in each_row returned a dict without a tensor or an array"),
         (Opaque, 2, "the collate_fn Opaque in each_row returned an Opaque without"),
-    ]
-    each = [(*case, options) for case, options in itertools.product(cases, OPTIONS)]
-    of_each = in_turn(1, ((trained, Numbers(49), 7, each_row(case[0]), read_index, "exact", case[-1]) for case in each))
-    for (collate, code, sentence, options), [found] in zip(each, of_each, strict=True):
-        with subtests.test(f"{sentence} {options}"):
-            assert found["code"] == code
-            assert sentence in found["err"]
-            assert "torchtally.Batch(indices, data)" in found["err"]
-            assert "Traceback" not in found["err"]
-            if collate in (dropping, repeating):
-                assert "4" in re.split("[ ,]+", found["err"].partition("7 samples ")[2])
+    ],
+)
+def test_a_row_of_each_sample_is_a_promise_whose_sizes_are_checked(
+    collate: Any, code: int, sentence: str, workers: int
+) -> None:
+    found = alone(trained, Numbers(49), 7, each_row(collate), read_index, "exact", {"num_workers": workers})
+    assert found["code"] == code
+    assert sentence in found["err"]
+    assert "torchtally.Batch(indices, data)" in found["err"]
+    assert "Traceback" not in found["err"]
+    if collate in (dropping, repeating):
+        assert "4" in re.split("[ ,]+", found["err"].partition("7 samples ")[2])
 
 
 # A collate_fn that names its samples.
@@ -410,33 +475,10 @@ def naming_a_tensor(samples: Any) -> Batch:
     return Batch(torch.tensor(samples.indices), as_dict(samples))
 
 
-COUNTED: list[tuple[Any, Any, Callable[[Any], Any]]] = [
-    *((dataset(9), collate, read) for dataset, collate, read in SHOWN),
-    (Numbers(9), None, itself),
-    (Numbers(9), default_collate, itself),
-    (Numbers(9), each_row(default_collate), itself),
-    (Named(9), None, read_strings),
-    (Numbers(9), each_row(as_dict), read_index),
-    (Numbers(9), each_row(as_user_dict), read_index),
-    (Numbers(9), each_row(as_encoding), read_index),
-    (Numbers(9), each_row(as_data), read_data),
-    (Numbers(9), each_row(as_tuple), read_second),
-    (Columns(9), each_row(itself), itself),
-    (Numbers(9), packing, read_index),
-    (Numbers(9), naming_a_tensor, read_index),
-]
-
-
-def test_each_sample_counts_in_an_empty_batch_as_well(subtests: pytest.Subtests) -> None:
-    """9 samples over two ranks, two in a step: in the last step, one rank has a sample and the other has none."""
-    cases = [(*each, options) for each, options in itertools.product(COUNTED, OPTIONS)]
-    of_each = in_turn(
-        2, ((trained, dataset, 2, collate, read, "exact", options) for dataset, collate, read, options in cases)
-    )
-    for (dataset, collate, _, options), found in zip(cases, of_each, strict=True):
-        with subtests.test(f"{type(dataset).__name__} {collate} {options}"):
-            for each in found:
-                assert (each["code"], each["result"]) == (0, [EPOCHS] * 9), each["err"]
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [packing, naming_a_tensor])
+def test_a_batch_that_names_its_samples_counts_in_an_empty_batch_as_well(collate: Any, workers: int) -> None:
+    proved(2, 9, Numbers(9), 2, collate, read_index, "exact", {"num_workers": workers})
 
 
 def fewer(samples: Any) -> Batch:
@@ -458,6 +500,13 @@ def repeated(samples: Any) -> Batch:
 def foreign(samples: Any) -> Batch:
     named = [index - (index == 4) for index in samples.indices]
     return Batch(torch.tensor(named), as_dict(named))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [fewer, fewer_in_place, repeated, foreign])
+def test_a_batch_that_names_other_samples_than_the_steps_is_not_proved(collate: Any, workers: int) -> None:
+    found = alone(trained, Numbers(49), 7, collate, read_index, "exact", {"num_workers": workers})
+    assert found["code"] == 3
 
 
 @pytest.mark.parametrize("indices", [[0.0, 1.0], [True, False], [[0, 1]], ["0", "1"], None, torch.zeros(2)], ids=str)
@@ -489,19 +538,14 @@ class ShortInPlace(Numbers):
         return list(indices)
 
 
-SHORT = [(Short(9), None), (ShortTuple(9), None), (Short(9), naming_a_tensor), (ShortInPlace(9), None)]
-
-
-def test_other_samples_than_those_of_the_step_are_not_proved(subtests: pytest.Subtests) -> None:
-    """As a collate_fn names them, or as a dataset returns them."""
-    named = itertools.product((fewer, fewer_in_place, repeated, foreign), OPTIONS)
-    cases: list[Any] = [((trained, Numbers(49), 7, each, read_index, "exact", how), 3, "") for each, how in named]
-    returned = "the dataset's __getitems__ returned 8"
-    assert_ends(
-        subtests,
-        1,
-        [*cases, *(((trained, dataset, 9, each, itself, "exact", {}), 3, returned) for dataset, each in SHORT)],
-    )
+@pytest.mark.parametrize(
+    ("dataset", "collate"),
+    [(Short(9), None), (ShortTuple(9), None), (Short(9), naming_a_tensor), (ShortInPlace(9), None)],
+)
+def test_samples_that_a_dataset_leaves_out_are_missed(dataset: Any, collate: Any) -> None:
+    found = alone(trained, dataset, 9, collate, itself, "exact", {})
+    assert found["code"] == 3
+    assert "the dataset's __getitems__ returned 8" in found["err"]
 
 
 def test_what_is_fetched_at_once_stays_together() -> None:
@@ -601,35 +645,34 @@ OWN = {
 
 
 def by_own_loader(kind: str) -> list[int]:
-    counts = Counts(8)
+    counter = Counter(8)
     with Account(task="t", plan={"train": EPOCHS}) as account:
         sampler = account.sampler("train", 8, batch_size=4, shuffle=False)
         for epoch in range(1, EPOCHS + 1):
             for batch in account.epoch("train", epoch, OWN[kind](sampler)):
-                counts.step(batch.data["index"])
+                counter.step(batch.data["index"])
                 account.commit()
-    return counts.times
+    return counter.counts
 
 
-OWN_ENDS = [
-    ("untold", 2, "train epoch 1, step 1 of 2: the collate_fn keeps_indices returned a tuple"),
-    ("promised", 3, "made parts of 2 rows, and not one row of each"),
-    ("ready", 2, "the batches of a DataLoader without batch_size must be torchtally.Batch(indices, data)"),
-    ("driven", 2, "the batches of a generator must be torchtally.Batch(indices, data)"),
-    ("names less", 3, ""),
-    ("each row", 0, ""),
-    ("names", 0, ""),
-    ("ready and names", 0, ""),
-    ("driven and names", 0, ""),
-]
-
-
-def test_a_loader_of_ones_own_tells_as_well(subtests: pytest.Subtests) -> None:
-    of_each = in_turn(1, ((by_own_loader, kind) for kind, *_ in OWN_ENDS))
-    for (kind, code, sentence), [found] in zip(OWN_ENDS, of_each, strict=True):
-        with subtests.test(kind):
-            assert (found["code"], found["result"]) == (code, None if code else [EPOCHS] * 8), found["err"]
-            assert sentence in found["err"]
+@pytest.mark.parametrize(
+    ("kind", "code", "sentence"),
+    [
+        ("untold", 2, "train epoch 1, step 1 of 2: the collate_fn keeps_indices returned a tuple"),
+        ("promised", 3, "made parts of 2 rows, and not one row of each"),
+        ("ready", 2, "the batches of a DataLoader without batch_size must be torchtally.Batch(indices, data)"),
+        ("driven", 2, "the batches of a generator must be torchtally.Batch(indices, data)"),
+        ("names less", 3, ""),
+        ("each row", 0, ""),
+        ("names", 0, ""),
+        ("ready and names", 0, ""),
+        ("driven and names", 0, ""),
+    ],
+)
+def test_a_loader_of_ones_own_tells_as_well(kind: str, code: int, sentence: str) -> None:
+    found = alone(by_own_loader, kind)
+    assert (found["code"], found["result"]) == (code, None if code else [EPOCHS] * 8), found["err"]
+    assert sentence in found["err"]
 
 
 # An answer is that to a request.
