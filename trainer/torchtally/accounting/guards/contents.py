@@ -113,7 +113,7 @@ def _leaves(sample: Any) -> Iterator[Any]:
     """What is in a sample, in its order: an image can be another one in each read, while its label stays."""
     if not (inner := parts(sample)):
         yield sample
-    for each in inner:
+    for each in inner.values():
         yield from _leaves(each)
 
 
