@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,7 +55,7 @@ class _Training:
 
     def __init__(self) -> None:
         # As lists of numbers: the time that a worker's tensors take varies by more than what is looked for.
-        self._samples = [(float(each), each % 10) for each in range(_BATCH * _STEPS)]
+        self._samples: Any = [(float(each), each % 10) for each in range(_BATCH * _STEPS)]
         self._inputs, self._labels = torch.randn(_BATCH, 16), torch.randint(10, (_BATCH,))
         self._model = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
         self._optimizer = torch.optim.SGD(self._model.parameters(), 0.01)
