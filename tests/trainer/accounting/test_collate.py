@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from accounts import alone, run
+from mixtures import Numbers
 from torch import Tensor, nn
 from torch.utils import data
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from transformers import BatchEncoding
+from witness import Counts
 
 from torchtally import Account, Batch, each_row
 from torchtally.accounting.batches.step_loader import ByStep, StepLoader
@@ -26,19 +27,6 @@ from torchtally.errors import Refused, Unproven
 from torchtally.proof.contract import Contract
 
 EPOCHS = 2
-
-
-class Numbers(Dataset[int]):
-    """Samples that are their own index."""
-
-    def __init__(self, n: int):
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> Any:
-        return index
 
 
 class Pairs(Numbers):
@@ -53,36 +41,17 @@ class Columns(Numbers):
         return torch.tensor(indices)
 
 
-class Counter:
-    """A model whose only parameter counts how often each sample was trained."""
-
-    def __init__(self, n: int):
-        self.rows = nn.Embedding(n, 1)
-        nn.init.zeros_(self.rows.weight)
-        self.optimizer = torch.optim.SGD(self.rows.parameters(), lr=1)
-
-    def step(self, indices: Any) -> None:
-        self.optimizer.zero_grad()
-        (-self.rows(torch.as_tensor(indices, dtype=torch.int64)).sum()).backward()
-        dist.all_reduce(self.rows.weight.grad)
-        self.optimizer.step()
-
-    @property
-    def counts(self) -> list[int]:
-        return self.rows.weight.detach().int().flatten().tolist()
-
-
 def trained(
     dataset: Any, size: int, collate: Any, read: Callable[[Any], Any], contract: Contract, options: dict[str, Any]
 ) -> list[int]:
-    counter = Counter(len(dataset))
+    counts = Counts(len(dataset))
     with Account(task="t", plan={"train": EPOCHS}) as account:
         source = account.loader(dataset, "train", batch_size=size, collate_fn=collate, contract=contract, **options)
         for epoch in range(1, EPOCHS + 1):
             for batch in account.epoch("train", epoch, source):
-                counter.step(read(batch.data))
+                counts.step(read(batch.data))
                 account.commit()
-    return counter.counts
+    return counts.times
 
 
 def proved(world: int, n: int, *arguments: Any) -> None:
@@ -645,14 +614,14 @@ OWN = {
 
 
 def by_own_loader(kind: str) -> list[int]:
-    counter = Counter(8)
+    counts = Counts(8)
     with Account(task="t", plan={"train": EPOCHS}) as account:
         sampler = account.sampler("train", 8, batch_size=4, shuffle=False)
         for epoch in range(1, EPOCHS + 1):
             for batch in account.epoch("train", epoch, OWN[kind](sampler)):
-                counter.step(batch.data["index"])
+                counts.step(batch.data["index"])
                 account.commit()
-    return counter.counts
+    return counts.times
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,19 @@ def place(position: Position, shard: Shard, batch: int) -> tuple[int, int]:
 
 def problem(name: str, position: Position, shard: Shard, batch: int) -> str | None:
     """Why an epoch cannot go on at this position with the ranks and batches of today."""
-    instead = f"go on with {position.world} ranks, or from a state between two epochs"
     if position.drawn is not None:
         if position.consumed and position.world != shard.world:
-            why = f"its own sampler has shared out this epoch over {position.world} ranks"
-            return f"{name}: {why}, and {shard.world} cannot go on within it: {instead}"
+            return (
+                f"{name}: its own sampler has shared out this epoch over {position.world} ranks, and {shard.world} "
+                f"cannot go on within it: go on with {position.world} ranks, or from a state between two epochs"
+            )
     elif _consumed(position, shard) > shard.n and not _is_shared_out(position, shard.world, batch):
-        why = f"the last step of {position.world} ranks has repeated samples, as the contract {shard.contract} has it"
-        return f"{name}: {why}, which other ranks or batches do not count: {instead}"
+        same = f"with {position.world} ranks and {position.batch} samples a step in all, or "
+        return (
+            f"{name}: the last step of the epoch has repeated samples, as its contract is {shard.contract}, and only "
+            f"the ranks that made it can count these: go on {'' if position.dropped else same}from a state between two "
+            "epochs"
+        )
     return None
 
 

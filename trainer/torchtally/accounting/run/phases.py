@@ -364,9 +364,7 @@ class Phases:
 
     def _shard(self, phase: str, epoch: int) -> Shard:
         """The whole of an epoch, over the ranks of today."""
-        sampler = self.samplers[phase]
-        end = self._progress.end(phase, epoch)
-        return Shard(n=sampler.n, rank=0, world=sampler.world, contract=sampler.contract, end=end)
+        return self.samplers[phase].part(end=self._progress.end(phase, epoch)).shard
 
     def _problem(self, phase: str, epoch: int, batches: Iterable[Any]) -> str | None:
         """Why an epoch cannot begin with these batches."""
