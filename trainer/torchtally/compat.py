@@ -8,6 +8,7 @@ import ctypes
 import importlib
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.rpc import TensorPipeRpcBackendOptions
 
 PRIVATE = (
+    "torch:Tensor._backward_hooks",
     "torch._C:_current_graph_task_id",
     "torch._dynamo",
     "torch.autograd:Variable._execution_engine.queue_callback",
@@ -47,6 +49,17 @@ def default_store() -> Store:
 def after_backward(function: Callable[[], None]) -> None:
     """Call `function` at the end of the backward pass in progress, before what is queued later."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def hook(tensor: Tensor, function: Callable[[Tensor], Tensor | None]) -> None:
+    """Register a hook as `tensor.register_hook(function)`, once, without a handle: that takes a third of its time."""
+    if type(tensor) is not Tensor or tensor.grad_fn is None or torch.compiler.is_compiling():
+        tensor.register_hook(function)
+        return
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
+        tensor.grad_fn._register_hook_dict(tensor)
+    tensor._backward_hooks[id(function)] = function
 
 
 def backward_number() -> int:

@@ -126,7 +126,7 @@ def test_the_batch_of_a_rank_that_has_nothing_left(sample: Any, collate: Any, em
     assert sampler.idle
     first, last = StepLoader([sample] * 3, sampler, collate)
     for batch in (first, last):
-        assert batch.indices.dtype == torch.int64
+        assert batch.batch.indices.dtype == torch.int64
     assert (len(first.indices), len(last.indices)) == (1, 0)
     same(last.data, empty)
 

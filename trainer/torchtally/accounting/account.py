@@ -6,6 +6,7 @@ batch counts when the loop asks for the next one. What was handed out and does n
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,8 @@ class Account(Lifetime):
             Unproven: Samples were lost or doubled. All ranks raise it. Or a batch has other samples than its step.
             Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
-        with self._counting.final:
-            yield from self._counting.loop(phase, epoch, batches.given if isinstance(batches, Loader) else batches)
+        for each in self._counting.loop(phase, epoch, batches.given if isinstance(batches, Loader) else batches):
+            yield each.batch
 
     def optimizer(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
         """Count the batches whose gradients the steps of this optimizer use: call it before the first batch.
@@ -359,7 +360,8 @@ class Account(Lifetime):
         with self._counting.final:
             self._phases.check_declared(phase)
         given = batches.given if isinstance(batches, Loader) else batches
-        self._driven.append(Loader(self, phase, given, self._phases.training[phase]))
+        handed = partial(self._counting.loop, phase, None, given)
+        self._driven.append(Loader(self, phase, given, handed, self._phases.training[phase]))
         return self._driven[-1]
 
     @property

@@ -1,11 +1,11 @@
 """The loader of a phase: what any DataLoader yields, one epoch after another."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.step_loader import StepLoader
+from torchtally.accounting.batches.step_loader import StepLoader, Taken
+from torchtally.accounting.ledger.handed import Handed
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Refused
 
@@ -43,13 +43,21 @@ class Loader:
         all_taken: Whether the batch that was taken last is the last of its epoch.
 
     Args:
+        handed: Begins the next epoch, and yields its batches.
         trains: Whether the samples go into the weights. Otherwise, an epoch that is left at its last batch is held, to
             count that batch.
     """
 
-    def __init__(self, account: "Account", phase: str, given: Iterable[Any], trains: bool):
-        self.account, self.phase, self.given, self._trains = account, phase, given, trains
-        self._batches: Iterator[Batch] = iter(())
+    def __init__(
+        self,
+        account: "Account",
+        phase: str,
+        given: Iterable[Any],
+        handed: Callable[[], Iterator[Handed | Taken]],
+        trains: bool,
+    ):
+        self.account, self.phase, self.given, self._handed, self._trains = account, phase, given, handed, trains
+        self._batches: Iterator[Handed | Taken] = iter(())
         self.all_taken = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -57,12 +65,12 @@ class Loader:
 
     def _data(self) -> Iterator[Any]:
         self.end()
-        batches = self.account.epoch(self.phase, None, self)
+        batches = self._handed()
         if not self._trains:
             self._batches = batches
-        for batch in batches:
-            self.all_taken = batch.step == batch.steps
-            yield batch.data
+        for each in batches:
+            self.all_taken = each.is_last
+            yield each.data
 
     def __len__(self) -> int:
         return self.account.samplers[self.phase].part().steps

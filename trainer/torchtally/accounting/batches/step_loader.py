@@ -4,7 +4,7 @@ import inspect
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ from torchtally.accounting.batches.sizes import copied
 from torchtally.accounting.data.facts import changed_length
 from torchtally.accounting.data.inner import fetched
 from torchtally.accounting.order import randomness
-from torchtally.accounting.order.drawn import AnySampler
+from torchtally.accounting.order.drawn import AnySampler, Draw
 from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
 
@@ -50,8 +51,36 @@ _INSTEAD = {
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
+_NOTHING: Mapping[int, str] = {}
 # Its number, the seed of what the dataset draws, the indices of its step, and where to begin with a filler if need be.
 Request = tuple[int, int, list[int], int | None]
+
+
+class Taken(NamedTuple):
+    """A batch as a loader has it.
+
+    Attributes:
+        indices: Its samples, int64 (samples,).
+        data: What the collate_fn has made of them.
+        dropped: Samples that the collate_fn has left out, with the reasons.
+        asked: The samples of its step, which are the same object as `indices` where nothing else was said; None if the
+            loader does not know the steps.
+    """
+
+    indices: Indices
+    data: Any
+    dropped: Mapping[int, str] = _NOTHING
+    asked: Indices | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last one of an epoch: that is known once it is counted."""
+        return False
+
+    @property
+    def batch(self) -> Batch:
+        """It for a loop that takes it with its indices."""
+        return Batch(torch.from_numpy(self.indices), self.data, dropped=self.dropped)
 
 
 class ByStep(data.Dataset[Any]):
@@ -169,17 +198,18 @@ class Requests(data.Sampler[Request]):
 
     def __init__(self, sampler: AnySampler):
         self.sampler = sampler
+        self.schedule: Schedule | Draw | None = None
         self.asked: deque[Asked] = deque()
         self.fills = False
 
     def __iter__(self) -> Iterator[Request]:
         self.asked = deque()
-        return self._made(self.asked)
+        return self._made(self.asked, self.schedule or self.sampler.schedule)
 
-    def _made(self, asked: deque[Asked]) -> Iterator[Request]:
-        seed = _seed(self.sampler)
+    def _made(self, asked: deque[Asked], schedule: Schedule | Draw) -> Iterator[Request]:
+        seed = randomness.mixed(self.sampler.seed, schedule.shard.epoch)
         filler = self.sampler.filler if self.fills else None
-        for number, step in enumerate(self.sampler.schedule.arrays(), self.sampler.schedule.skip):
+        for number, step in enumerate(schedule.arrays(), schedule.skip):
             asked.append((number, step))
             indices = step.tolist()
             salt = self.sampler.salt(number, indices)
@@ -191,7 +221,7 @@ class Requests(data.Sampler[Request]):
 
 
 class StepLoader(data.DataLoader[Any]):
-    """A DataLoader of a sampler's steps, whose items are a Batch each.
+    """A DataLoader of a sampler's steps, whose items are `Taken`.
 
     The indices do not travel through the workers, which would need shared memory for each batch. This process knows
     which it asked for, and each answer carries the mark of its request: for a map-style dataset the request's number,
@@ -199,10 +229,12 @@ class StepLoader(data.DataLoader[Any]):
     those of the step, by the word of the collate_fn or of the stream, come with their indices.
 
     Attributes:
+        schedule: The steps of the next iteration (default: those that the sampler has chosen).
         fills: Whether a rank that has no sample in a step, as none is left or all are dropped, receives a filler, a
             sample that is none of the step's, in place of an empty batch: `Account.weigh` multiplies its loss with 0.
     """
 
+    schedule: Schedule | Draw | None = None
     fills = False
 
     def __init__(self, dataset: Any, sampler: AnySampler, collate_fn: Collate | None = None, **options: Any):
@@ -225,20 +257,17 @@ class StepLoader(data.DataLoader[Any]):
         by_step: Any = self.dataset
         return by_step.dataset
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        requests, answers = self.sampler, super().__iter__
+    def __iter__(self) -> Iterator[Taken]:  # type: ignore[override]
+        requests, answers, schedule = self.sampler, super().__iter__, self.schedule or self._sampler_of_steps.schedule
         if not isinstance(requests, Requests):
             stream: Any = self.dataset
             stream.fills.fill_(self.fills)
-            return _batches(answers(), self._steps())
-        requests.fills = self.fills
+            return _answered(answers(), ((_mark(step.tolist()), step) for step in schedule.arrays()))
+        requests.schedule, requests.fills = schedule, self.fills
         if not self.num_workers and not self.pin_memory:
             # DataLoader's own loop would take a third of a small step, most of it for the profiler.
-            return _batches(map(self.dataset.__getitem__, requests), _taken(requests.asked))
-        return _batches(answers(), _taken(requests.asked))
-
-    def _steps(self) -> Iterator[Asked]:
-        return ((_mark(step.tolist()), step) for step in self._sampler_of_steps.schedule.arrays())
+            return _answered(map(self.dataset.__getitem__, requests), _first(requests.asked))
+        return _answered(answers(), _first(requests.asked))
 
 
 def options_problem(options: Mapping[str, Any]) -> str | None:
@@ -260,13 +289,15 @@ def dataset_problem(dataset: Any) -> str | None:
     return f"a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}{advice}"
 
 
-def checked(taken: Any, batches: Any, where: str) -> Batch:
-    """Return an item of any other loader as a Batch. Raises Refused and Unproven if its samples are not known."""
+def checked(taken: Any, batches: Any, where: str) -> Taken:
+    """Return an item of any loader as Taken. Raises Refused and Unproven if its samples are not known."""
+    if isinstance(taken, Taken):
+        return taken
     if isinstance(taken, Batch):
         array = whole(taken.indices)
         if array is None:
             raise Refused(f"{where}: the indices of a Batch must be a list of integers")
-        return taken._replace(indices=torch.from_numpy(array))
+        return Taken(array, taken.data, taken.dropped)
     # Without a batch_sampler, the batches are made by the dataset, or by what drives the loader.
     own = isinstance(batches, data.DataLoader)
     if not own or batches.batch_sampler is None:
@@ -277,26 +308,26 @@ def checked(taken: Any, batches: Any, where: str) -> Batch:
     indices = taken[0] if isinstance(taken, list | tuple) and len(taken) == 2 else None
     if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.ndim != 1:
         raise Refused(f"{where}: the loader's batches must be pairs of indices and data, as account.loader makes them")
-    batch = Batch(indices, taken[1])
-    if problem := wrong_sizes(batches.collate_fn, batch.data, indices.tolist()):
+    if problem := wrong_sizes(batches.collate_fn, taken[1], indices.tolist()):
         raise type(problem)(f"{where}: {problem}")
-    return batch
+    return Taken(indices.numpy(), taken[1])
 
 
-def _batches(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Batch]:
+def _answered(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Taken]:
     for mark, made in answers:
         asked = next(requests, None)
         if asked is None or mark != asked[0]:
             raise Unproven("the loader's batches came in another order than that of its steps")
         if isinstance(made, Ending):
             raise made
+        step = asked[1]
         if isinstance(made, Batch):
-            yield made._replace(indices=torch.from_numpy(made.indices))
+            yield Taken(made.indices, made.data, made.dropped, step)  # type: ignore[arg-type]  # an array
         else:
-            yield Batch(torch.from_numpy(asked[1]), made)
+            yield Taken(step, made, _NOTHING, step)
 
 
-def _taken(asked: deque[Asked]) -> Iterator[Asked]:
+def _first(asked: deque[Asked]) -> Iterator[Asked]:
     while asked:
         yield asked.popleft()
 

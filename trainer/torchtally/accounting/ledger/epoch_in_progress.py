@@ -4,12 +4,13 @@ from collections import Counter, deque
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.batches.step_loader import Taken
 from torchtally.accounting.ledger import drops as dropping
 from torchtally.accounting.ledger.drops import Drops
+from torchtally.accounting.ledger.handed import Handed
 from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
 from torchtally.accounting.order.drawn import Draw
@@ -48,11 +49,10 @@ class EpochInProgress:
         self.tally, self.drops, self.trains = tally, drops, trains
         self.schedule, self._expected = schedule, schedule.arrays()
         self.total = schedule.steps  # those that were skipped included
-        self.phase = tally.phase.name
+        self.phase, self._world = tally.phase.name, schedule.shard.world
         self.handed = self.counted = schedule.skip
-        self._pending: deque[tuple[Tensor, Indices | None]] = (
-            deque()
-        )  # indices, and those dropped, of the batches that are handed out and do not count yet
+        # Indices, and those dropped, of the batches that are handed out and do not count yet.
+        self._pending: deque[tuple[Indices | Tensor, Indices | None]] = deque()
         self._skipped: set[int] = set()  # steps of these, by the program
         self.weighed = False  # whether the steps of named optimizers count its batches
         self.stopped = False  # by the program, before the last step
@@ -128,31 +128,37 @@ class EpochInProgress:
         """The step for a sentence."""
         return f"{self.name}, step {step} of {self.total}"
 
-    def hand_out(self, batch: Batch) -> Batch:
+    def hand_out(self, taken: Taken) -> Handed:
         """Return the batch as the loop receives it. Raises Unproven unless its samples are those of the step."""
-        step = self.handed + 1
-        taken, expected, dropped = batch.indices.numpy(), next(self._expected), None
-        if batch.dropped:
-            dropping.check(batch.dropped, self.where(step))
-            left_out = np.isin(expected, [*batch.dropped])
-            if foreign := sorted({*batch.dropped} - {*expected.tolist()}):
-                raise Unproven(f"{self.where(step)} is not proved: the batch drops {_shown(foreign)}, not of this step")
+        indices, data, reasons, asked = taken
+        dropped = None if indices is asked else self._left_out(taken)
+        rows = self.take(indices, dropped)
+        if dropped is not None and self.drops:
+            self.drops.say(self.where(self.handed), reasons)
+            if self.trains:
+                self.drops.post(self.handed, self.tally.digest_of(dropped))
+        return Handed(self, self.handed, indices, data, reasons, rows, len(indices) * self._world / max(rows, 1))
+
+    def _left_out(self, taken: Taken) -> Indices | None:
+        """The samples that a batch leaves out, if any. Raises Unproven unless the others are those of the step."""
+        where = self.where(self.handed + 1)
+        expected = next(self._expected) if taken.asked is None else taken.asked
+        found, dropped = taken.indices, None
+        if taken.dropped:
+            dropping.check(taken.dropped, where)
+            left_out = np.isin(expected, [*taken.dropped])
+            if foreign := sorted({*taken.dropped} - {*expected.tolist()}):
+                raise Unproven(f"{where} is not proved: the batch drops {_shown(foreign)}, not of this step")
             dropped, expected = expected[left_out], expected[~left_out]
-        same = taken.tobytes() == expected.tobytes()  # a tenth of the time of np.array_equal
-        if not same and not np.array_equal(np.sort(taken), np.sort(expected)):
-            lacks, foreign = _less(expected, taken), _less(taken, expected)
+        if found.tobytes() != expected.tobytes() and not np.array_equal(np.sort(found), np.sort(expected)):
+            lacks, foreign = _less(expected, found), _less(found, expected)
             parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
             size = self.schedule.batch // self.schedule.shard.world
-            hint = f"; the loader's batch_size must be the sampler's, {size}" if len(taken) != len(expected) else ""
-            raise Unproven(f"{self.where(step)} is not proved: the batch {' and '.join(parts)}{hint}")
-        rows = self.take(batch.indices, dropped)
-        if dropped is not None and self.drops:
-            self.drops.say(self.where(step), batch.dropped)
-            if self.trains:
-                self.drops.post(step, self.tally.digest_of(torch.from_numpy(dropped)))
-        return Batch(batch.indices, batch.data, rows, self.phase, step, self.total, batch.dropped)
+            hint = f"; the loader's batch_size must be the sampler's, {size}" if len(found) != len(expected) else ""
+            raise Unproven(f"{where} is not proved: the batch {' and '.join(parts)}{hint}")
+        return dropped
 
-    def take(self, indices: Tensor, dropped: Indices | None = None) -> int:
+    def take(self, indices: Indices | Tensor, dropped: Indices | None = None) -> int:
         """Note a batch as handed out, whatever samples it has. Returns the samples of all ranks that its step has."""
         self.handed += 1
         self._pending.append((indices, dropped))
@@ -168,18 +174,19 @@ class EpochInProgress:
         while self.counted < upto or self.counted + 1 in self._skipped:
             self.tally.record(*self._pending.popleft())
             self.counted += 1
-            self._skipped.discard(self.counted)
-            self._used.discard(self.counted)
+            if self._skipped:
+                self._skipped.discard(self.counted)
+                self._used.discard(self.counted)
 
     def has(self, batch: Batch) -> bool:
         """Whether the batch is one of this epoch that does not count yet."""
         own = self._waiting(batch.step)
-        return own is not None and (own is batch.indices or torch.equal(own, batch.indices.to(own.device)))
+        return own is not None and np.array_equal(own, batch.indices)
 
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""
         own = self._waiting(step)
-        if own is not None and step not in self._skipped and (batch is None or batch.indices is own):
+        if own is not None and step not in self._skipped and (batch is None or np.array_equal(own, batch.indices)):
             return None
         return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
 
@@ -187,19 +194,21 @@ class EpochInProgress:
         """Count a step's samples as dropped, once the steps before it count."""
         place = step - self.counted - 1
         indices, dropped = self._pending[place]
-        left = indices.numpy(force=True)
+        left = indices.numpy(force=True) if isinstance(indices, Tensor) else indices
         self._pending[place] = indices[:0], left if dropped is None else np.concatenate([left, dropped])
         if self.drops:
             self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
-            self.drops.post(step, self.tally.digest_of(torch.from_numpy(left)))
+            self.drops.post(step, self.tally.digest_of(left))
         self._skipped.add(step)
         self.count(self.counted)
 
     def decide(self, step: int) -> None:
         """Count a step's samples, once the steps before it are decided as well."""
-        self._skipped.add(step)
-        self._used.add(step)
-        self.count(self.counted)
+        if step == self.counted + 1:
+            self.count(step)
+        else:
+            self._skipped.add(step)
+            self._used.add(step)
 
     @property
     def undecided(self) -> int | None:
@@ -212,23 +221,23 @@ class EpochInProgress:
             if self.weighed and step in self._skipped:
                 self.tally.record(indices, dropped)
         if isinstance(self.schedule, Schedule) and self.schedule.drop_last and not self.stopped:
-            self.tally.record(torch.empty(0, dtype=torch.int64), self.schedule.rest)
+            self.tally.record(np.empty(0, dtype=np.int64), self.schedule.rest)
 
     def commit(self) -> None:
         """Count all batches that are handed out."""
         self.count(self.handed)
 
-    def commit_upto(self, step: int, indices: Tensor) -> None:
+    def commit_upto(self, step: int, indices: Indices | Tensor) -> None:
         """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
         own = self._waiting(step)
-        if own is None or not (own is indices or torch.equal(own, torch.as_tensor(indices, device=own.device))):
+        if own is None or not np.array_equal(own, indices):
             raise Refused(
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
             )
         self.count(step)
 
-    def _waiting(self, step: int) -> Tensor | None:
+    def _waiting(self, step: int) -> Indices | Tensor | None:
         """The indices of a batch that is handed out and does not count yet."""
         return self._pending[step - self.counted - 1][0] if self.counted < step <= self.handed else None
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
-from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.handed import Handed
 from torchtally.checkpoints.objects import local, parameters_of
 from torchtally.errors import Refused
 
@@ -31,35 +31,6 @@ SKIPPED = (
 _READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
-
-
-@dataclass(eq=False)
-class Handed:
-    """A batch that the loop was handed and that is to be in the weights.
-
-    Attributes:
-        epoch: Counts it, or drops it.
-        batch: What the loop has received: this, or its data.
-        share: What its mean loss is multiplied with, for the mean over the samples of all ranks in the step.
-    """
-
-    epoch: EpochInProgress
-    batch: Batch
-    share: float
-    weighed: bool = False
-    left: bool = False
-    counted: bool = False
-    dropped: bool = False
-
-    @property
-    def place(self) -> str:
-        """Where it is, for a sentence."""
-        return self.epoch.where(self.batch.step)
-
-    @property
-    def phase(self) -> str:
-        """Name of its phase."""
-        return self.epoch.phase
 
 
 @dataclass(eq=False)
@@ -226,7 +197,7 @@ class Gradients:
 
     def hand_out(self, batch: Handed) -> None:
         """Take note of a batch that the loop receives."""
-        self._out = [each for each in self._out if not (each.counted or each.dropped)]
+        self._out = [each for each in self._out if not (each.counted or each.left_out)]
         self._out.append(batch)
         if self.looked:
             self.beyond, self.looked = None, False
@@ -235,10 +206,9 @@ class Gradients:
         """Whether a batch of an epoch has a loss."""
         return any(each.weighed and each.epoch is epoch for each in self._out)
 
-    def leave(self, batch: Batch) -> None:
+    def leave(self, batch: Handed) -> None:
         """Take note that the loop has left an epoch at this batch, perhaps after a look at it."""
-        for each in self._out:
-            each.left |= each.batch is batch and not each.weighed
+        batch.left = not batch.weighed
 
     def forget(self, epoch: EpochInProgress) -> None:
         """Let go of the batches of an epoch, which has not begun yet after all."""
@@ -267,23 +237,23 @@ class Gradients:
             return None if share == 1 else gradient * share
 
         if loss.requires_grad:
-            loss.register_hook(passes)
+            compat.hook(loss, passes)
         return loss
 
     def skip(self, epoch: EpochInProgress, step: int, reason: str) -> None:
         """Drop a batch that the program leaves out of the weights: no step may use its gradients."""
         epoch.skip(step, reason)
         for each in self._out:
-            each.dropped |= each.epoch is epoch and each.batch.step == step
-        self._cleared = [each for each in self._cleared if not each.dropped]
+            each.left_out |= each.epoch is epoch and each.step == step
+        self._cleared = [each for each in self._cleared if not each.left_out]
         for named in self._named:
-            named.sought = {each: before for each, before in named.sought.items() if not each.dropped}
+            named.sought = {each: before for each, before in named.sought.items() if not each.left_out}
 
     @property
     def held(self) -> list[Handed]:
         """Batches whose gradients wait for a step."""
         found = dict.fromkeys(each for named in self._named for each in named.held)
-        return [each for each in found if not (each.counted or each.dropped)]
+        return [each for each in found if not (each.counted or each.left_out)]
 
     def settle(self, *, ends: bool) -> None:
         """Drop for good what was cleared, as no other backward pass comes; if the run `ends`, what overflows as well.
@@ -302,14 +272,14 @@ class Gradients:
 
     def _drop(self) -> None:
         for each in self._cleared:
-            each.dropped = True
-            each.epoch.skip(each.batch.step, CLEARED)
+            each.left_out = True
+            each.epoch.skip(each.step, CLEARED)
             self.cleared = True
         self._cleared = []
 
     def _find(self, named: Any) -> Handed:
         for each in reversed(self._out):
-            if each.batch is named or each.batch.data is named:
+            if each.is_as(named):
                 return each
         raise Refused(
             self.beyond
@@ -318,7 +288,7 @@ class Gradients:
 
     def _unnamed(self) -> tuple[Handed, ...]:
         """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
-        waiting = [each for each in self._out if not (each.weighed or each.dropped)]
+        waiting = [each for each in self._out if not (each.weighed or each.left_out)]
         if self.beyond:
             raise Refused(_passed_over(waiting) if waiting else self.beyond)
         if len(waiting) > 1:
@@ -408,11 +378,11 @@ class Gradients:
             if named.again:
                 self._wrong = AGAIN
         for each in ready:
-            if each.dropped:
+            if each.left_out:
                 self._wrong = SKIPPED
             elif not each.counted:
                 each.counted = True
-                each.epoch.decide(each.batch.step)
+                each.epoch.decide(each.step)
             named.held.pop(each, None)
         self._told[1](named.optimizer, {each.phase for each in ready})
 
@@ -426,7 +396,7 @@ class Gradients:
         held, named.held = named.held, {}
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
-            if not (each.counted or each.dropped or elsewhere or each in self._cleared):
+            if not (each.counted or each.left_out or elsewhere or each in self._cleared):
                 self._cleared.append(each)
 
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
@@ -64,7 +63,7 @@ def restore(tally: Tally, schedule: Schedule | Draw, dropped: Digest) -> None:
     shard = tally.shard
     if isinstance(schedule, Draw):
         own = schedule.taken(schedule.skip)
-        tally.restore(Digest(), tally.digest_of(torch.from_numpy(own)), len(own), [])
+        tally.restore(Digest(), tally.digest_of(own), len(own), [])
     else:
         before = np.arange(shard.rank, shard.start, shard.world, dtype=np.int64)
         own = shard.positions(0, schedule.begin(schedule.skip))

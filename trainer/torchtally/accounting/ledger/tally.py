@@ -94,21 +94,21 @@ class Tally:
         self.count = 0
         self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
         self._digest = Digest()
-        self._pending: list[torch.Tensor] = []
+        self._pending: list[Indices | torch.Tensor] = []
         self._pending_count = 0
         self._kept: list[torch.Tensor] | None = [] if phase.n <= _COUNTABLE else None
 
-    def record(self, indices: torch.Tensor, dropped: Indices | None = None) -> None:
+    def record(self, indices: Indices | torch.Tensor, dropped: Indices | None = None) -> None:
         """Note `indices` (int64) as consumed, others as dropped: call it after the step that used them."""
         stacks.consumed()
         if dropped is not None:
             self._flush()
-            self.dropped += self.digest_of(torch.from_numpy(dropped))
+            self.dropped += self.digest_of(dropped)
             if self._kept is not None:
                 self._kept.append(torch.from_numpy(dropped))
         self._pending.append(indices)
-        self._pending_count += indices.numel()
-        if self._pending_count >= (_FLUSH_ON_GPU if indices.is_cuda else _FLUSH):
+        self._pending_count += len(indices)
+        if self._pending_count >= _FLUSH and (self._pending_count >= _FLUSH_ON_GPU or not _is_on_gpu(indices)):
             self._flush()
 
     @property
@@ -127,7 +127,7 @@ class Tally:
     def expected(self) -> tuple[int, Digest]:
         """How many samples it should record, and their digest: of positions alone in an order that is computed."""
         if self.drawn is not None:
-            return len(self.drawn), self.digest_of(torch.from_numpy(self.drawn))
+            return len(self.drawn), self.digest_of(self.drawn)
         g = digest.base(self.run.run)
         return self.shard.size, sum((digest.of_progression(each, g) for each in self.shard.progressions), Digest())
 
@@ -144,7 +144,7 @@ class Tally:
     def _flush(self) -> None:
         if not self._pending:
             return
-        consumed = torch.cat(self._pending)
+        consumed = torch.cat([*map(torch.as_tensor, self._pending)])
         self._pending, self._pending_count = [], 0
         self.count += len(consumed)
         samples = consumed
@@ -156,10 +156,15 @@ class Tally:
         if self._kept is not None:
             self._kept.append(consumed)
 
-    def digest_of(self, indices: torch.Tensor) -> Digest:
+    def digest_of(self, indices: Indices | torch.Tensor) -> Digest:
         """The digest of samples (int64) of the phase."""
         g = digest.base(self.run.run)
-        if indices.is_cuda:
-            return cuda.digest_of(cuda.positions_of(indices, self.shard), indices, g)
-        words = indices.numpy()
-        return digest.of_samples(self.shard.positions_of(words), words, g)
+        if isinstance(indices, torch.Tensor):
+            if indices.is_cuda:
+                return cuda.digest_of(cuda.positions_of(indices, self.shard), indices, g)
+            indices = indices.numpy()
+        return digest.of_samples(self.shard.positions_of(indices), indices, g)
+
+
+def _is_on_gpu(indices: Indices | torch.Tensor) -> bool:
+    return isinstance(indices, torch.Tensor) and indices.is_cuda

@@ -58,10 +58,10 @@ class Meeting:
         self._told: tuple[str, str] | None = None
         self._epoch = ""  # of which the ranks compare their weights, once
 
-    def compare(self, phase: str, epoch: int) -> None:
+    def compare(self, phase: str, completed: Callable[[str], int]) -> None:
         """Leave hashes of this rank's weights, after as many steps as any other rank has made."""
         if self._apart and self.steps.number == _COMPARED:
-            self._epoch, text = f"{phase} epoch {epoch}", json.dumps(self._apart.tells(phase))
+            self._epoch, text = f"{phase} epoch {completed(phase) + 1}", json.dumps(self._apart.tells(phase))
             self._in_store(lambda store: store.set(f"weights {self._rank}", text))
 
     @property

@@ -10,12 +10,13 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
-from torchtally.accounting.batches import step_loader
 from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.batches.step_loader import StepLoader, Taken, checked
 from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
-from torchtally.accounting.ledger.gradients import Gradients, Handed
+from torchtally.accounting.ledger.gradients import Gradients
+from torchtally.accounting.ledger.handed import Handed
 from torchtally.accounting.order import randomness
 from torchtally.accounting.proofs.printing import emit
 from torchtally.accounting.proofs.proving import enforce, prove
@@ -83,35 +84,37 @@ class Counting:
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
 
-    def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Yield the batches of one epoch, the next one by default, to the program's loop. Raises as `batches`."""
-        self.settle(phase)
-        trains = self._phases.training.get(phase)
-        within, beyond = epoch is not None or self._progress.body.within, None
-        if epoch is None:
-            epoch = self._progress.upcoming(phase) if trains else self._progress.completed(phase) + 1
-            beyond = self._phases.beyond(phase, epoch) if trains and self.gradients.watches else None
-        if beyond and self._progress.stopped is None:
-            yield from self._beyond(phase, epoch, batches, beyond)
-        elif trains and within:
-            with self._progress.body.loop(epoch):
-                yield from self.batches(phase, epoch, batches)
-        else:
-            yield from self.batches(phase, epoch, batches)
+    def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Handed | Taken]:
+        """Yield the batches of one epoch, the next one by default. Raises Unproven and Refused."""
+        with self.final:
+            self.settle(phase)
+            trains = self._phases.training.get(phase)
+            within, beyond = epoch is not None or self._progress.body.within, None
+            if epoch is None:
+                epoch = self._progress.upcoming(phase) if trains else self._progress.completed(phase) + 1
+                beyond = self._phases.beyond(phase, epoch) if trains and self.gradients.watches else None
+            if beyond and self._progress.stopped is None:
+                yield from self._beyond(phase, epoch, batches, beyond)
+            elif trains and within:
+                with self._progress.body.loop(epoch):
+                    yield from self._batches(phase, epoch, batches)
+            else:
+                yield from self._batches(phase, epoch, batches)
 
-    def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Batch]:
+    def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Taken]:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
         self.gradients.beyond, self.gradients.looked = why, False
         self._phases.samplers[phase].set_epoch(epoch)
+        if isinstance(batches, StepLoader):
+            batches.schedule = None
         try:
             for taken in batches:
-                ours = isinstance(batches, step_loader.StepLoader)
-                yield taken if ours else step_loader.checked(taken, batches, f"{phase} epoch {epoch}")
+                yield checked(taken, batches, f"{phase} epoch {epoch}")
         finally:
             self.gradients.looked = True
 
-    def batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Yield the batches of one epoch, once those before it are settled. Raises Unproven and Refused."""
+    def _batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Handed]:
+        """Yield the batches of one epoch, once those before it are settled."""
         if getattr(batches, "next_iter_state", None) is not None:  # as torchdata names it
             raise Refused(
                 f"the state of the {type(batches).__name__} was loaded, which would skip batches once more "
@@ -147,9 +150,9 @@ class Counting:
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        ours, seeded = isinstance(batches, step_loader.StepLoader), False
-        if isinstance(batches, step_loader.StepLoader):
-            batches.fills = current.weighed
+        seeded = False
+        if isinstance(batches, StepLoader):
+            batches.schedule, batches.fills = current.schedule, current.weighed
             seeded = batches.num_workers == 0  # where it fetches: what the loop draws follows from that
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.ended:
@@ -158,11 +161,10 @@ class Counting:
                 raise Refused(f"{current.name}: the loop has begun it again, and goes on with its first iterator")
             if self.checkpoints and current.trains:
                 self._before_batch(self.checkpoints, current)
-            known = taken if ours else step_loader.checked(taken, batches, current.where(current.handed + 1))
+            known = taken if isinstance(taken, Taken) else checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
             if current.weighed:
-                share = batch.indices.numel() * self._attempt.members.world / batch.rows
-                self.gradients.hand_out(Handed(current, batch, share))
+                self.gradients.hand_out(batch)
             self.phase = phase
             self._randomness = seed + current.schedule.position(batch.step)
             if not seeded:
@@ -240,7 +242,7 @@ class Counting:
         self._note_steps()
         if left := self.gradients.held:
             for each in left:
-                self.gradients.skip(each.epoch, each.batch.step, _LEFT_OUT)
+                self.gradients.skip(each.epoch, each.step, _LEFT_OUT)
             # A state of any rank has then what all have dropped.
             self._attempt.agree({"steps left out": [each.place for each in left]}, None, call="after_step()")
         self.catch_up()
@@ -294,7 +296,7 @@ class Counting:
         """Take note of a step whose batches count."""
         self._steps.stepped()
         if self._meeting:
-            self._meeting.compare(self.phase, self._progress.completed(self.phase) + 1)
+            self._meeting.compare(self.phase, self._progress.completed)
             if self._meeting.due:
                 self._meeting.hold()
         for current in self._phases.in_progress:

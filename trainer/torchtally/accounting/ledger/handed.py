@@ -1,0 +1,73 @@
+"""A batch on its way from a loader into the weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchtally.accounting.batches.collate import Batch
+from torchtally.proof.permutation import Indices
+
+if TYPE_CHECKING:
+    from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+
+
+@dataclass(eq=False, slots=True)
+class Handed:
+    """A batch that the loop was handed.
+
+    Attributes:
+        epoch: Counts it, or drops it.
+        step: Number of its step.
+        indices: Its samples, int64 (samples,).
+        data: What the collate_fn has made of them.
+        dropped: Samples that the collate_fn has left out, with the reasons.
+        rows: Samples of all ranks in the step.
+        share: What its mean loss is multiplied with, for the mean over the samples of all ranks in the step.
+        weighed: Whether it has a loss.
+        left: Whether the loop has left its epoch here.
+        counted: Whether it is in the weights.
+        left_out: Whether the program has left it out for good.
+    """
+
+    epoch: "EpochInProgress"
+    step: int
+    indices: Indices
+    data: Any
+    dropped: Mapping[int, str]
+    rows: int
+    share: float
+    weighed: bool = False
+    left: bool = False
+    counted: bool = False
+    left_out: bool = False
+    _batch: Batch | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """It for a loop that takes it with its indices: the same object each time."""
+        if self._batch is None:
+            indices = torch.from_numpy(self.indices)
+            epoch = self.epoch
+            self._batch = Batch(indices, self.data, self.rows, epoch.phase, self.step, epoch.total, self.dropped)
+        return self._batch
+
+    def is_as(self, named: Any) -> bool:
+        """Whether the loop has received it as this object."""
+        return self.data is named or self._batch is named
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last one of its epoch."""
+        return self.step == self.epoch.total
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a sentence."""
+        return self.epoch.where(self.step)
+
+    @property
+    def phase(self) -> str:
+        """Name of its phase."""
+        return self.epoch.phase
