@@ -158,8 +158,53 @@ def keeps_gradients_of_zeros(account: Account, loader: Iterable[Tensor], model: 
         optimizer.step()
 
 
+def moves_aside(
+    account: Account,
+    loader: Iterable[Tensor],
+    model: Times,
+    optimizer: Any,
+    in_place: bool = False,
+    overflows_at: int | None = None,
+) -> None:
+    """Of two batches, as to clip those of each: gradients that are not finite are left out."""
+    kept, batches = torch.zeros_like(model.rows), 0
+    for number, batch in enumerate(loader):
+        loss = account.weigh(model(batch))
+        (loss * float("inf") if number == overflows_at else loss).backward()
+        assert model.rows.grad is not None
+        if model.rows.grad.isfinite().all():
+            kept += model.rows.grad.clamp(-1, 1)
+            batches += 1
+        optimizer.zero_grad(set_to_none=not in_place)
+        if batches == 2 or number == 5:
+            if in_place:
+                model.rows.grad.copy_(kept)
+            else:
+                model.rows.grad = kept.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept, batches = torch.zeros_like(model.rows), 0
+
+
+def adds_gradients_of_two_losses(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """Takes the gradients of each loss out, as PCGrad does."""
+    for batch in loader:
+        loss, found = account.weigh(model(batch)), []
+        for part in (loss / 4, loss * 3 / 4):
+            optimizer.zero_grad()
+            part.backward(retain_graph=True)
+            assert model.rows.grad is not None
+            found.append(model.rows.grad.clone())
+        optimizer.zero_grad()
+        model.rows.grad = sum(found, torch.zeros(N))
+        optimizer.step()
+
+
 RIGHT = [
     plain,
+    moves_aside,
+    functools.partial(moves_aside, in_place=True),
+    adds_gradients_of_two_losses,
     accumulates,
     adds_losses_up,
     joins_batches,
@@ -298,6 +343,40 @@ def clears_all(account: Account, loader: Iterable[Tensor], model: Times, optimiz
         optimizer.zero_grad()
 
 
+def clears_before_each_step(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, in_place: bool
+) -> None:
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.zero_grad(set_to_none=not in_place)
+        optimizer.step()
+
+
+def trains_another_loss(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """The gradients that the optimizer steps with are those of a loss that is not weighed."""
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.zero_grad()
+        model(torch.arange(N)).backward()
+        optimizer.step()
+
+
+def puts_gradients_in_the_place_of_others(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, adds_up: bool
+) -> None:
+    """Of two batches, those of both, or by mistake those of the last one."""
+    for number, batch in enumerate(loader):
+        if number % 2 == 0:
+            kept = torch.zeros_like(model.rows)
+        model.zero_grad()
+        account.weigh(model(batch)).backward()
+        assert model.rows.grad is not None
+        kept += model.rows.grad
+        if number % 2:
+            model.rows.grad = kept if adds_up else model.rows.grad / 1
+            optimizer.step()
+
+
 def trains_on_a_skipped_batch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for number, batch in enumerate(loader):
         if number == 2:
@@ -364,6 +443,7 @@ DROPPED: list[tuple[Loop, int]] = [
     *((loop, 0) for loop in RIGHT),
     (overflows, 8),
     (overflows_in_a_fused_step, 8),
+    (functools.partial(moves_aside, overflows_at=2), 8),
     (functools.partial(overflows, at=5, clears="in place"), 4),
     (functools.partial(overflows, at=5, clears="before"), 4),  # those of the last batch are there when the epoch ends
     (functools.partial(overflows, every=2, clears="in place"), 16),
@@ -385,6 +465,15 @@ LOST: list[tuple[Loop | Callable[[], None], int]] = [
 ]
 REFUSED: list[tuple[Callable[..., Any], int, str]] = [
     (clears_all, 3, "all of its gradients were cleared before a step"),
+    *(
+        (functools.partial(clears_before_each_step, in_place=each), 3, "all of its gradients were cleared")
+        for each in (True, False)
+    ),
+    (trains_another_loss, 3, "all of its gradients were cleared before a step"),
+    *(
+        (functools.partial(puts_gradients_in_the_place_of_others, adds_up=each), 2, "it is not known which batches")
+        for each in (True, False)
+    ),
     (trains_on_a_skipped_batch, 2, "an optimizer has stepped with the gradients of a batch that counts as dropped"),
     (leaves_the_epoch, 3, "the loop left the epoch in step 4 of 6"),
     (names_no_batch, 2, "weigh() must name the batches of this loss"),

@@ -59,6 +59,28 @@ def fetches_ahead(account: Account, loader: Iterable[Tensor], model: Any, optimi
         train(ahead.pop(0))
 
 
+def moves_aside(account: Account, loader: Iterable[Tensor], model: Any, optimizer: SGD, after: After) -> None:
+    """The gradients of five batches, whatever the epoch, are moved aside and put back together."""
+    [rows] = optimizer.param_groups[0]["params"]
+    aside: list[Tensor] = []
+
+    def step() -> None:
+        rows.grad = sum(aside, torch.zeros(N))
+        optimizer.step()
+        optimizer.zero_grad()
+        aside.clear()
+        after()
+
+    for batch in endless(account, loader):
+        account.weigh(model(batch)).backward()
+        aside.append(rows.grad)
+        optimizer.zero_grad()
+        if len(aside) == 5:
+            step()
+    if aside:
+        step()
+
+
 def leaves_out_a_step_between(
     account: Account, loader: Iterable[Tensor], model: Any, optimizer: SGD, after: After
 ) -> None:
@@ -94,7 +116,7 @@ def trains(program: Program, state: Saved | None, batch_size: int, epochs: int) 
 
 
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("program", [accumulates, fetches_ahead])
+@pytest.mark.parametrize("program", [accumulates, fetches_ahead, moves_aside])
 def test_each_sample_is_in_the_weights_once_an_epoch_whatever_step_it_resumes_from(
     program: Program, world: int
 ) -> None:

@@ -28,6 +28,11 @@ SKIPPED = (
     "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
     "backward pass, or optimizer.zero_grad() after it"
 )
+BY_HAND = (
+    "an optimizer has stepped with gradients that the program has put there itself, after it has cleared those of an "
+    "earlier batch, so it is not known which batches they have: clear those of each batch by optimizer.zero_grad(), "
+    "also of the last one, before you put others there; or leave out account.optimizer(), and commit() after each step"
+)
 _READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
@@ -41,12 +46,17 @@ class _Named:
         replicated: Whether its parameters are to be equal on all ranks.
         held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
         sought: Batches of which that is not known, with the gradients before their backward pass.
+        aside: Batches whose gradients were cleared since its last step, and not as they overflow. The program may have
+            moved them aside, to put them back: then it has cleared them by `zero_grad`.
+        passes: How many backward passes came before that.
     """
 
     optimizer: Optimizer
     replicated: bool = True
     held: dict[Handed, None] = field(default_factory=dict)
     sought: dict[Handed, Mark] = field(default_factory=dict)
+    aside: dict[Handed, bool] = field(default_factory=dict)
+    passes: int = 0
     before: Mark = ()  # the backward pass in progress
     after: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
@@ -88,8 +98,13 @@ class _Named:
 
         FSDP writes to the gradients in a later pass where the program accumulates them without communication.
         """
-        if self.sought and not any(isinstance(each, DTensor) for each in parameters_of(self.optimizer)):
+        if self.sought and not self.in_parts:
             self.sought = {}
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it steps parts of parameters, as with FSDP."""
+        return any(isinstance(each, DTensor) for each in parameters_of(self.optimizer))
 
     def is_cleared(self) -> bool:
         """Whether the gradients that batches hold are gone since the end of the last backward pass."""
@@ -106,6 +121,22 @@ class _Named:
     def overflows(self) -> bool:
         """Whether a gradient is not finite, so that a GradScaler leaves out the step."""
         return not all(bool(local(grad).isfinite().all()) for grad in self.gradients)
+
+    @property
+    def movable(self) -> list[Handed]:
+        """Batches whose gradients the program can put back."""
+        return [each for each, by_zero_grad in self.aside.items() if by_zero_grad]
+
+    def put_back(self) -> list[Handed]:
+        """The same, if there are gradients now that no backward pass has put there since the last clear."""
+        found = self.movable
+        there = found and any(bool(each.any()) for each in self.gradients)
+        return found if there and compat.passes() == self.passes + 1 else []
+
+    def replaces(self) -> bool:
+        """Whether the program has put others in the place of what a backward pass has left, after it cleared some."""
+        lost = any(each not in self.held for each in self.aside)
+        return lost and self.after != self.before and _tensors(self.mark()) != _tensors(self.after)
 
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
@@ -178,10 +209,11 @@ class Gradients:
         @functools.wraps(zero_grad)
         def noted(*arguments: Any, **options: Any) -> None:
             named.find_by_hand()
+            waiting = [each for each in named.held if not each.counted]
+            aside = bool(waiting) and not (self._passing or named.overflows())
             zero_grad(*arguments, **options)
             named.sought = {}
-            waiting = [each for each in named.held if not each.counted]
-            self._clear(named)
+            self._clear(named, aside=aside)
             for other in self._named:  # of the same parameters
                 if any(each in other.held for each in waiting):
                     self._look(other)
@@ -255,27 +287,32 @@ class Gradients:
         found = dict.fromkeys(each for named in self._named for each in named.held)
         return [each for each in found if not (each.counted or each.left_out)]
 
-    def settle(self, *, ends: bool) -> None:
+    def settle(self, *, overdue: bool, ends: bool) -> None:
         """Drop for good what was cleared, as no other backward pass comes; if the run `ends`, what overflows as well.
 
-        Raises Refused if a step has trained batches again.
+        What the program can put back waits, unless it is `overdue`. Raises Refused if a step has trained batches again.
         """
         self._check()
         for named in self._named if ends else ():
             if named.held and named.overflows():
                 self._clear(named)
-        self._drop()
+        for named in self._named if ends or overdue else ():
+            named.aside = {}
+        self._drop([*self._cleared])
 
     def _check(self) -> None:
         if self._wrong:
             raise Refused(self._wrong)
 
-    def _drop(self) -> None:
-        for each in self._cleared:
-            each.left_out = True
-            each.epoch.skip(each.step, CLEARED)
-            self.cleared = True
-        self._cleared = []
+    def _drop(self, batches: Iterable[Handed]) -> None:
+        """Drop those of these batches that were cleared, unless the program can put their gradients back."""
+        kept = [each for named in self._named for each in named.movable]
+        for each in batches:
+            if each in self._cleared and each not in kept:
+                each.left_out = True
+                each.epoch.skip(each.step, CLEARED)
+                self.cleared = True
+        self._cleared = [each for each in self._cleared if not each.left_out]
 
     def _find(self, named: Any) -> Handed:
         for each in reversed(self._out):
@@ -320,12 +357,14 @@ class Gradients:
                     self._look_back(named)
                 named.before = named.mark()
             if self._cleared and not any(each in self._cleared for each in batches):
-                self._drop()
+                self._drop([*self._cleared])
             self._passing = []
             # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
             compat.after_backward(lambda: compat.after_backward(self._has_passed))
         if self._cleared:
             self._cleared = [each for each in self._cleared if each not in batches]
+            for named in self._named:
+                named.aside = {each: how for each, how in named.aside.items() if each not in batches}
         self._passing += batches
         for each in batches:
             for named in self._named if not each.counted else ():
@@ -363,11 +402,13 @@ class Gradients:
         if named.sought:
             named.find() if self._passing else named.find_by_hand()
         self._look(named)
-        named.ready = [*named.held]
+        if named.held and named.replaces():
+            self._wrong = BY_HAND
+        named.ready = [*named.held] or named.put_back()
 
     def _has_stepped(self, named: _Named) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
-        named.ready = []
+        aside, named.ready, named.aside = named.aside, [], {}
         named.forget_unreached()  # what the step has not used is not put there later
         if _is_left_out(named.optimizer):
             self._told[1](named.optimizer, set())
@@ -384,6 +425,8 @@ class Gradients:
                 each.counted = True
                 each.epoch.decide(each.step)
             named.held.pop(each, None)
+        self._cleared = [each for each in self._cleared if not each.counted]
+        self._drop(aside)
         self._told[1](named.optimizer, {each.phase for each in ready})
 
     def _look(self, named: _Named) -> None:
@@ -391,13 +434,18 @@ class Gradients:
         if named.held and named.is_cleared():
             self._clear(named)
 
-    def _clear(self, named: _Named) -> None:
+    def _clear(self, named: _Named, *, aside: bool | None = None) -> None:
+        """Let go of its batches; `aside` is whether the program may put their gradients back, if that is known."""
         named.used = named.again = False
         held, named.held = named.held, {}
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.left_out or elsewhere or each in self._cleared):
                 self._cleared.append(each)
+                if aside is not False:
+                    named.aside[each] = bool(aside) and not named.in_parts
+                if aside:
+                    named.passes = compat.passes()
 
 
 def _passed_over(batches: list[Handed]) -> str:

@@ -221,7 +221,7 @@ class Counting:
         if not overdue and not any(each.weighed and each.ended for each in epochs):
             return
         if overdue or epochs[-1].ended:
-            self.gradients.settle(ends=ends)
+            self.gradients.settle(overdue=overdue > 0, ends=ends)
         self._attempt.check_group(f"{epochs[0].name} is not proved")
         counts = torch.tensor([epochs.decided, -max(overdue, epochs.passed), again])
         dist.all_reduce(counts, dist.ReduceOp.MIN, self._attempt.members.everyone)
@@ -341,7 +341,7 @@ class Counting:
         opened = {each.phase for each in self._phases.in_progress}
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(opened)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
-        self.gradients.settle(ends=True)
+        self.gradients.settle(overdue=True, ends=True)
         self._guards.steps.keep_what_is_not_known()
         self._progress.stopped = reason
         for current in self._phases.in_progress:
