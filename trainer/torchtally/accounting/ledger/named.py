@@ -1,0 +1,132 @@
+"""What is known of the gradients of a named optimizer: which batches have theirs there.
+
+A gradient is known by its tensor, and by how often that was written to. Its values are read only where these differ.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer
+
+from torchtally import compat
+from torchtally.accounting.ledger.handed import Handed
+from torchtally.checkpoints.objects import local, parameters_of
+
+_READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
+
+Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
+
+
+@dataclass(eq=False)
+class Named:
+    """An optimizer that the program has named.
+
+    Attributes:
+        replicated: Whether its parameters are to be equal on all ranks.
+        held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
+        sought: Batches of which that is not known, with the gradients before their backward pass.
+        aside: Batches whose gradients were cleared since its last step, and not as they overflow. The program may have
+            moved them aside, to put them back: then it has cleared them by `zero_grad`.
+        passes: How many backward passes came before that.
+    """
+
+    optimizer: Optimizer
+    replicated: bool = True
+    held: dict[Handed, None] = field(default_factory=dict)
+    sought: dict[Handed, Mark] = field(default_factory=dict)
+    aside: dict[Handed, bool] = field(default_factory=dict)
+    passes: int = 0
+    before: Mark = ()  # the backward pass in progress
+    after: Mark = ()  # the last backward pass
+    ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
+    used: bool = False  # whether a step has used the gradients, which nothing has cleared since
+    again: bool = False  # whether a backward pass has added to such gradients
+    looks: int = 0  # for gradients that a step has used
+    reads: int = 0  # of gradients that were there
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Those that are there."""
+        return [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
+
+    def mark(self) -> Mark:
+        return compat.marks_of([each.grad for group in self.optimizer.param_groups for each in group["params"]])
+
+    def find(self, now: Mark | None = None) -> None:
+        """Hold those whose backward passes have reached the parameters."""
+        if not self.sought:
+            return
+        now = self.mark() if now is None else now
+        for each in [each for each, before in self.sought.items() if before != now and any(now)]:
+            del self.sought[each]
+            self.held[each] = None
+
+    def find_by_hand(self) -> None:
+        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`.
+
+        Where other batches have gradients there, it must have put new ones there: clipping writes to these as well.
+        """
+        if not self.sought or self.is_zeroed():
+            return
+        now = _tensors(self.mark())
+        if not self.held or any(_tensors(before) != now for before in self.sought.values()):
+            self.find()
+
+    def forget_unreached(self) -> None:
+        """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs.
+
+        FSDP writes to the gradients in a later pass where the program accumulates them without communication.
+        """
+        if self.sought and not self.in_parts:
+            self.sought = {}
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it steps parts of parameters, as with FSDP."""
+        return any(isinstance(each, DTensor) for each in parameters_of(self.optimizer))
+
+    def is_cleared(self) -> bool:
+        """Whether the gradients that batches hold are gone since the end of the last backward pass."""
+        now = self.mark()
+        return not any(now) or (now != self.after and self.is_zeroed())
+
+    def keeps_used(self) -> bool:
+        """Whether the gradients that a step has used are still there. A loop clears them each time, or never."""
+        if not self.used or _READ in (self.looks, self.reads):
+            return False
+        self.looks += 1
+        return not self.is_cleared()
+
+    def overflows(self) -> bool:
+        """Whether a gradient is not finite, so that a GradScaler leaves out the step."""
+        return not all(bool(local(grad).isfinite().all()) for grad in self.gradients)
+
+    @property
+    def movable(self) -> list[Handed]:
+        """Batches whose gradients the program can put back."""
+        return [each for each, by_zero_grad in self.aside.items() if by_zero_grad]
+
+    def put_back(self) -> list[Handed]:
+        """The same, if there are gradients now that no backward pass has put there since the last clear."""
+        found = self.movable
+        there = found and any(bool(each.any()) for each in self.gradients)
+        return found if there and compat.passes() == self.passes + 1 else []
+
+    def replaces(self) -> bool:
+        """Whether the program has put others in the place of what a backward pass has left, after it cleared some."""
+        lost = any(each not in self.held for each in self.aside)
+        return lost and self.after != self.before and _tensors(self.mark()) != _tensors(self.after)
+
+    def is_zeroed(self) -> bool:
+        """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
+        grads = self.gradients
+        if any(grad.is_cuda for grad in grads) and self.reads == _READ:
+            return False
+        found = any(bool(grad.any()) for grad in grads)
+        self.reads += found and self.reads < _READ
+        return not found
+
+
+def _tensors(mark: Mark) -> list[int | None]:
+    return [each and each[0] for each in mark]
