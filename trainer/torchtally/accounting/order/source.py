@@ -57,7 +57,11 @@ class Source:
                 raise ValueError(f"draws the index {outside[0]}, and the dataset has the indices 0 to {self.n - 1}")
             drawn += len(indices)
             if drawn > most:
-                raise ValueError(f"draws more than {most} samples in an epoch: it must end its epochs")
+                raise ValueError(
+                    f"draws more than {most} samples in an epoch, and must end its epochs: of one that has no end, pass "
+                    "the part that the run trains, such as [*itertools.islice(sampler, 100_000)], with epochs=1 and "
+                    'contract="as_drawn"'
+                )
             yield indices
 
 
