@@ -58,7 +58,7 @@ class Source:
             drawn += len(indices)
             if drawn > most:
                 raise ValueError(
-                    f"draws more than {most} samples in an epoch, and must end its epochs: of one that has no end, pass "
+                    f"draws more than {most} samples in an epoch, and must end its epochs: of one without an end, pass "
                     "the part that the run trains, such as [*itertools.islice(sampler, 100_000)], with epochs=1 and "
                     'contract="as_drawn"'
                 )
