@@ -2,6 +2,7 @@
 
 import ctypes
 import inspect
+import multiprocessing
 import pkgutil
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.utils import store as elastic_store
+from torch.utils.data import DataLoader
 
 from torchtally import compat, compat_torchmetrics
 
@@ -87,6 +89,16 @@ def test_torchs_batch_norm_layers_have_one_base(layer: type[nn.Module]) -> None:
     made = layer() if layer is nn.LazyBatchNorm1d else layer(3)  # type: ignore[call-arg]
     assert compat.has_batch_norm(nn.Sequential(made)), changed("torch", f"_BatchNorm, no base of {layer.__name__}")
     assert not compat.has_batch_norm(nn.Sequential(nn.LayerNorm(3)))
+
+
+def test_the_workers_of_a_loader_end() -> None:
+    loader = DataLoader(range(4), num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    assert hasattr(loader, "_iterator"), changed("torch", "DataLoader._iterator")
+    assert [*map(int, loader)] == [0, 1, 2, 3]
+    compat.end_workers(loader)
+    assert not multiprocessing.active_children()
+    assert [*map(int, loader)] == [0, 1, 2, 3], changed("torch", "DataLoader._iterator", "is not made anew")
+    compat.end_workers(loader)
 
 
 def test_rpc_takes_its_transports() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is there, unannounced
 from torch.distributed.distributed_c10d import ProcessGroup, Store
+from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
     from torch.distributed.rpc import TensorPipeRpcBackendOptions
@@ -34,6 +35,7 @@ PRIVATE = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend:TCPStore",
     "torch.distributed.elastic.utils.store:_LAST_MEMBER_CHECKIN",
     "torch.nn.modules.batchnorm:_BatchNorm",
+    "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
 )
 LIBC10 = "lib/libc10.*"
 INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging()
@@ -92,6 +94,18 @@ def has_batch_norm(model: nn.Module) -> bool:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End the workers of a DataLoader that outlive an iteration.
+
+    PyTorch ends them when the loader is freed. If the garbage collector frees it, they do not hear of it: then PyTorch
+    waits 5 s for each.
+    """
+    iterator: Any = loader._iterator
+    if iterator is not None:
+        iterator._shutdown_workers()
+        loader._iterator = None
 
 
 def all_to_all(rows: Tensor, takes: list[int], gives: list[int], group: ProcessGroup) -> Tensor:

@@ -1,6 +1,8 @@
 """What a loop of one's own takes from a loader: in steps and in an order that are those of the trainer's own loop."""
 
+import contextlib
 import itertools
+import multiprocessing
 import random
 from collections import namedtuple
 from multiprocessing.reduction import ForkingPickler
@@ -225,3 +227,41 @@ def test_the_sampler_takes_distributed_samplers_place_and_repeats_nothing(world:
     padded = Sampler(N, shuffle=False, contract="padded", rank=0, world=world)
     source = DataLoader(Squares(), sampler=padded, batch_size=None)
     assert [int(each["square"]) for each in source] == [index**2 for index in torchs]
+
+
+def trains_three_times() -> list[tuple[int, int]]:
+    """Worker processes in each account, and after it, while the program keeps the loader and its iterator."""
+    found = []
+    for _ in range(3):
+        with Account("t", plan={"train": 2, "test": 1}) as account:
+            loader = account.loader(Squares(N), "train", batch_size=SIZE, **KEPT)
+            unseen = account.loader(Squares(N), "test", batch_size=SIZE, trains=False, **KEPT)
+            for _ in account.epochs():
+                batches = iter(loader)
+                for _ in range(len(loader)):
+                    next(batches)
+                    account.commit()
+            for _ in unseen:
+                pass
+            within = len(multiprocessing.active_children())
+        found.append((within, len(multiprocessing.active_children())))
+    return found
+
+
+def fails_in_its_second_epoch() -> int:
+    """Worker processes after an account whose loop has failed."""
+    with contextlib.suppress(ZeroDivisionError), Account("t", plan={"train": 2}) as account:
+        loader = account.loader(Squares(N), "train", batch_size=SIZE, **KEPT)
+        for epoch in account.epochs():
+            for _ in loader:
+                account.commit()
+                1 // (2 - epoch)
+    return len(multiprocessing.active_children())
+
+
+def test_workers_end_with_the_account(subtests: pytest.Subtests) -> None:
+    [[kept], [failed]] = in_turn(1, [(trains_three_times,), (fails_in_its_second_epoch,)])
+    with subtests.test("three accounts in turn"):
+        assert kept["result"] == [(2 * KEPT["num_workers"], 0)] * 3
+    with subtests.test("a loop that fails"):
+        assert failed["result"] == 0

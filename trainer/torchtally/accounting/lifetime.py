@@ -126,6 +126,8 @@ class Lifetime:
             failure.record(error)
             if not isinstance(error, Ending):
                 log.warning(left)
+        for each in self._driven:
+            each.close()
         if error is not None and error is not raised:
             raise error
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torchtally import compat
 from torchtally.accounting.batches.step_loader import StepLoader, Taken
 from torchtally.accounting.ledger.handed import Handed
 from torchtally.accounting.order.sampler import Sampler
@@ -149,3 +150,8 @@ class Loader:
     def leave(self) -> None:
         """Leave the epoch where the library has failed: the batch that it took last does not count."""
         self.all_taken = False
+
+    def close(self) -> None:
+        """End the workers that outlive an epoch: an account and its loaders know each other, so nothing else does."""
+        if isinstance(self.given, StepLoader):
+            compat.end_workers(self.given)
