@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from accounts import in_turn, run
 from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, expected
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
@@ -27,9 +28,10 @@ def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> 
     taken = {}
     with Account(task="t", plan=dict.fromkeys(contracts, 2), seed=7) as account:
         for contract in contracts:
-            source = account.loader(dataset, contract, batch_size=SIZE, contract=contract, trains=False, **options)
+            source = account.loader(dataset, contract, batch_size=SIZE, contract=contract, **options)
             for epoch in (1, 2):
                 steps = list(account.epoch(contract, epoch, source))
+                account.commit()
                 assert isinstance(dataset, IterableDataset) or len(steps) == len(source)
                 for batch in steps:
                     squares = batch.data["square"] if isinstance(batch.data, dict) else batch.data
@@ -82,10 +84,50 @@ def in_order(options: dict[str, Any]) -> list[list[int]]:
         return [batch.indices.tolist() for epoch in (1, 2) for batch in account.epoch("test", epoch, source)]
 
 
+def lines_of(rank: int) -> list[list[int]]:
+    """The lines of a rank in an evaluation on two, where the last step takes one of the step before it."""
+    own = [*range(rank, N, 2)]
+    return [own[:8], own[8:16], own[16:-1], own[-1:]]
+
+
 def test_a_file_that_is_read_from_its_beginning_to_its_end() -> None:
     for found in in_turn(2, ((in_order, options) for options in ({}, {"num_workers": 3}))):
         for rank, each in enumerate(found):
-            assert each["result"] == expected(rank, 2, 1, "exact", "sequential") * 2
+            assert each["result"] == lines_of(rank) * 2
+
+
+def evaluates() -> dict[int, tuple[float, list[int]]]:
+    """By its number of samples: the mean over an evaluation as many have it, and the sizes of its batches."""
+    found = {}
+    for n in (N, 2 * SIZE + 1, 3):
+        values = TensorDataset(torch.arange(float(n)))
+        with Account(task="t", plan={"test": 1}) as account:
+            loader, total, sizes = account.loader(values, batch_size=SIZE, trains=False), torch.zeros(2), []
+            for (batch,) in loader:
+                total += torch.tensor([batch.mean() * len(batch), len(batch)])
+                sizes.append(len(batch))
+        dist.all_reduce(total)
+        found[n] = float(total[0] / total[1]), sizes
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_loss_of_an_evaluation_is_a_number_on_all_ranks(world: int) -> None:
+    for rank, each in enumerate(run(world, evaluates)):
+        for n, (mean, sizes) in each["result"].items():
+            assert mean == pytest.approx((n - 1) / 2)
+            assert sum(sizes) == len(range(rank, n, world))
+            assert max(sizes) <= SIZE
+            assert min(sizes) >= 1
+
+
+def evaluates_one_by_one() -> list[int]:
+    with Account(task="t", plan={"test": 1}) as account:
+        return [len(batch) for (batch,) in account.loader(TensorDataset(torch.arange(3)), batch_size=1, trains=False)]
+
+
+def test_an_evaluation_by_single_samples_has_an_empty_batch_at_its_end() -> None:
+    assert [each["result"] for each in run(2, evaluates_one_by_one)] == [[1, 1], [1, 0]]
 
 
 # An empty batch is like the others, but for its rows.

@@ -54,3 +54,33 @@ def test_the_steps_of_all_ranks_are_the_order_cut_by_position(
         assert [each.tolist() for each in found.tensors(torch.device("cpu"))] == ours
         assert (found.steps, found.total) == (steps, total)
         assert found.begin(skip) == sum(at % world == rank for at in range(skip * batch))
+
+
+@given(
+    n=st.integers(1, 60),
+    world=st.integers(1, 5),
+    own=st.integers(1, 6),
+    contract=st.sampled_from(CONTRACTS),
+    data=st.data(),
+)
+def test_a_shared_last_step_has_a_sample_of_each_rank_where_there_are_as_many(
+    n: int, world: int, own: int, contract: Contract, data: st.DataObject
+) -> None:
+    reached = None
+    for rank in range(world):
+        shard = Shard(n=n, rank=rank, world=world, contract=contract)
+        usual, found = Schedule(shard, own * world), Schedule(shard, own * world, shared=True)
+        skip = data.draw(st.integers(0, found.steps))
+        steps = [each.tolist() for each in found.arrays()]
+        assert [index for step in steps for index in step] == shard.indices().tolist()
+        assert [each.tolist() for each in Schedule(shard, own * world, skip, shared=True).arrays()] == steps[skip:]
+        assert found.steps == usual.steps == len(steps)
+        assert all(len(step) <= own for step in steps)
+        if own > 1 and n >= world:
+            assert all(steps)
+        else:
+            assert steps == [each.tolist() for each in usual.arrays()]
+        sums = np.cumsum([0, *map(len, steps)])
+        reached = sums if reached is None else reached + sums
+    assert reached is not None
+    assert [found.reached(step) for step in range(found.steps + 1)] == reached.tolist()

@@ -121,7 +121,8 @@ class Account(Lifetime):
         """Return a loader that yields what any DataLoader yields, and accounts for it: each `iter()` is the next epoch.
 
         All ranks have the same number of batches. A rank that has no sample left in the last one gets an empty batch,
-        or a filler where `weigh` multiplies its loss with 0.
+        or a filler where `weigh` multiplies its loss with 0. In a phase that does not train, the last step takes
+        samples of the one before it, so that each rank has one, unless `batch_size` is 1.
 
         Args:
             dataset: A map-style dataset, or an IterableDataset with `__len__` and `at_indices(indices)`. If it has an

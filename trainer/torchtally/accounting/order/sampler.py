@@ -36,6 +36,9 @@ class Sampler(data.Sampler[int]):
         rank: This process's rank (default: that of the process group).
         world: Number of ranks (default: that of the process group).
 
+    Attributes:
+        shared: Whether each rank has a sample in the last of the `steps` where it can: `Schedule`.
+
     Example:
         >>> list(Sampler(9, shuffle=False, rank=1, world=2))
         [1, 3, 5, 7]
@@ -55,6 +58,7 @@ class Sampler(data.Sampler[int]):
         world: int | None = None,
     ):
         self.n, self.batch_size, self.seed, self.contract, self.drop_last = n, batch_size, seed, contract, drop_last
+        self.shared = False
         if order and not shuffle:
             raise Refused(f"order={order} needs shuffle=True")
         self.order: Order = order.of(n) if order else "feistel-1" if shuffle else "sequential"
@@ -96,7 +100,8 @@ class Sampler(data.Sampler[int]):
     @property
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
-        return self.schedule.steps * self.batch_size - len(self) >= self.batch_size
+        schedule = self.schedule
+        return schedule.begin(schedule.steps - 1) >= len(self)
 
     @property
     def filler(self) -> int:
@@ -107,7 +112,7 @@ class Sampler(data.Sampler[int]):
     @property
     def schedule(self) -> Schedule:
         """The steps of what was chosen."""
-        return Schedule(self.shard, self.batch, int(self._place[2]), self.drop_last)
+        return Schedule(self.shard, self.batch, int(self._place[2]), self.drop_last, self.shared)
 
     def salt(self, step: int, indices: list[int]) -> int:
         """What the randomness of a step depends on: its samples, at any number of ranks."""

@@ -21,19 +21,21 @@ _CHUNK, _CHUNK_ON_GPU = 1 << 15, 1 << 20
 class Schedule:
     """Step s covers the positions [start + s · batch, start + (s + 1) · batch) of the order, at any number of ranks.
 
-    All ranks have equally many steps. The last one has fewer samples, on some ranks none.
+    All ranks have equally many steps. The last one has fewer samples, on some ranks none unless it is `shared`.
 
     Attributes:
         shard: What the rank consumes.
         batch: Samples of all ranks together in a step.
         skip: Number of steps, from the first on, that are made already.
         drop_last: Whether a last step that has fewer samples is left out.
+        shared: Whether the last step takes samples of the one before it if a rank has none and that has two for each.
     """
 
     shard: Shard
     batch: int
     skip: int = 0
     drop_last: bool = False
+    shared: bool = False
 
     @cached_property
     def steps(self) -> int:
@@ -52,7 +54,7 @@ class Schedule:
 
     def reached(self, steps: int) -> int:
         """Samples of all ranks in the first steps, repeats counted."""
-        return min(steps * self.batch, self.total)
+        return min(self._edge(steps), self.total)
 
     def position(self, step: int) -> int:
         """The position of the order at which a step begins, from 1, as if the order had no end."""
@@ -60,7 +62,14 @@ class Schedule:
 
     def begin(self, step: int) -> int:
         """The number, in this rank's shard, of its first sample at or after a step's first position."""
-        return -(-(step * self.batch - self.shard.rank) // self.shard.world)
+        return -(-(self._edge(step) - self.shard.rank) // self.shard.world)
+
+    def _edge(self, step: int) -> int:
+        """How many positions after the first one a step begins."""
+        edge, world = step * self.batch, self.shard.world
+        if self.shared and step == self.steps - 1 > 0 and self.batch >= 2 * world:
+            return min(edge, self.total - world)
+        return edge
 
     def arrays(self) -> Iterator[Indices]:
         """Yield this rank's sample indices of each step that is left, int64 (samples,)."""
@@ -78,7 +87,8 @@ class Schedule:
         for first in range(self.skip, steps, at_once):
             last = min(first + at_once, steps)
             numbers = range(first, last + 1)
-            bounds: Sequence[int] = [*map(self.begin, numbers)] if uneven else range(first * own, last * own + 1, own)
+            equal = not uneven and not self.shared
+            bounds: Sequence[int] = range(first * own, last * own + 1, own) if equal else [*map(self.begin, numbers)]
             some = computed(bounds[0], bounds[-1])
             for low, high in pairwise(bounds):
                 yield some[low - bounds[0] : high - bounds[0]]

@@ -237,6 +237,7 @@ class Phases:
             order = division.order or (self._order if division.shuffle else None)
             offered = division._replace(order=order and order.offered(dataset))
             sampler = self.declare(phase, len(dataset), offered, fingerprint(dataset))
+            sampler.shared = not division.trains  # the loss of an empty batch is no number, and training has fillers
         try:
             self._loaders[phase] = step_loader.StepLoader(dataset, sampler, **options)
         except (TypeError, ValueError) as error:  # DataLoader's own checks
