@@ -1,5 +1,6 @@
 """Epochs that are open at once: a step that uses gradients of two epochs, and batches of the next one fetched ahead."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_what_is_cleared_in_the_next_epoch_is_dropped_from_its_own() -> None:
 
 
 def loses_the_last(account: Account, loader: Iterable[Tensor], model: Any, optimizer: SGD, after: After) -> None:
-    """One rank forgets to weigh the last loss of the first epoch."""
+    """One rank forgets to weigh the last loss of the first epoch, which has 3 batches. It says what it trains."""
     rank = torch.distributed.get_rank()
     for number, batch in enumerate(endless(account, loader)):
         optimizer.zero_grad()
@@ -164,6 +165,7 @@ def loses_the_last(account: Account, loader: Iterable[Tensor], model: Any, optim
             account.weigh(loss, batch)
         loss.backward()
         optimizer.step()
+        print(f"batch {number + 1}", file=sys.stderr)
 
 
 def test_a_batch_that_one_rank_has_lost_is_told_at_the_end_of_the_next_epoch() -> None:
@@ -171,6 +173,7 @@ def test_a_batch_that_one_rank_has_lost_is_told_at_the_end_of_the_next_epoch() -
     assert [each["code"] for each in found] == [3, 3]
     lines = [line for line in found[0]["lines"] if line["rank"] == "all"]
     assert [(line["epoch"], line["lost"]) for line in lines] == [(1, 3)]
+    assert all("batch 6\n" in each["err"] and "batch 7\n" not in each["err"] for each in found)
     assert "train epoch 1 is not proved" in found[0]["err"] and "skip(reason) leaves one out" in found[1]["err"]
 
 
@@ -191,3 +194,25 @@ def test_a_run_is_stopped_after_a_step_of_two_epochs() -> None:
     assert sum(found[0]["result"][0]) == N + 8
     verdict = verified(found)
     assert verdict.holds and [line["epoch"] for line in found[0]["lines"] if line["rank"] == "all"] == [1, 2]
+
+
+def steps_at_its_own_pace() -> int:
+    """Each rank has a model of its own. Rank 0 steps in each epoch, of one batch, and rank 1 in each third one."""
+    model = Times()
+    optimizer = SGD(model.parameters(), lr=1)
+    every = 3 if torch.distributed.get_rank() else 1
+    with Account("t", epochs=6) as account:
+        account.optimizer(optimizer, replicated=False)
+        for number, batch in enumerate(endless(account, account.loader(Numbers(), batch_size=N)), 1):
+            account.weigh(model(batch)).backward()
+            if number % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return sum(model.times)
+
+
+def test_epochs_that_one_rank_has_decided_wait_for_another() -> None:
+    found = run(2, steps_at_its_own_pace)
+    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+    assert sum(each["result"] for each in found) == 6 * N
+    assert verified(found).holds
