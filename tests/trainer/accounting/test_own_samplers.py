@@ -160,6 +160,45 @@ def test_other_ranks_go_on_between_two_epochs_and_not_within_one(tmp_path: Path)
             assert verified(found).holds
 
 
+def goes_on_with_its_samplers_state(folder: str, until: int) -> int:
+    """The same with a sampler that has a state, which the program saves and loads as well, or leaves alone."""
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    kept, steps = Path(folder) / f"state-{os.environ['RANK']}", 0
+    sampler = StatefulDistributedSampler(range(24))  # type: ignore[arg-type]
+    saved = torch.load(kept) if kept.exists() else {}
+    if "sampler" in saved:
+        sampler.load_state_dict(saved["sampler"])
+    with Account("own", epochs=2) as account:
+        loader = account.loader(Noisy(24), sampler=sampler, batch_size=3)
+        if saved:
+            account.load_state_dict(saved["account"])
+        for epoch in account.epochs():
+            for _ in account.epoch("train", epoch, loader):
+                account.commit()
+                steps += 1
+                if steps == until:
+                    torch.save({"account": account.state_dict(), "sampler": sampler.state_dict()}, kept)
+                    dist.barrier()
+                    os.kill(os.getpid(), signal.SIGKILL)
+    return steps
+
+
+@pytest.mark.parametrize("until", [1, 4], ids=["within an epoch", "between two"])
+def test_a_samplers_own_state_is_not_needed_and_refused_if_it_is_loaded(tmp_path: Path, until: int) -> None:
+    pytest.importorskip("torchdata")
+    folder = str(tmp_path)
+    assert ranks.run(2, as_rank, goes_on_with_its_samplers_state, folder, until, killed=True) == [None, None]
+    found = run(2, goes_on_with_its_samplers_state, folder, 0)
+    assert [each["code"] for each in found] == [2, 2]
+    assert "draws none: load no state into it" in found[0]["err"]
+    for kept in tmp_path.iterdir():
+        torch.save({"account": torch.load(kept)["account"]}, kept)
+    found = run(2, goes_on_with_its_samplers_state, folder, 0)
+    assert [(each["code"], each["result"]) for each in found] == [(0, 8 - until)] * 2, found[0]["err"]
+    assert verified(found).holds
+
+
 RESTLESS: dict[str, Any] = {"sampler": Restless(N), "batch_size": 3}
 
 

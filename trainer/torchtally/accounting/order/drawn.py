@@ -153,7 +153,10 @@ class DrawnSampler:
         same = all(drawn == of_rank[0] for drawn in of_rank.values())
         self.schedule = self._turns(epoch, skip, batches) if same else self._own(epoch, skip, batches, of_rank)
         if not self.whole:
-            raise Refused(f"{where}: the sampler must draw samples, and draws none")
+            raise Refused(
+                f"{where}: the sampler must draw samples, and draws none: load no state into it, as a resume draws the "
+                "epoch again"
+            )
         if self.contract == "exact":
             self._check(batches, where, same)
         if before is not None and before != self.schedule.drawn(skip):
