@@ -63,6 +63,7 @@ elif "torch.cat" in block:
     dataset = [torch.zeros(1 + index % 5) for index in range(N)]
 else:
     dataset = [(torch.zeros(2), index % 3) for index in range(N)]
+unseen = dataset
 if "isnan" in block:
     for index in (3, 7):
         dataset[index][0].fill_(torch.nan)
