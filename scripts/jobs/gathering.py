@@ -7,7 +7,8 @@ from typing import Any
 
 from torchtally.observed import report as observed
 from torchtally.record.record import Record
-from torchtally.verifier import observing, phrasing
+from torchtally.verifier import observing
+from torchtally.verifier.conclusion import conclusion, summary_of_runs
 from torchtally.verifier.log import Log
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
@@ -156,7 +157,7 @@ def _judgement(log: Log) -> tuple[Outcome, str]:
 
 
 def _sentence(verdicts: list[Verdict]) -> str:
-    return phrasing.conclusion(verdicts[0]) if len(verdicts) == 1 else phrasing.summary_of_runs(verdicts)
+    return conclusion(verdicts[0]) if len(verdicts) == 1 else summary_of_runs(verdicts)
 
 
 def _is_of(pod: Pod, job: ClusterJob) -> bool:

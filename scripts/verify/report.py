@@ -7,7 +7,7 @@ from torchtally.observed import report as observed
 from torchtally.observed.judge import Observation
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
-from torchtally.verifier import phrasing
+from torchtally.verifier.conclusion import conclusion, summary_of_runs
 from torchtally.verifier.lines import in_order
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, fulfilled
@@ -76,7 +76,7 @@ def _of_runs(verdicts: list[Verdict], good: str, bad: str) -> str:
     texts = [f"run {verdict.run}\n{text}" for verdict, text in zip(verdicts, texts, strict=True)]
     outcome = worst(verdict.outcome for verdict in verdicts)
     mark = good if outcome is Outcome.PROVED else f"{bad} {outcome}:"
-    return "\n\n".join([*texts, f"{mark} {phrasing.summary_of_runs(verdicts)}"])
+    return "\n\n".join([*texts, f"{mark} {summary_of_runs(verdicts)}"])
 
 
 def _text(verdict: Verdict, good: str, bad: str) -> str:
@@ -92,7 +92,7 @@ def _text(verdict: Verdict, good: str, bad: str) -> str:
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]
-    text.append(f"{good if verdict.holds else bad} {phrasing.conclusion(verdict)}")
+    text.append(f"{good if verdict.holds else bad} {conclusion(verdict)}")
     return "\n".join(text)
 
 

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 
-from torchtally_observer import loaders, process
+from torchtally_observer import loaders
 from torchtally_observer.indices import Indices, as_list
 from torchtally_observer.streams import Stream
 
@@ -17,13 +17,14 @@ class Pass:
 
     Args:
         source: What is known of its loader.
+        process: What is observed in this process.
     """
 
-    def __init__(self, source):
+    def __init__(self, source, process):
         self.loader = loaders.described(source)
         self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
         self.number = 0
-        self._process = process.current()
+        self._process = process
         self.gradients = None  # whether they were on, for its newest batch, if no optimizer has stepped since
         self._are_on = sys.modules["torch"].is_grad_enabled
         self.batches = self.samples = 0

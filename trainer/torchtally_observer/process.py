@@ -35,7 +35,7 @@ class Process:
         """A pass of a loader begins. Returns it."""
         self.arm()
         ranks.look()
-        begun = Pass(source)
+        begun = Pass(source, self)
         key = begun.loader_key
         begun.number = self._passes.get(key, 0)
         self._passes[key] = begun.number + 1

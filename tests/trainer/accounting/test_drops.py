@@ -25,7 +25,7 @@ from torchtally.accounting.ledger.tally import Run
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import PREFIX
-from torchtally.verifier import phrasing
+from torchtally.verifier.conclusion import summary
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import judge
 
@@ -92,7 +92,7 @@ def test_what_is_dropped_is_known_over_resumes_and_the_rest_is_in_the_weights(wo
     assert verdict.holds, verdict.problems
     assert verdict.last and verdict.last.phases["train"].dropped == EPOCHS * len(BAD)
     assert verdict.last.phases["train"].dropped_in == ((EPOCHS, len(BAD)),)
-    assert "; dropped by the program: 18 samples of train, 9 samples of test" in phrasing.summary(verdict)
+    assert "; dropped by the program: 18 samples of train, 9 samples of test" in summary(verdict)
     out = found[0]["out"]
     assert "every sample exactly once" not in out and out.count(ONCE) == EPOCHS + 1
     every = "".join(each["err"] for each in found)

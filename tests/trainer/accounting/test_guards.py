@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from torchtally import Account
 from torchtally.accounting.guards.guards import GUARDS, switched_off
 from torchtally.errors import Refused
-from torchtally.verifier.phrasing import summary
+from torchtally.verifier.conclusion import summary
 
 N, EPOCHS = 24, 3
 DOCS = Path(__file__).parents[3] / "docs"

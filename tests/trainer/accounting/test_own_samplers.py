@@ -32,7 +32,7 @@ from torchtally import Account, Batch, Steps
 from torchtally.accounting.order.drawn import DrawnSampler
 from torchtally.accounting.order.source import Source
 from torchtally.proof.line import PREFIX
-from torchtally.verifier.phrasing import conclusion
+from torchtally.verifier.conclusion import conclusion
 
 N = 23
 LENGTHS = [(7 * index) % 11 + 1 for index in range(N)]

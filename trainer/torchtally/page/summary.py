@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from torchtally.page.content import Content
 from torchtally.page.markup import Html, details, element
 from torchtally.record.sentences import date, duration
+from torchtally.verifier.conclusion import conclusion
 from torchtally.verifier.outcome import Outcome
-from torchtally.verifier.phrasing import conclusion
 
 _SHOWN = 6  # problems; the others on request
 _MOST = 500  # problems

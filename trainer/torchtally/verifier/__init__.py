@@ -10,6 +10,7 @@ verdict        judges each run by all of these checks:
 line_check     the lines, against their own fields, each other and the plan
 digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)
 summary_check  the last line of the run, against its own fields and the other lines
-phrasing       the wording of sentences
+conclusion     the final sentence on a run, or on several
+phrasing       the wording of parts of sentences
 observing      the observation in a log: see torchtally.observed
 """
