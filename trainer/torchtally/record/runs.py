@@ -19,13 +19,14 @@ from torchtally.record.model import (
     Straggler,
 )
 from torchtally.record.spread import Spread
+from torchtally.verifier import lineage
+from torchtally.verifier.lineage import Place
 from torchtally.verifier.lines import Lines, together
 
 _REPORTS = 256  # of each pod, that are kept
 _CHECKPOINTS = _STRAGGLERS = 1024
 _SECOND = 1.0
 _Key = tuple[int, int, str, int]  # attempt, its begin, phase, epoch
-_Place = tuple[float, float]  # in the run's story: epoch, and number of the phase in the plan
 
 
 class RunLines:
@@ -131,10 +132,10 @@ class RunLines:
         for each in groups:
             blocks[*each.first.attempt_began, *each.first.block].append(each)
 
-        def place(key: _Key) -> _Place:
-            return key[3], phases.index(key[2]) if key[2] in phases else len(phases)
+        def place(key: _Key) -> Place:
+            return lineage.place(key[2:], phases)
 
-        repeated = _repeated({(*key[:2], place(key)) for key in blocks}, attempts)
+        repeated = lineage.repeated([*((key[:2], place(key)) for key in blocks), *_reported(attempts)])
         newest = {(key[0], *key[2:]): key for key in sorted(blocks)}  # of attempts with one number
         for key in sorted(blocks, key=lambda key: (place(key), key[:2])):
             event = (key[0], *key[2:])
@@ -148,22 +149,11 @@ class RunLines:
             )
 
 
-def _repeated(lines: set[tuple[int, int, _Place]], attempts: list[Attempt]) -> dict[tuple[int, int], _Place]:
-    """By attempt, from which place on later ones went through the run again."""
-    begins: dict[tuple[int, int], _Place] = {}
-    for number, began, place in lines:
-        begins[number, began] = min(place, begins.get((number, began), place))
-    for each in attempts:  # its epoch in progress may be complete but for an evaluation
-        again: _Place = (each.epoch + 1, 0) if each.resumed else (1, 0)
-        if each.last is not None:  # reported, so that it is known whether it began anew
-            key = each.number, each.began
-            begins[key] = min(again, begins.get(key, again))
-    repeated: dict[tuple[int, int], _Place] = {}
-    least: _Place = (float("inf"), 0)
-    for key in sorted(begins, reverse=True):
-        repeated[key] = least
-        least = min(least, begins[key])
-    return repeated
+def _reported(attempts: list[Attempt]) -> Iterator[tuple[tuple[int, int], Place]]:
+    """Where attempts that have reported began: whether anew is known of them alone."""
+    for each in attempts:
+        if each.last is not None:  # its epoch in progress may be complete but for an evaluation
+            yield (each.number, each.began), (each.epoch + 1, 0) if each.resumed else (1, 0)
 
 
 def _phases(firsts: Sequence[TallyLine], plan: Mapping[str, int]) -> Iterator[Phase]:

@@ -84,19 +84,6 @@ def _described(last: RunSummary, phase: str) -> str:
     return f"{which}{end} of N {stated.n} under {stated.contract}"
 
 
-def superseded(last: RunSummary, line: TallyLine) -> bool:
-    """Whether a later attempt did the line's epoch again: its samples were shared out differently at last.
-
-    Or it stopped the run before the end of that epoch.
-    """
-    if line.attempt >= last.attempt or line.epoch > last.plan.get(line.phase, 0):
-        return False
-    if line.epoch > last.epochs(line.phase):
-        return True
-    dealt = (*last.dealt(line.phase, line.epoch), last.end(line.phase, line.epoch))
-    return (line.start, line.world, line.end) != dealt
-
-
 def contradictions(last: RunSummary, groups: list[Lines]) -> Iterator[Problem]:
     """Contradictions with other lines; of a phase whose lines are complete, with their sum, too."""
     camps: dict[tuple[str, str, str, str], list[Lines]] = defaultdict(list)

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain
 
 from torchtally.proof import table
-from torchtally.proof.line import Attempt, TallyLine
+from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier import expected, growth, line_check, lineage, summary_check
@@ -92,11 +92,8 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         last = summary_check.with_sizes(last, sizes)
     faults = list(summary_check.faults(last)) if last else []
     proven = last is not None and not faults
-    groups = lineage.of(every, last)
-    if last and proven:
-        counting = {line.block for line in firsts(groups) if not summary_check.superseded(last, line)}
-        groups = [each for each in groups if each.first.block in counting]  # of one attempt, all of a block or none
-    superseded = _superseded(every, groups)
+    groups = lineage.of(every, last, proven=proven)
+    superseded = lineage.superseded(every, groups)
     if last:
         faults += _faults_before(log.lasts[run], last, groups, sizes)
     groups, grown = growth.as_planned_at_last(groups, last)
@@ -148,17 +145,6 @@ def _faults_before(
             stated = summary_check.with_sizes(each, sizes)
             for problem in chain(summary_check.faults(stated), summary_check.contradictions(stated, own)):
                 yield replace(problem, where=", ".join(filter(None, [name, problem.where])))
-
-
-def _superseded(every: list[Lines], groups: list[Lines]) -> Iterator[str]:
-    attempts, counted = Counter[Attempt](), Counter[Attempt]()
-    for counts, of in ((attempts, every), (counted, groups)):
-        for each in of:
-            counts[each.first.attempt_began] += len(each)
-    ordered = sorted(attempts)
-    for attempt, name in zip(ordered, attempt_names(ordered), strict=True):
-        if superseded := attempts[attempt] - counted[attempt]:
-            yield f"{superseded} lines of {name} are superseded: a later attempt resumed before them"
 
 
 def _at_once(missing: list[Problem]) -> Iterator[str]:
