@@ -488,11 +488,11 @@ def test_a_loop_that_does_not_resume_is_refused(tmp_path: Path) -> None:
     assert "call resume() before the first commit" in checkpointed.run(1, never_resumes, tmp_path)[0].message
 
 
-def trains_apart(folder: Path, others: bool) -> Loop:
-    """Ranks without DistributedDataParallel, whose machines are `others` or alike."""
-    if others:
-        own, rank = conditions.of_this_rank, dist.get_rank()
-        conditions.of_this_rank = lambda device: own(device) | {"instructions": f"those of rank {rank}"}
+def trains_apart(folder: Path, others: list[int]) -> Loop:
+    """Ranks without DistributedDataParallel, on machines that are alike, except those of `others`."""
+    if dist.get_rank() in others:
+        own = conditions.of_this_rank
+        conditions.of_this_rank = lambda device: own(device) | {"instructions": "others"}
     loop = Loop(folder, "plain", every=32400)
 
     def before_commit(loop: Loop) -> None:
@@ -503,13 +503,17 @@ def trains_apart(folder: Path, others: bool) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    ("world", "others", "different"),
+    [(2, [], "ranks 0 and 1"), (2, [1], None), (3, [1], "ranks 0 and 2")],
+    ids=["alike", "others", "others between"],
+)
 def test_a_checkpoint_of_ranks_with_other_weights_is_refused_unless_machines_round_differently(
-    others: bool, tmp_path: Path
+    world: int, others: list[int], different: str | None, tmp_path: Path
 ) -> None:
-    for found in checkpointed.run(2, trains_apart, tmp_path, others):
-        assert found.code == (0 if others else 2), found.message
-        assert ("ranks 0 and 1 have different values of model.count.weight" in found.message) is not others
+    for found in checkpointed.run(world, trains_apart, tmp_path, others):
+        assert found.code == (2 if different else 0), found.message
+        assert (f"{different} have different values of model.count.weight" in found.message) is bool(different)
 
 
 class Holder:

@@ -2,10 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ import torch.distributed as dist
 from accounts import alone, as_rank, run, tallied
 from witness import Direct, Noisy, Witness
 
-from torchtally import Account, Batch
-from torchtally.checkpoints import checkpoints, writer
+from torchtally import Account, Batch, exchange
+from torchtally.checkpoints import checkpoints, conditions
 
 N, SIZE = 29, 4
 
@@ -298,11 +299,10 @@ def saves_many(folder: Path, parameters: int, unequal: bool) -> int:
     model = torch.nn.ParameterDict({f"w{number}": torch.zeros(2) for number in range(parameters)})
     model.register_buffer("of each rank", torch.full((2,), float(dist.get_rank())))
     sent: list[int] = []
-    tell = writer.on_all
 
-    def counted(group: Any, function: Callable[[], Any]) -> Any:
-        sent.append(len(json.dumps(function())))
-        return tell(group, function)
+    def counted(value: Any, group: dist.ProcessGroup) -> list[Any]:
+        sent.append(len(json.dumps(value)))
+        return exchange.all_gather(value, group)
 
     with Account(task="t", plan={"train": 1}) as account:
         loader = account.loader(Noisy(N), "train", batch_size=SIZE)
@@ -310,7 +310,7 @@ def saves_many(folder: Path, parameters: int, unequal: bool) -> int:
         kept.resume()
         if unequal and account.rank == 1:
             model["w7"].data += 1
-        writer.on_all = counted
+        conditions.exchange = SimpleNamespace(all_gather=counted)
         for batch in account.epoch("train", 1, loader):
             account.commit()
             if batch.step == 1:

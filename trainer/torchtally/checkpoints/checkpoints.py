@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtally import events
-from torchtally.checkpoints import conditions, in_use
+from torchtally.checkpoints import in_use
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import Manifest
 from torchtally.checkpoints.objects import Hashes, Objects
@@ -97,8 +97,7 @@ class Checkpoints:
         self._catalog = Catalog(self._storage, self._group, account.source.pod)
         self._catalog.check_shared()
         self._reached = Reached(Path(self._storage.path("reached"))) if local else None
-        alike = conditions.alike(self._objects.device, self._group)
-        self._writer = Writer(self._storage, self._catalog, keep, alike)
+        self._writer = Writer(self._storage, self._catalog, keep, self._objects.device)
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # commits between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()

@@ -1,5 +1,6 @@
 """The conditions of a training: what a checkpoint must share, and what ranks must share to have equal weights."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,23 @@ import torch.distributed as dist
 from torchtally import exchange
 
 
-def alike(device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether all ranks compute under the same conditions; rank 0 alone knows. A collective call."""
-    found = exchange.gather(of_this_rank(device), group) or []
-    return all(each == found[0] for each in found)
+def different(sums: Mapping[str, int | None], device: torch.device, group: dist.ProcessGroup) -> tuple[int, str] | None:
+    """A rank whose values differ from rank 0's, and the first that does, by their checksums. A collective call.
+
+    Ranks under other conditions than rank 0 are not compared: their last bits can differ. The checksums of all values
+    travel only if something differs.
+    """
+    digest = hashlib.sha256(repr(sorted(sums.items())).encode()).hexdigest()
+    first, *others = exchange.all_gather([of_this_rank(device), digest], group)
+    compared = [rank for rank, each in enumerate(others, 1) if each[0] == first[0] and each != first]
+    if not compared:
+        return None
+    whole = exchange.all_gather(dict(sums), group)
+    for rank in compared:
+        for name in sorted(whole[0].keys() & whole[rank].keys()):
+            if whole[0][name] != whole[rank][name]:
+                return rank, name
+    return None
 
 
 def of_this_rank(device: torch.device) -> dict[str, Any]:

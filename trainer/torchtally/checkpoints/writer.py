@@ -7,7 +7,7 @@ mix up.
 import hashlib
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchtally import events
+from torchtally.checkpoints import conditions
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import MANIFEST, File, Manifest
 from torchtally.checkpoints.storage import Storage
@@ -40,7 +41,7 @@ class Writer:
         storage: Where to.
         catalog: Names the checkpoints, and removes those that are not kept.
         keep: Number of checkpoints that are kept.
-        alike: Whether all ranks compute under the same conditions; rank 0's counts.
+        device: Where the models are.
 
     Attributes:
         failed: Whether the last checkpoint could not be written.
@@ -48,8 +49,8 @@ class Writer:
         saved: On rank 0, URL and SHA-256 of the manifest of the last checkpoint, if it could be written.
     """
 
-    def __init__(self, storage: Storage, catalog: Catalog, keep: int, alike: bool):
-        self._storage, self._catalog, self._keep, self._alike = storage, catalog, keep, alike
+    def __init__(self, storage: Storage, catalog: Catalog, keep: int, device: torch.device):
+        self._storage, self._catalog, self._keep, self._device = storage, catalog, keep, device
         self._group = new_group(_SLOWEST_WRITE)
         cuda = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))  # pinned memory, copied without blocking
@@ -112,8 +113,12 @@ class Writer:
     ) -> events.Saved | events.SaveFailed | Refused:
         """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
         sums = {f"{model}.{key}": _sum(state[model][key]) for model, key in compared}
-        if problem := self._unequal(sums):
-            return Refused(problem)
+        if found := conditions.different(sums, self._device, self._group):
+            rank, parameter = found
+            return Refused(
+                f"checkpoints: ranks 0 and {rank} have different values of {parameter}, and a checkpoint holds those "
+                "of only one: average the gradients over all ranks in each step, as DistributedDataParallel does"
+            )
         writer, files = self._storage.writer(name)
         cause = self.saved = None
         try:
@@ -140,27 +145,6 @@ class Writer:
         path, contents = f"{name}/{MANIFEST}", manifest.printed()
         self._storage.write(path, contents)
         self.saved = self._storage.url(path), hashlib.sha256(contents).hexdigest()
-
-    def _unequal(self, own: Mapping[str, int | None]) -> str | None:
-        """Name a parameter of which ranks have different values, though it is saved once for all of them.
-
-        Ranks under different conditions, which rank 0 knows, are not compared: their last bits can differ. The
-        checksums of all parameters travel only if something differs.
-        """
-        digest = hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()
-        (compares, first), *others = on_all(self._group, lambda: [self._alike, digest])
-        if not compares or all(each == first for _, each in others):
-            return None
-        whole, *rest = on_all(self._group, lambda: own)
-        for rank, sums in enumerate(rest, 1):
-            for parameter in sorted(whole.keys() & sums.keys()):
-                if whole[parameter] != sums[parameter]:
-                    return (
-                        f"checkpoints: ranks 0 and {rank} have different values of {parameter}, and a checkpoint holds "
-                        "those of only one: average the gradients over all ranks in each step, as "
-                        "DistributedDataParallel does"
-                    )
-        return None
 
 
 def _sum(value: Any) -> int | None:

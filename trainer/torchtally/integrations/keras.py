@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.utils import data
 
-from torchtally import exchange
 from torchtally.accounting.account import Account
 from torchtally.accounting.loader import Loader
 from torchtally.checkpoints import conditions
@@ -116,12 +115,10 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Refuse ranks that average no gradients. Those of other machines can differ in the last bits."""
         weights: list[torch.Tensor] = [each.value.detach() for each in self.model.trainable_variables]
         device = weights[0].device if weights else torch.device("cpu")
-        own = [conditions.of_this_rank(device), [hash_of(each) for each in weights]]
-        (here, first), *others = exchange.all_gather(own, own_group.of_all())
-        different = [rank for rank, (there, each) in enumerate(others, 1) if there == here and each != first]
-        if different:
+        sums = {str(number): hash_of(each) for number, each in enumerate(weights)}  # names can differ between ranks
+        if found := conditions.different(sums, device, own_group.of_all()):
             raise Refused(
-                f"ranks 0 and {different[0]} have different weights after the same step, as nothing averages their "
+                f"ranks 0 and {found[0]} have different weights after the same step, as nothing averages their "
                 "gradients: put the model in DistributedDataParallel, as examples/keras_fit.py does"
             )
 
