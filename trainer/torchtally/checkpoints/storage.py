@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 
 from torchtally.atomic_file import replace, sync
 from torchtally.checkpoints.manifest import MANIFEST, File
-from torchtally.errors import Refused
+from torchtally.file_systems import as_os_errors, opened
 
 
 class Storage:
@@ -25,12 +24,9 @@ class Storage:
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = os.fspath(folder)
-        try:
-            # Listings are never kept: other ranks write, too.
-            self.fs, self.root = fsspec.core.url_to_fs(self.folder, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise Refused(f"checkpoints: the folder {self.folder!r} cannot be used: {error}") from None
-        self.root = self.root.rstrip("/")
+        # Listings are never kept: other ranks write, too.
+        self.fs, root = opened(self.folder, "checkpoints: the folder ", use_listings_cache=False)
+        self.root = root.rstrip("/")
         self.local = isinstance(self.fs, LocalFileSystem)
 
     def __str__(self) -> str:
@@ -46,7 +42,7 @@ class Storage:
 
     def names(self) -> list[str]:
         """Everything in the folder; nothing if there is no such folder."""
-        with _as_os_errors():
+        with as_os_errors():
             try:
                 return sorted(path.rstrip("/").rpartition("/")[2] for path in self.fs.ls(self.root, detail=False))
             except FileNotFoundError:
@@ -54,18 +50,18 @@ class Storage:
 
     def sizes(self, name: str) -> dict[str, int]:
         """The files of `name`, with their sizes in bytes."""
-        with _as_os_errors():
+        with as_os_errors():
             found = self.fs.ls(self.path(name), detail=True)
             return {each["name"].rpartition("/")[2]: each["size"] for each in found if each["type"] == "file"}
 
     def read(self, name: str) -> bytes:
-        with _as_os_errors():
+        with as_os_errors():
             contents: bytes = self.fs.cat_file(self.path(name))
             return contents
 
     def write(self, name: str, contents: bytes) -> None:
         """Write a file that appears complete or not at all."""
-        with _as_os_errors():
+        with as_os_errors():
             if self.local:
                 Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
                 replace(Path(self.path(name)), contents)
@@ -73,12 +69,12 @@ class Storage:
                 self.fs.pipe_file(self.path(name), contents)
 
     def sha256(self, name: str) -> str:
-        with _as_os_errors(), self.fs.open(self.path(name), "rb") as file:
+        with as_os_errors(), self.fs.open(self.path(name), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def remove(self, name: str) -> None:
         """Remove a file, or a checkpoint: its manifest first, so that what is left of it never looks whole."""
-        with _as_os_errors():
+        with as_os_errors():
             for path in (self.path(f"{name}/{MANIFEST}"), self.path(name)):
                 if self.fs.exists(path):
                     self.fs.rm(path, recursive=True)
@@ -107,7 +103,7 @@ class Files(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with _as_os_errors(), self._fs.open(path, mode) as raw:
+        with as_os_errors(), self._fs.open(path, mode) as raw:
             if mode == "rb":
                 yield raw
                 return
@@ -117,7 +113,7 @@ class Files(FileSystemBase):
         self.written[_name(path)] = File(stream.size, stream.sha256.hexdigest())
 
     def rename(self, path: Any, new_path: Any) -> None:
-        with _as_os_errors():
+        with as_os_errors():
             self._fs.mv(path, new_path)
         self.written[_name(new_path)] = self.written.pop(_name(path))
 
@@ -127,11 +123,11 @@ class Files(FileSystemBase):
             sync(Path(path).parent)
 
     def exists(self, path: Any) -> bool:
-        with _as_os_errors():
+        with as_os_errors():
             return bool(self._fs.exists(path))
 
     def rm_file(self, path: Any) -> None:
-        with _as_os_errors():
+        with as_os_errors():
             self._fs.rm(path)
 
     def concat_path(self, path: Any, suffix: str) -> str:
@@ -175,13 +171,3 @@ class _Hashing:
 
 def _name(path: Any) -> str:
     return str(path).rpartition("/")[2]
-
-
-@contextmanager
-def _as_os_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] in ("builtins", "torch"):
-            raise
-        raise OSError(f"{type(error).__name__}: {error}") from None

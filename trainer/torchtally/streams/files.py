@@ -4,24 +4,23 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
 from filelock import FileLock
 from fsspec.implementations.local import LocalFileSystem
 
-from torchtally.errors import Ending, Refused, Volume
+from torchtally.errors import Refused
+from torchtally.file_systems import opened, reading
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _REQUESTS = 16  # at a time
 _ATTEMPTS = 8  # to open a copy that others remove meanwhile
-_DENIED = {"400", "401", "403", "404", "AccessDenied", "InvalidAccessKeyId", "NoCredentialsError", "NoSuchBucket"}
 
 
 # Of this process and, after a fork, of its parent: a child that drops these closes connections that are not its own.
@@ -30,10 +29,7 @@ _systems: list[Any] = []
 
 def system(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it. Every process must ask anew: connections cannot be forked."""
-    try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise Refused(f"{url!r} cannot be used: {error}") from None
+    fs, path = opened(url)
     if not any(fs is each for each in _systems):
         _systems.append(fs)
     return fs, path
@@ -109,27 +105,6 @@ def part(url: str, start: int, end: int | None = None) -> bytes:
     with reading(url):
         found: bytes = fs.cat_file(path, start=start, end=end)
         return found
-
-
-@contextmanager
-def reading(url: str) -> Iterator[None]:
-    """Turn what libraries raise while they read `url` into Refused, or Volume if another attempt can succeed."""
-    try:
-        yield
-    except Ending:
-        raise
-    except Exception as error:
-        if isinstance(error, FileNotFoundError):
-            raise Refused(f"{url} does not exist") from None
-        kind, said = type(error).__name__, getattr(error, "response", None) or {}
-        code = said.get("Error", {}).get("Code") if isinstance(said, dict) else None  # botocore's
-        # What was read is wrong, or a library was used wrongly.
-        final = isinstance(error, ValueError | PermissionError | IsADirectoryError) or (
-            type(error).__module__ == "builtins" and not isinstance(error, OSError)
-        )
-        refused = final or {kind, code} & _DENIED
-        text = " ".join(f"{url} cannot be read: {kind}: {error}".split())
-        raise (Refused if refused else Volume)(text) from None
 
 
 def whole(path: Path, size: int) -> BinaryIO:

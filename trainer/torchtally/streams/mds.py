@@ -19,7 +19,8 @@ from streaming.base.util import bytes_to_int
 from streaming.base.world import World
 
 from torchtally.errors import Refused
-from torchtally.streams.files import Copies, check_distinct, folder_of, reading, whole
+from torchtally.file_systems import reading
+from torchtally.streams.files import Copies, check_distinct, folder_of, whole
 from torchtally.streams.shards import Shards
 
 _INDEX = "index.json"

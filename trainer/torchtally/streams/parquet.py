@@ -10,7 +10,8 @@ import pyarrow
 from pyarrow import parquet
 
 from torchtally.errors import Refused
-from torchtally.streams.files import Files, check_distinct, expanded, of_each, part, reading, system, without_place
+from torchtally.file_systems import reading
+from torchtally.streams.files import Files, check_distinct, expanded, of_each, part, system, without_place
 from torchtally.streams.shards import Shards
 
 _MAGIC = b"PAR1"
