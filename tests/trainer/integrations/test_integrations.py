@@ -116,20 +116,28 @@ def test_what_is_accumulated_with_what_overflows_is_dropped(script_name: str, tm
 
 
 @pytest.mark.parametrize(
-    "script",
-    [LIGHTNING, *(pytest.param(each, marks=pytest.mark.nightly) for each in (TRAINER, ACCELERATE, KERAS))],
+    ("script", "begins_again", "dropped"),
+    [
+        (LIGHTNING, False, 2 * (12 + 5)),
+        by_night(TRAINER, False, 2 * (12 + 6)),  # its contract is padded
+        by_night(KERAS, False, 2 * (12 + 5)),
+        # It tells no adapter of a step that it leaves out, so a checkpoint does not know yet that the batch is dropped.
+        by_night(ACCELERATE, True, 12 + 2 * 12),
+    ],
 )
-def test_what_overflows_before_a_checkpoint_stays_dropped(script: str, tmp_path: Path) -> None:
+def test_what_overflows_before_a_checkpoint_is_dropped_or_handed_out_again(
+    script: str, begins_again: bool, dropped: int, tmp_path: Path
+) -> None:
     """Of the 9 batches of an epoch on each of 3 ranks, the last one overflows, and the checkpoint follows."""
     killed = run(tmp_path, script, DEFAULT[script], "overflows", world=3, dies=11)
     assert killed.returncode == KILLED, killed.stderr
     ended = run(tmp_path, script, DEFAULT[script], "overflows", world=3)
-    assert ended.returncode == 0, ended.stderr
-    assert "✓ the proof holds" in verified(killed.stdout + ended.stdout)
-    assert "train epoch 1" not in ended.stdout + ended.stderr
+    times = proved(tmp_path, killed, ended)["times"]
+    epochs = {line["epoch"] for line in tallied(ended.stdout) if line["phase"] == "train"}
+    assert epochs == ({1, 2, 3} if begins_again else {2, 3})
     train = tallied(ended.stdout)[-1]["phases"]["train"]
-    assert sum(found(tmp_path)["times"]) == train["consumed"]
-    assert train["dropped"] == 2 * (12 + (6 if script == TRAINER else 5))  # its contract is padded
+    assert sum(times) == train["consumed"]
+    assert train["dropped"] == dropped
 
 
 # A script with its arguments, where it is killed, and with which arguments nobody kills it, if with others.
