@@ -68,7 +68,7 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     data = Labelled(N)
     model = Parallel()
     accumulate = 4 if how.startswith("accumulates") else None
-    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate)
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulate, use_ema=how.startswith("averages"))
     if how in ("overflows", "accumulates, scaled"):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     model.compile(optimizer, added)
@@ -84,6 +84,10 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
         model.optimizer.build(model.trainable_variables)
         model.load_weights(folder / "backup/latest.weights.h5") if (folder / "backup").exists() else None
     callbacks = [Dies()] if how == "no callback" else [backup, AccountCallback(account, model), Dies()]
+    if how == "averages, and swaps":
+        callbacks.append(keras.callbacks.SwapEMAWeights())
+    if how == "restores":  # the weights of the first epoch
+        callbacks.append(keras.callbacks.EarlyStopping("loss", mode="max", patience=EPOCHS, restore_best_weights=True))
     if how == "rank 0 repairs":  # in the other order, which is as good
         callbacks = [callbacks[1], backup]
     if how == "loaded before":

@@ -17,11 +17,13 @@ import torch.distributed as dist
 from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report, scaler
 from lightning.pytorch.callbacks import (
     ModelCheckpoint,
+    ModelPruning,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
 from lightning.pytorch.plugins import MixedPrecision
+from torch.utils.data import DataLoader
 
 from torchtally import Account, Steps
 from torchtally.integrations.lightning import AccountCallback
@@ -54,8 +56,16 @@ class Module(lightning.LightningModule):
         if self.how == "validation raises" and (self.current_epoch, index) == (EPOCHS - 1, len(tests) - 1):
             raise RuntimeError("raised")
 
+    def test_step(self, batch: Any, index: int) -> None:
+        pass
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.model.optimizer()
+
+
+class NeverAverages(WeightAveraging):
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return False
 
 
 class Saves(lightning.Callback):
@@ -84,16 +94,21 @@ with Account(task="counted", plan=planned) as ACCOUNT:
     tests = None
     if validates:
         tests = ACCOUNT.loader(DATA, "test", batch_size=20, shuffle=False, trains=False)
-    every = {"every_n_epochs": 1} if how == "epochs" else {"every_n_train_steps": 3}
+    every: dict[str, Any] = {"every_n_epochs": 1} if how == "epochs" else {"every_n_train_steps": 3}
+    if how == "tests":
+        every |= {"monitor": "step", "mode": "min"}  # the first one is the best
     callbacks = [ModelCheckpoint(FOLDER, save_last=True, save_weights_only=how == "weights only", **every)]
     callbacks += [AccountCallback(ACCOUNT)] * (how != "no callback")
     callbacks = [Saves(), *callbacks] if how == "saves" else callbacks
     callbacks += [StochasticWeightAveraging(1.0, 2)] * (how in ("swa", "batch norm"))
     callbacks += [OnExceptionCheckpoint(FOLDER, "last")] * (how == "raises")
-    callbacks += [WeightAveraging()] * (how == "averages")
+    callbacks += [WeightAveraging()] * (how == "averages") + [NeverAverages()] * (how == "never averages")
     local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     parallel: dict[str, Any] = {"strategy": "ddp", "devices": local, "num_nodes": world // local}
     module = Module(how)
+    if how == "prunes":
+        pruned = [(module.model.counts, "weight")]
+        callbacks.append(ModelPruning("l1_unstructured", pruned, amount=0.2, use_lottery_ticket_hypothesis=False))
     trainer = lightning.Trainer(
         accelerator="cpu",
         **({} if how == "apart" else parallel),
@@ -110,5 +125,7 @@ with Account(task="counted", plan=planned) as ACCOUNT:
         given, Module.train_dataloader = None, lambda _: loader
     with suppress(RuntimeError) if validates else nullcontext():
         trainer.fit(module, given, tests, ckpt_path=None if how == "not loaded" else "last")
+    if how == "tests":
+        trainer.test(module, DataLoader(DATA, 20), ckpt_path="best")
     report(module.model, FOLDER)
 dist.destroy_process_group()

@@ -38,10 +38,11 @@ class Plain(Trainer):
         if how == "overflows":  # the library makes no scaler on a CPU
             self.accelerator.scaler = scaler()
 
-    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
-        self.death.comes()
-        loss: torch.Tensor = model(**inputs)["loss"]
-        return loss
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        if model.training:
+            self.death.comes()
+        found = model(**inputs)
+        return (found["loss"], found) if return_outputs else found["loss"]
 
 
 class Accounted(AccountMixin, Plain):
@@ -103,6 +104,7 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
     trainer = (Plain if without else Accounted)(
         model=model,
         args=arguments,
+        eval_dataset=[DATA[index] for index in range(8)],
         train_dataset=[{"input_ids": [index] * 3} for index in range(len(DATA))] if how in dicts else DATA,
         data_collator={
             "untold": together,

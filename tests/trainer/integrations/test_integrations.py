@@ -27,6 +27,10 @@ ACCUMULATED = {
 DEFAULT = {LIGHTNING: "{}", TRAINER: "{}", ACCELERATE: "1", KERAS: "3"}
 
 
+def by_night(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.nightly)
+
+
 def run(folder: Path, script: str, *arguments: str, world: int = 2, dies: int = 0) -> subprocess.CompletedProcess[str]:
     """Start a script, whose last rank kills itself in a batch."""
     variables = {"TORCHTALLY_OUTPUT": str(folder), "DIES_IN": str(dies)}
@@ -39,6 +43,13 @@ def found(folder: Path) -> dict[str, Any]:
     return values
 
 
+def proved(folder: Path, *ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What is found after the starts of a run, which is proved, and what its last line says beside the proof."""
+    assert ended[-1].returncode == 0, ended[-1].stderr
+    assert "✓ the proof holds" in verified("".join(each.stdout for each in ended))
+    return found(folder) | {"caveats": tallied(ended[-1].stdout)[-1].get("caveats")}
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The outcome of a run that nobody kills."""
@@ -46,10 +57,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @functools.cache
     def outcome(script: str, *arguments: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("undisturbed")
-        ended = run(folder, script, *arguments)
-        assert ended.returncode == 0, ended.stderr
-        assert "✓ the proof holds" in verified(ended.stdout)
-        return found(folder)
+        return proved(folder, run(folder, script, *arguments))
 
     return outcome
 
@@ -57,16 +65,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def resumes(folder: Path, script: str, *arguments: str, dies: int, before: int = 2, after: int = 2) -> dict[str, Any]:
     killed = run(folder, script, *arguments, world=before, dies=dies)
     assert killed.returncode == KILLED, killed.stderr
-    ended = run(folder, script, *arguments, world=after)
-    assert ended.returncode == 0, ended.stderr
-    assert "✓ the proof holds" in verified(killed.stdout + ended.stdout)
-    return found(folder)
+    return proved(folder, killed, run(folder, script, *arguments, world=after))
 
 
 @pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE, KERAS])
 def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path, undisturbed: Any) -> None:
     outcome = resumes(tmp_path, script, DEFAULT[script], dies=22)
     assert outcome == undisturbed(script, DEFAULT[script])
+    assert outcome["caveats"] is None
     once = [EPOCHS + 1, EPOCHS] if script == TRAINER else [EPOCHS]  # its contract is padded: 101 samples, 2 ranks
     assert sorted(set(outcome["times"]), reverse=True) == once
 
@@ -110,24 +116,28 @@ def test_what_is_accumulated_with_what_overflows_is_dropped(script_name: str, tm
 
 
 @pytest.mark.parametrize(
-    "script",
-    [LIGHTNING, *(pytest.param(each, marks=pytest.mark.nightly) for each in (TRAINER, ACCELERATE, KERAS))],
+    ("script", "begins_again", "dropped"),
+    [
+        (LIGHTNING, False, 2 * (12 + 5)),
+        by_night(TRAINER, False, 2 * (12 + 6)),  # its contract is padded
+        by_night(KERAS, False, 2 * (12 + 5)),
+        # It tells no adapter of a step that it leaves out, so a checkpoint does not know yet that the batch is dropped.
+        by_night(ACCELERATE, True, 12 + 2 * 12),
+    ],
 )
-def test_what_overflows_before_a_checkpoint_stays_dropped(script: str, tmp_path: Path) -> None:
+def test_what_overflows_before_a_checkpoint_is_dropped_or_handed_out_again(
+    script: str, begins_again: bool, dropped: int, tmp_path: Path
+) -> None:
     """Of the 9 batches of an epoch on each of 3 ranks, the last one overflows, and the checkpoint follows."""
     killed = run(tmp_path, script, DEFAULT[script], "overflows", world=3, dies=11)
     assert killed.returncode == KILLED, killed.stderr
     ended = run(tmp_path, script, DEFAULT[script], "overflows", world=3)
-    assert ended.returncode == 0, ended.stderr
-    assert "✓ the proof holds" in verified(killed.stdout + ended.stdout)
-    assert "train epoch 1" not in ended.stdout + ended.stderr
+    times = proved(tmp_path, killed, ended)["times"]
+    epochs = {line["epoch"] for line in tallied(ended.stdout) if line["phase"] == "train"}
+    assert epochs == ({1, 2, 3} if begins_again else {2, 3})
     train = tallied(ended.stdout)[-1]["phases"]["train"]
-    assert sum(found(tmp_path)["times"]) == train["consumed"]
-    assert train["dropped"] == 2 * (12 + (6 if script == TRAINER else 5))  # its contract is padded
-
-
-def by_night(*case: Any) -> Any:
-    return pytest.param(*case, marks=pytest.mark.nightly)
+    assert sum(times) == train["consumed"]
+    assert train["dropped"] == dropped
 
 
 # A script with its arguments, where it is killed, and with which arguments nobody kills it, if with others.
@@ -140,8 +150,6 @@ BY_NIGHT: list[tuple[str, list[str], int, list[str] | None]] = [
     # It validates in an epoch, saves once an epoch, or optimizes by hand.
     *((LIGHTNING, ["{}", how], 30, ["{}"]) for how in ("validates", "epochs", "manual")),
     (TRAINER, ['{"save_strategy": "epoch"}'], 32, ["{}"]),
-    # It averages weights.
-    *((LIGHTNING, ["{}", how], 30, None) for how in ("averages", "swa")),
 ]
 BY_DAY = (LIGHTNING, [ACCUMULATED[LIGHTNING], "saves"], 99, [ACCUMULATED[LIGHTNING]])  # within an accumulation
 
@@ -154,6 +162,32 @@ def test_a_killed_run_goes_on_at_a_step(
     script: str, arguments: list[str], dies: int, others: list[str] | None, tmp_path: Path, undisturbed: Any
 ) -> None:
     assert resumes(tmp_path, script, *arguments, dies=dies) == undisturbed(script, *(others or arguments))
+
+
+BEST_AT_END = {"load_best_model_at_end": True, "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        (LIGHTNING, ["{}", "averages"], "those of WeightAveraging"),
+        by_night(LIGHTNING, ["{}", "swa"], "those of StochasticWeightAveraging"),
+        by_night(LIGHTNING, ["{}", "tests"], "those of a checkpoint that the Trainer has loaded to test"),
+        by_night(
+            TRAINER, [json.dumps(BEST_AT_END | {"label_names": ["indices"]})], "the best checkpoint of the Trainer"
+        ),
+        (KERAS, ["3", "averages"], "since the last step of fit()"),
+        by_night(KERAS, ["3", "averages, and swaps"], "since the last step of fit()"),
+    ],
+)
+def test_the_last_line_says_what_a_library_puts_in_the_place_of_the_weights(
+    script: str, arguments: list[str], said: str, tmp_path: Path, undisturbed: Any
+) -> None:
+    """They are not those of the last step, in which each sample is as often as there are epochs."""
+    outcome = resumes(tmp_path, script, *arguments, dies=30)
+    assert outcome == undisturbed(script, *arguments)
+    assert sum(outcome["times"]) < EPOCHS * N
+    assert outcome["caveats"] == [f"weights replaced by the program: {said}"]
 
 
 @pytest.mark.parametrize(
@@ -222,18 +256,35 @@ def test_the_librarys_flattened_batches_are_proved(tmp_path: Path) -> None:
 
 def test_keras_goes_on_from_the_backup_before_one_that_is_cut_off(tmp_path: Path, undisturbed: Any) -> None:
     """They are of the last batches of two epochs, whose ends Keras has not seen."""
-    assert run(tmp_path, KERAS, "13", dies=27).returncode == KILLED
+    killed = run(tmp_path, KERAS, "13", dies=27)
+    assert killed.returncode == KILLED, killed.stderr
     latest = tmp_path / "backup/latest.weights.h5"
     latest.write_bytes(latest.read_bytes()[:100])
-    ended = run(tmp_path, KERAS, "13", "rank 0 repairs")
-    assert ended.returncode == 0, ended.stderr
-    assert found(tmp_path) == undisturbed(KERAS, "3")
+    assert proved(tmp_path, killed, run(tmp_path, KERAS, "13", "rank 0 repairs")) == undisturbed(KERAS, "3")
 
 
-def test_keras_may_load_the_best_weights_after_the_training(tmp_path: Path) -> None:
-    ended = alone(script, KERAS, str(tmp_path), "20", "best")
+@pytest.mark.nightly
+def test_the_last_line_says_what_lightning_has_pruned(tmp_path: Path) -> None:
+    ended = alone(script, LIGHTNING, str(tmp_path), "{}", "prunes")
+    assert ended["code"] == 0, ended["err"]
+    assert sum(found(tmp_path)["times"]) < EPOCHS * N
+    assert tallied(ended["out"])[-1]["caveats"] == ["weights replaced by the program: those of ModelPruning"]
+
+
+@pytest.mark.parametrize("how", ["best", "restores"])
+def test_keras_may_load_the_best_weights_after_the_training(how: str, tmp_path: Path) -> None:
+    ended = alone(script, KERAS, str(tmp_path), "20", how)
     assert ended["code"] == 0, ended["err"]
     assert "✓ every sample exactly once" in ended["out"]
+    assert tallied(ended["out"])[-1]["caveats"] == ["weights replaced by the program: since the last step of fit()"]
+
+
+@pytest.mark.nightly
+def test_keras_may_restore_the_best_epoch_of_a_resumed_start(tmp_path: Path) -> None:
+    """That is the second one, as Keras saves no weights of the first."""
+    outcome = resumes(tmp_path, KERAS, "3", "restores", dies=20)
+    assert outcome["times"] == [EPOCHS - 1] * N
+    assert outcome["caveats"] == ["weights replaced by the program: since the last step of fit()"]
 
 
 def test_a_second_fit_of_keras_goes_on(tmp_path: Path) -> None:
@@ -282,6 +333,7 @@ UNUSED = "of the 26 batches that were handed out, no step of an optimizer has us
             3,
             "1 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 6 of 6",
         ),
+        (LIGHTNING, ["{}", "never averages"], 3, "the weights are not those that the last step has left"),
         (LIGHTNING, ["{}", "batch norm"], 2, "StochasticWeightAveraging adds an epoch that trains nothing"),
         (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
         (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),

@@ -1,7 +1,7 @@
 """The beginning and the end of an account, as a `with` statement."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -54,6 +54,7 @@ class Lifetime:
         self._order = order
         self._alone = False  # whether the process group is the account's own
         self._driven: list[Loader] = []
+        self._before_end: list[Callable[[], None]] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
         self._reports: Reports | None = None  # on the process that prints for all
         self._exporter: Exporter | None = None  # on the first rank of a pod, if metrics are requested
@@ -78,6 +79,10 @@ class Lifetime:
     def grown_from(self) -> Mapping[str, Any] | None:
         """The plan of the loaded state, if that planned fewer epochs."""
         return self._progress.grown_from
+
+    def before_end(self, look: Callable[[], None]) -> None:
+        """Call this once the program has come to the end of the `with` statement, before the run is proved."""
+        self._before_end.append(look)
 
     def __getattr__(self, name: str) -> Any:
         if "_counting" not in vars(self):
@@ -186,6 +191,8 @@ class Lifetime:
         return plan
 
     def _finish(self) -> None:
+        for look in self._before_end:
+            look()
         with self._counting.final:
             for each in self._driven:
                 each.end()

@@ -55,6 +55,8 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._account, self._loaded = account, False
         self._counted: tuple[int, float] | None = None  # what `_reached` was by then
         self._compared = False  # the weights of the ranks
+        self._left: list[tuple[Any, int]] = []  # weights and their hashes after the last step, if it has ended an epoch
+        account.before_end(self._say_replaced)
         object.__setattr__(model, "torchtally", _State(self))  # Keras itself adds no layer to a model that is built
         parts = [*model._flatten_layers(), model._compile_loss, model._compile_metrics]
         if not all(part is None or part.built for part in parts):
@@ -106,10 +108,21 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._compared:  # before ranks call what others do not
             self._refuse_different_weights()
             self._compared = stepped
+        completed = self._account.completed("train")
         if stepped:
             self._account.commit()
         else:
             self._account.skip("its gradients overflow")
+        ended = self._account.completed("train") > completed
+        self._left = [(each, hash_of(each.value)) for each in self.model.trainable_variables] if ended else []
+
+    def _say_replaced(self) -> None:
+        """Say that the weights are others, such as the average of the optimizer, or the best that a callback restores.
+
+        Keras does not tell that it replaces them, and a callback can do so after this one.
+        """
+        if any(hash_of(each.value) != hashed for each, hashed in self._left):
+            self._account.replaced("since the last step of fit()")
 
     def _refuse_different_weights(self) -> None:
         """Refuse ranks that average no gradients. Those of other machines can differ in the last bits."""

@@ -1,13 +1,13 @@
 """Lightning: its Trainer counts the batches, and its checkpoints hold the account's state."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils._pytree import tree_leaves
@@ -65,6 +65,17 @@ class AccountCallback(Callback):
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         for each in _epochs(trainer.val_dataloaders):
             each.end()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Say what Lightning has put in the place of the weights, once all callbacks have had their last hook."""
+        if not trainer.global_step or self._account.last_line is not None:
+            return
+        if trainer.state.fn == TrainerFn.FITTING:
+            callbacks: Iterable[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            for each in filter(_replaces, callbacks):
+                self._account.replaced(f"those of {type(each).__name__}")
+        elif trainer.ckpt_path:
+            self._account.replaced(f"those of a checkpoint that the Trainer has loaded to {TrainerFn(stage).value}")
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         for each in _epochs([trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders]):
@@ -128,6 +139,18 @@ def _go_on(trainer: Trainer, batches: Loader) -> None:
     for counters, at in ((total, earlier + place), (current, place)):
         counters.ready = counters.started = counters.processed = at
         counters.completed = at - loop.restarted_on_train_batch_end  # Lightning is about to add that one
+
+
+def _replaces(callback: Callback) -> bool:
+    """Whether a callback has the weights replaced by what it has made of them, in any start.
+
+    One that averages, and never has, leaves the weights of the beginning.
+    """
+    if isinstance(callback, WeightAveraging):
+        return callback._average_model is not None and bool(callback._average_model.n_averaged)
+    if isinstance(callback, StochasticWeightAveraging):
+        return bool(callback.n_averaged or callback._init_n_averaged)
+    return isinstance(callback, ModelPruning)
 
 
 def _epochs(dataloaders: Any) -> Iterator[Loader]:
