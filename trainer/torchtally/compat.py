@@ -69,16 +69,6 @@ def backward_number() -> int:
     return torch._C._current_graph_task_id()
 
 
-def passes() -> int:
-    """How many backward passes the process has made, this one included: it makes one to find out."""
-    found: list[int] = []
-    with torch.enable_grad():
-        leaf = torch.zeros((), requires_grad=True)
-    leaf.register_hook(lambda _: found.append(backward_number()))
-    leaf.backward()
-    return found[0]
-
-
 def marks_of(tensors: list[Tensor | None]) -> tuple[tuple[int, int] | None, ...]:
     """Of each tensor its id, and how often it has been written to in place. In one call: a step makes some of many."""
     return tuple([None if each is None else (id(each), each._version) for each in tensors])

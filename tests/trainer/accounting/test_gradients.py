@@ -163,27 +163,39 @@ def moves_aside(
     loader: Iterable[Tensor],
     model: Times,
     optimizer: Any,
-    in_place: bool = False,
+    clears: str = "optimizer",
     overflows_at: int | None = None,
+    steps_at: int = 5,
 ) -> None:
     """Of two batches, as to clip those of each: gradients that are not finite are left out."""
-    kept, batches = torch.zeros_like(model.rows), 0
+    kept, batches = torch.zeros_like(model.rows), []
+
+    def step() -> None:
+        if clears == "in place":
+            assert model.rows.grad is not None
+            model.rows.grad.copy_(kept)
+        else:
+            model.rows.grad = kept.clone()
+        account.holds(*batches)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=clears != "in place")
+
     for number, batch in enumerate(loader):
         loss = account.weigh(model(batch))
         (loss * float("inf") if number == overflows_at else loss).backward()
         assert model.rows.grad is not None
         if model.rows.grad.isfinite().all():
             kept += model.rows.grad.clamp(-1, 1)
-            batches += 1
-        optimizer.zero_grad(set_to_none=not in_place)
-        if batches == 2 or number == 5:
-            if in_place:
-                model.rows.grad.copy_(kept)
-            else:
-                model.rows.grad = kept.clone()
-            optimizer.step()
-            optimizer.zero_grad()
-            kept, batches = torch.zeros_like(model.rows), 0
+            batches.append(batch)
+        if clears == "hand":
+            model.rows.grad = None
+        else:
+            optimizer.zero_grad(set_to_none=clears != "in place")
+        if len(batches) == 2 or number == steps_at:
+            step()
+            kept, batches = torch.zeros_like(model.rows), []
+    if batches:
+        step()
 
 
 def adds_gradients_of_two_losses(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
@@ -197,14 +209,33 @@ def adds_gradients_of_two_losses(account: Account, loader: Iterable[Tensor], mod
             found.append(model.rows.grad.clone())
         optimizer.zero_grad()
         model.rows.grad = sum(found, torch.zeros(N))
+        account.holds(batch)
         optimizer.step()
+
+
+def steps_copies_in_float32(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """The gradients of two batches are copied to those of the parameters that are stepped."""
+    driven, batches = Times(), []
+    for number, batch in enumerate(loader):
+        account.weigh(driven(batch)).backward()
+        batches.append(batch)
+        if number % 2:
+            assert driven.rows.grad is not None
+            model.rows.grad = driven.rows.grad.clone()
+            account.holds(*batches)
+            optimizer.step()
+            optimizer.zero_grad()
+            driven.zero_grad()
+            batches.clear()
 
 
 RIGHT = [
     plain,
     moves_aside,
-    functools.partial(moves_aside, in_place=True),
+    *(functools.partial(moves_aside, clears=each) for each in ("in place", "hand")),
+    functools.partial(moves_aside, steps_at=4),
     adds_gradients_of_two_losses,
+    steps_copies_in_float32,
     accumulates,
     adds_losses_up,
     joins_batches,
@@ -361,20 +392,38 @@ def trains_another_loss(account: Account, loader: Iterable[Tensor], model: Times
         optimizer.step()
 
 
-def puts_gradients_in_the_place_of_others(
-    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, adds_up: bool
-) -> None:
-    """Of two batches, those of both, or by mistake those of the last one."""
-    for number, batch in enumerate(loader):
-        if number % 2 == 0:
-            kept = torch.zeros_like(model.rows)
-        model.zero_grad()
+def puts_back_without_a_word(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """It is not known which batches are in the gradients: a loop can leave out some that it has moved aside."""
+    for batch in loader:
         account.weigh(model(batch)).backward()
         assert model.rows.grad is not None
-        kept += model.rows.grad
-        if number % 2:
-            model.rows.grad = kept if adds_up else model.rows.grad / 1
-            optimizer.step()
+        kept = model.rows.grad.clone()
+        optimizer.zero_grad()
+        model.rows.grad = kept
+        optimizer.step()
+
+
+def holds_too_late(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.step()
+        account.holds(batch)
+
+
+def holds_nothing(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.zero_grad()
+        account.holds(batch)
+
+
+def holds_what_is_dropped(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    first, *batches = [*loader]
+    account.weigh(model(first), first).backward()
+    optimizer.zero_grad()
+    account.weigh(model(batches[0]), batches[0]).backward()
+    optimizer.step()
+    account.holds(first)
 
 
 def trains_on_a_skipped_batch(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
@@ -470,10 +519,10 @@ REFUSED: list[tuple[Callable[..., Any], int, str]] = [
         for each in (True, False)
     ),
     (trains_another_loss, 3, "all of its gradients were cleared before a step"),
-    *(
-        (functools.partial(puts_gradients_in_the_place_of_others, adds_up=each), 2, "it is not known which batches")
-        for each in (True, False)
-    ),
+    (puts_back_without_a_word, 3, "all of its gradients were cleared before a step"),
+    (holds_too_late, 2, "step 1 of 6: holds() must receive a batch with a loss and without a step; this one counts"),
+    (holds_what_is_dropped, 2, "this one is dropped"),
+    (holds_nothing, 2, "holds() must come once its gradients are there, and none are"),
     (trains_on_a_skipped_batch, 2, "an optimizer has stepped with the gradients of a batch that counts as dropped"),
     (leaves_the_epoch, 3, "the loop left the epoch in step 4 of 6"),
     (names_no_batch, 2, "weigh() must name the batches of this loss"),

@@ -64,17 +64,21 @@ def moves_aside(account: Account, loader: Iterable[Tensor], model: Any, optimize
     """The gradients of five batches, whatever the epoch, are moved aside and put back together."""
     [rows] = optimizer.param_groups[0]["params"]
     aside: list[Tensor] = []
+    batches: list[Tensor] = []
 
     def step() -> None:
         rows.grad = sum(aside, torch.zeros(N))
+        account.holds(*batches)
         optimizer.step()
         optimizer.zero_grad()
         aside.clear()
+        batches.clear()
         after()
 
     for batch in endless(account, loader):
         account.weigh(model(batch)).backward()
         aside.append(rows.grad)
+        batches.append(batch)
         optimizer.zero_grad()
         if len(aside) == 5:
             step()

@@ -234,6 +234,21 @@ class Account(Lifetime):
         with self._counting.final:
             return self._counting.weigh(loss, batches, normalized=normalized)
 
+    def holds(self, *batches: Any) -> None:
+        """State that the gradients that are there now are those of these batches: call it before `optimizer.step()`.
+
+        A loop needs it that moves the gradients of batches aside, clears them, and assigns what it makes of them. A
+        batch whose gradients were cleared, and that it does not name, counts as dropped by the program.
+
+        Args:
+            batches: What the loop has received. Their losses went through `weigh`.
+
+        Raises:
+            Refused: A batch has no loss, counts already, or is dropped, or no gradients are there.
+        """
+        with self._counting.final:
+            self._counting.holds(batches)
+
     def commit(self, *batches: Batch) -> None:
         """Count the samples that are in the weights now: call it after each `optimizer.step()`.
 

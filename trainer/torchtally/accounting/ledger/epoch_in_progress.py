@@ -181,12 +181,12 @@ class EpochInProgress:
     def has(self, batch: Batch) -> bool:
         """Whether the batch is one of this epoch that does not count yet."""
         own = self._waiting(batch.step)
-        return own is not None and np.array_equal(own, batch.indices)
+        return own is not None and np.array_equal(own, _on_cpu(batch.indices))
 
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""
         own = self._waiting(step)
-        if own is not None and step not in self._skipped and (batch is None or np.array_equal(own, batch.indices)):
+        if own is not None and step not in self._skipped and (batch is None or self.has(batch)):
             return None
         return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
 
@@ -194,7 +194,7 @@ class EpochInProgress:
         """Count a step's samples as dropped, once the steps before it count."""
         place = step - self.counted - 1
         indices, dropped = self._pending[place]
-        left = indices.numpy(force=True) if isinstance(indices, Tensor) else indices
+        left = _on_cpu(indices)
         self._pending[place] = indices[:0], left if dropped is None else np.concatenate([left, dropped])
         if self.drops:
             self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
@@ -230,7 +230,7 @@ class EpochInProgress:
     def commit_upto(self, step: int, indices: Indices | Tensor) -> None:
         """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
         own = self._waiting(step)
-        if own is None or not np.array_equal(own, indices):
+        if own is None or not np.array_equal(own, _on_cpu(indices)):
             raise Refused(
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
@@ -270,6 +270,10 @@ class EpochInProgress:
             )
         asks = "" if self.trains else "; a batch counts once the loop asks for the next one, also the last"
         return f": the loop left the epoch in step {self.handed} of {self.total}{asks}"
+
+
+def _on_cpu(indices: Indices | Tensor) -> Indices:
+    return indices.numpy(force=True) if isinstance(indices, Tensor) else indices
 
 
 def _less(one: Indices, other: Indices) -> list[int]:

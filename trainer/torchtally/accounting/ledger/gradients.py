@@ -1,7 +1,8 @@
 """Which batches are in the weights: an optimizer has stepped while the gradients of their losses were there.
 
 `weigh` ties a loss to its batches by a hook of autograd, and the hooks of each named optimizer tell when it steps. A
-batch whose gradients are cleared before a step is dropped by the program, unless its loss has another backward pass.
+batch whose gradients are cleared is dropped by the program at the next step, unless its loss has another backward pass
+before, or the program says that it has put them back.
 """
 
 import functools
@@ -26,11 +27,6 @@ SKIPPED = (
     "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
     "backward pass, or optimizer.zero_grad() after it"
 )
-BY_HAND = (
-    "an optimizer has stepped with gradients that the program has put there itself, after it has cleared those of an "
-    "earlier batch, so it is not known which batches they have: clear those of each batch by optimizer.zero_grad(), "
-    "also of the last one, before you put others there; or leave out account.optimizer(), and commit() after each step"
-)
 
 
 class Gradients:
@@ -48,7 +44,7 @@ class Gradients:
         self._named: list[Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
-        self._cleared: list[Handed] = []  # dropped, unless they have another backward pass before others
+        self._cleared: list[Handed] = []  # dropped at the next step
         self._hooks: list[Any] = []
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
@@ -90,11 +86,10 @@ class Gradients:
         @functools.wraps(zero_grad)
         def noted(*arguments: Any, **options: Any) -> None:
             named.find_by_hand()
-            waiting = [each for each in named.held if not each.counted]
-            aside = bool(waiting) and not (self._passing or named.overflows())
             zero_grad(*arguments, **options)
             named.sought = {}
-            self._clear(named, aside=aside)
+            waiting = [each for each in named.held if not each.counted]
+            self._clear(named)
             for other in self._named:  # of the same parameters
                 if any(each in other.held for each in waiting):
                     self._look(other)
@@ -153,6 +148,21 @@ class Gradients:
             compat.hook(loss, passes)
         return loss
 
+    def hold(self, named: Collection[Any]) -> None:
+        """Take the gradients of these batches for those that are there: `Account.holds`. Raises Refused."""
+        there = [each for each in self._named if each.gradients]
+        for batch in map(self._find, named):
+            if batch.counted or batch.left_out or not batch.weighed:
+                how = "counts" if batch.counted else "is dropped" if batch.left_out else "has no loss"
+                wanted = "holds() must receive a batch with a loss and without a step"
+                raise Refused(f"{batch.place}: {wanted}; this one {how}")
+            if not there:
+                raise Refused(f"{batch.place}: holds() must come once its gradients are there, and none are")
+            self._cleared = [each for each in self._cleared if each is not batch]
+            for each in there:
+                each.sought.pop(batch, None)
+                each.held[batch] = None
+
     def skip(self, epoch: EpochInProgress, step: int, reason: str) -> None:
         """Drop a batch that the program leaves out of the weights: no step may use its gradients."""
         epoch.skip(step, reason)
@@ -169,31 +179,27 @@ class Gradients:
         return [each for each in found if not (each.counted or each.left_out)]
 
     def settle(self, *, overdue: bool, ends: bool) -> None:
-        """Drop for good what was cleared, as no other backward pass comes; if the run `ends`, what overflows as well.
+        """Drop for good what was cleared, if that is `overdue`; if the run `ends`, what overflows as well.
 
-        What the program can put back waits, unless it is `overdue`. Raises Refused if a step has trained batches again.
+        Raises Refused if a step has trained batches again.
         """
         self._check()
         for named in self._named if ends else ():
             if named.held and named.overflows():
                 self._clear(named)
-        for named in self._named if ends or overdue else ():
-            named.aside = {}
-        self._drop([*self._cleared])
+        if ends or overdue:
+            self._drop()
 
     def _check(self) -> None:
         if self._wrong:
             raise Refused(self._wrong)
 
-    def _drop(self, batches: Iterable[Handed]) -> None:
-        """Drop those of these batches that were cleared, unless the program can put their gradients back."""
-        kept = [each for named in self._named for each in named.movable]
-        for each in batches:
-            if each in self._cleared and each not in kept:
-                each.left_out = True
-                each.epoch.skip(each.step, CLEARED)
-                self.cleared = True
-        self._cleared = [each for each in self._cleared if not each.left_out]
+    def _drop(self) -> None:
+        for each in self._cleared:
+            each.left_out = True
+            each.epoch.skip(each.step, CLEARED)
+            self.cleared = True
+        self._cleared = []
 
     def _find(self, named: Any) -> Handed:
         for each in reversed(self._out):
@@ -237,15 +243,11 @@ class Gradients:
                 if named.sought or named.held or named.used or named.ready:
                     self._look_back(named)
                 named.before = named.mark()
-            if self._cleared and not any(each in self._cleared for each in batches):
-                self._drop([*self._cleared])
             self._passing = []
             # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
             compat.after_backward(lambda: compat.after_backward(self._has_passed))
         if self._cleared:
             self._cleared = [each for each in self._cleared if each not in batches]
-            for named in self._named:
-                named.aside = {each: how for each, how in named.aside.items() if each not in batches}
         self._passing += batches
         for each in batches:
             for named in self._named if not each.counted else ():
@@ -283,13 +285,11 @@ class Gradients:
         if named.sought:
             named.find() if self._passing else named.find_by_hand()
         self._look(named)
-        if named.held and named.replaces():
-            self._wrong = BY_HAND
-        named.ready = [*named.held] or named.put_back()
+        named.ready = [*named.held]
 
     def _has_stepped(self, named: Named) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
-        aside, named.ready, named.aside = named.aside, [], {}
+        named.ready = []
         named.forget_unreached()  # what the step has not used is not put there later
         if _is_left_out(named.optimizer):
             self._told[1](named.optimizer, set())
@@ -306,8 +306,8 @@ class Gradients:
                 each.counted = True
                 each.epoch.decide(each.step)
             named.held.pop(each, None)
-        self._cleared = [each for each in self._cleared if not each.counted]
-        self._drop(aside)
+        if self._cleared:
+            self._drop()
         self._told[1](named.optimizer, {each.phase for each in ready})
 
     def _look(self, named: Named) -> None:
@@ -315,18 +315,13 @@ class Gradients:
         if named.held and named.is_cleared():
             self._clear(named)
 
-    def _clear(self, named: Named, *, aside: bool | None = None) -> None:
-        """Let go of its batches; `aside` is whether the program may put their gradients back, if that is known."""
+    def _clear(self, named: Named) -> None:
         named.used = named.again = False
         held, named.held = named.held, {}
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.left_out or elsewhere or each in self._cleared):
                 self._cleared.append(each)
-                if aside is not False:
-                    named.aside[each] = bool(aside) and not named.in_parts
-                if aside:
-                    named.passes = compat.passes()
 
 
 def _passed_over(batches: list[Handed]) -> str:

@@ -48,7 +48,7 @@ class Handed:
     def batch(self) -> Batch:
         """It for a loop that takes it with its indices: the same object each time."""
         if self._batch is None:
-            indices = torch.from_numpy(self.indices)
+            indices = torch.tensor(self.indices)  # a copy: a loop may write to it
             epoch = self.epoch
             self._batch = Batch(indices, self.data, self.rows, epoch.phase, self.step, epoch.total, self.dropped)
         return self._batch

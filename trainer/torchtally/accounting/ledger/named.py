@@ -26,17 +26,12 @@ class Named:
         replicated: Whether its parameters are to be equal on all ranks.
         held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
         sought: Batches of which that is not known, with the gradients before their backward pass.
-        aside: Batches whose gradients were cleared since its last step, and not as they overflow. The program may have
-            moved them aside, to put them back: then it has cleared them by `zero_grad`.
-        passes: How many backward passes came before that.
     """
 
     optimizer: Optimizer
     replicated: bool = True
     held: dict[Handed, None] = field(default_factory=dict)
     sought: dict[Handed, Mark] = field(default_factory=dict)
-    aside: dict[Handed, bool] = field(default_factory=dict)
-    passes: int = 0
     before: Mark = ()  # the backward pass in progress
     after: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
@@ -78,13 +73,8 @@ class Named:
 
         FSDP writes to the gradients in a later pass where the program accumulates them without communication.
         """
-        if self.sought and not self.in_parts:
+        if self.sought and not any(isinstance(each, DTensor) for each in parameters_of(self.optimizer)):
             self.sought = {}
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether it steps parts of parameters, as with FSDP."""
-        return any(isinstance(each, DTensor) for each in parameters_of(self.optimizer))
 
     def is_cleared(self) -> bool:
         """Whether the gradients that batches hold are gone since the end of the last backward pass."""
@@ -101,22 +91,6 @@ class Named:
     def overflows(self) -> bool:
         """Whether a gradient is not finite, so that a GradScaler leaves out the step."""
         return not all(bool(local(grad).isfinite().all()) for grad in self.gradients)
-
-    @property
-    def movable(self) -> list[Handed]:
-        """Batches whose gradients the program can put back."""
-        return [each for each, by_zero_grad in self.aside.items() if by_zero_grad]
-
-    def put_back(self) -> list[Handed]:
-        """The same, if there are gradients now that no backward pass has put there since the last clear."""
-        found = self.movable
-        there = found and any(bool(each.any()) for each in self.gradients)
-        return found if there and compat.passes() == self.passes + 1 else []
-
-    def replaces(self) -> bool:
-        """Whether the program has put others in the place of what a backward pass has left, after it cleared some."""
-        lost = any(each not in self.held for each in self.aside)
-        return lost and self.after != self.before and _tensors(self.mark()) != _tensors(self.after)
 
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""

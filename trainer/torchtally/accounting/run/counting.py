@@ -204,6 +204,11 @@ class Counting:
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
         return self.gradients.weigh(loss, batches, normalized=normalized)
 
+    def holds(self, batches: tuple[Any, ...]) -> None:
+        """Take the gradients of these batches for those that are there: `Account.holds`. Raises Refused."""
+        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
+        self.gradients.hold(batches)
+
     def catch_up(self) -> None:
         """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
         self._note_steps()
@@ -399,7 +404,8 @@ class Counting:
             if self._phases.training.get(phase) and not made["consumed"]:
                 raise Unproven(
                     f"{phase} is not proved: all of its gradients were cleared before a step, so no sample is in the "
-                    "weights: account.optimizer() must receive the optimizers that step"
+                    "weights: account.optimizer() must receive the optimizers that step, and account.holds() the batches "
+                    "whose gradients the loop has put there itself"
                 )
         if self._attempt.prints and last:
             emit(last)
