@@ -1,6 +1,7 @@
 """The state of a training: saved to a checkpoint, and restored from one at any world size."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,10 +14,13 @@ from torchtally.accounting.ledger.state import shared_out
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.accounting.proofs import kept_lines
+from torchtally.checkpoints import conditions
+from torchtally.checkpoints.objects import Objects
 from torchtally.distributed import running_stats
+from torchtally.errors import Refused
 from torchtally.proof.digest import Digest
 from torchtally.proof.worlds import World
-from torchtally.training.checkpoint_file import State, file_name
+from torchtally.training.checkpoint_file import State
 
 
 @dataclass(frozen=True)
@@ -44,21 +48,65 @@ class Epoch:
 
 @dataclass
 class TrainState:
-    """A training in progress."""
+    """A training in progress: what checkpoints need of an account.
+
+    Attributes:
+        run: The start of the run that this process makes: its own, or that of a loaded state.
+        loss: This rank's sum over the epoch so far.
+        facts: What identifies the training.
+        place: Where its checkpoints are, and the option that says so.
+        grows: Name of the fact that may be greater than in a checkpoint.
+        loaded: A state to go on from.
+        epoch: Number of the epoch in progress.
+        current: That epoch, once it has begun.
+        lines: Those of all ranks together, for each phase that is proved.
+        epochs: Results.
+        discarded: Samples known to have been consumed by steps that no checkpoint kept.
+    """
 
     run: Run
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loss: Tensor  # this rank's sum over the epoch so far
+    loss: Tensor
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    place: tuple[str, str] = ("", "")
+    grows: str | None = None
+    loaded: State | None = None
     epoch: int = 1
-    current: EpochInProgress | None = None  # the epoch in progress, once it has begun
-    lines: list[dict[str, Any]] = field(default_factory=list)  # of all ranks together, for each phase that is proved
+    current: EpochInProgress | None = None
+    lines: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     worlds: list[World] = field(default_factory=list)
-    discarded: int = 0  # samples known to have been consumed by steps that no checkpoint kept
+    discarded: int = 0
 
     def __post_init__(self) -> None:
         self.worlds = self.worlds or [(1, 0, self.run.world)]
+
+    @property
+    def task(self) -> str:
+        """Name of the run."""
+        return self.run.task
+
+    @property
+    def source(self) -> events.Source:
+        """This process, as its events name it."""
+        return self.run.source
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress, position in its order, and samples in the weights over all epochs."""
+        return self.epoch, self.position, self.consumed
+
+    @property
+    def best(self) -> Epoch | None:
+        """The epoch with the most correct predictions."""
+        return max(self.epochs, key=lambda each: each.correct, default=None)
+
+    def save_problem(self, objects: Objects) -> None:
+        """What is wrong with a checkpoint of these objects: nothing."""
+
+    def begin_anew(self) -> None:
+        """Take note that there is no checkpoint."""
 
     @property
     def consumed(self) -> int:
@@ -90,12 +138,8 @@ class TrainState:
         self.epoch, self.current = self.epoch + 1, None
         self.loss.zero_()
 
-    def state(self) -> State:
-        """Return the contents of a checkpoint, complete on rank 0 only. A collective call over gloo."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.progress()}
-
-    def progress(self) -> State:
-        """Return the contents of a checkpoint beside the model's and the optimizer's: values of JSON, as `state`."""
+    def position_dict(self) -> State:
+        """Return how far the training is, as values of JSON, complete on rank 0 only. A collective call over gloo."""
         running_stats.check(running_stats.of(self.model))
         tally = self.current.tally if self.current else None
         own = {
@@ -105,8 +149,8 @@ class TrainState:
             "loss": self.loss.item(),
         }
         ranks = exchange.gather(own)
-        best = max(self.epochs, key=lambda each: each.correct, default=None)
         return {
+            "facts": dict(self.facts),
             "run": self.run.run,
             "attempt": self.run.attempt,
             "epoch": self.epoch,
@@ -125,18 +169,22 @@ class TrainState:
                     "faults": kept_lines.faults(self.run.run),
                 }
             ),
-            "best": file_name(best.epoch + 1, 0) if best else None,
         }
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the run of a state, which `restore` goes on from. Raises Refused if it is of another training."""
+        folder, option = self.place
+        if refused := conditions.refusal(f"in {folder}", state["facts"], self.facts, option, self.grows):
+            raise Refused(refused)
+        self.loaded = dict(state)
+        self.run = replace(self.run, run=state["run"], attempt=state["attempt"] + 1)
+
     def restore(self, state: State, phase: Phase) -> None:
-        """Restore `state`, or the progress in it; `phase` is that of its epoch, from position 0.
+        """Go on from `state`; `phase` is that of its epoch, from position 0.
 
         If the number of ranks is unchanged, each continues its own tally. Otherwise the remaining samples are divided
         again, and the digest of the consumed ones is carried as a sum.
         """
-        if "model" in state:
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
         history = json.loads(state["history"])
         self.lines = history["lines"]
         if self.run.rank == 0:
@@ -147,7 +195,6 @@ class TrainState:
         start, steps = (state["start"], state["steps"]) if same else (state["position"], 0)
         worlds = ((epoch, position, world) for epoch, position, world in state["worlds"])
         self.worlds = [*shared_out(tuple(worlds), self.epoch, start, self.run.world)]
-        self.discarded = state["discarded"]
         if state["carried"] is None:
             return
         carried = Digest(tuple(state["carried"])) if self.run.rank == 0 else Digest()
