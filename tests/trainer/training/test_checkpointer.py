@@ -34,6 +34,7 @@ from torchtally.training import checkpoint_file
 from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.train_state import TrainState
 
+MODEL = f"sha256:{0:064}"
 N = 69  # the last step has 9 samples: uneven, and two or more for each of four ranks
 OPTIONS = Training(epochs=3, global_batch_size=12, lr=0.1, contract="exact", seed=3)
 STEPS = -(-N // 12)
@@ -150,7 +151,11 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(
 def accounted(rank: int, world: int, store: Store, kind: Kind, folder: Path) -> dict[str, Any]:
     with toy.proved() as phases:
         train_state = start(rank, world, store, kind, folder)
-    return {"phases": phases, "worlds": train_state.worlds, "discarded": train_state.discarded}
+    return {
+        "phases": phases,
+        "worlds": [*train_state.progress.phases["train"].worlds],
+        "discarded": train_state.discarded,
+    }
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,8 @@ def test_the_number_of_ranks_may_change_again_and_again(
         assert ranks.run(world, interrupted, kind, tmp_path, (save_after, 1)) == [None] * world
     (found,) = ranks.run(1, accounted, kind, tmp_path)
     assert all(line["lost"] == line["doubled"] == 0 for lines in found["phases"] for line in lines)
-    assert found["worlds"] == worlds
+    for after in [found, *ranks.run(2, accounted, kind, tmp_path)]:  # which have nothing left to train
+        assert after["worlds"] == worlds
 
 
 def test_what_a_crash_threw_away_is_counted_once(tmp_path: Path) -> None:
@@ -244,8 +250,8 @@ def from_each(rank: int, world: int, store: Store, folder: Path, options: Traini
         run, data = toy.run(rank, world, options), (toy.samples(10, 1), toy.samples(5, 2))
         with toy.proved() as phases:
             train_state = toy.train(toy.task(), options, run, *data, toy.saving_to(alone))
-        assert train_state.loaded
-        last = run_summary.line(train_state.lines, train_state.worlds, None, 0)
+        assert train_state.progress.loaded
+        last = train_state.last_line(MODEL)
         found.append((phases, train_state.lines, last))
     return found
 

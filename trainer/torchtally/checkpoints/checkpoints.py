@@ -170,14 +170,8 @@ class Checkpoints(Rounds):
             raise Volume(f"the checkpoint {url} cannot be read: {cause_of(error)}") from None
         except Refused as error:
             raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
-        self._resumes(
-            url,
-            attempt=manifest.attempt,
-            epoch=manifest.epoch,
-            position=manifest.position,
-            consumed=manifest.consumed,
-            discarded=manifest.discarded,
-        )
+        self._account.discarded = manifest.discarded
+        self._resumes(url, manifest.attempt, manifest.epoch, manifest.position, manifest.consumed)
         return True
 
     @property

@@ -166,11 +166,11 @@ class Rounds(ABC):
             events.emit(event, self._account.source)
         raise stopped
 
-    def _resumes(self, path: str, *, attempt: int, epoch: int, position: int, consumed: int, discarded: int) -> None:
-        """Report a checkpoint that is loaded, and count the samples that are lost after it. A call of all ranks."""
+    def _resumes(self, path: str, attempt: int, epoch: int, position: int, consumed: int) -> None:
+        """Report a checkpoint of an `attempt` that is loaded, and count what is lost after it. A call of all ranks."""
         reached = self._reached
-        lost = on_rank_0(self._group, lambda: reached.lost_since(attempt, consumed) if reached else 0)
-        self._account.discarded = discarded + lost
+        lost: int = on_rank_0(self._group, lambda: reached.lost_since(attempt, consumed) if reached else 0)
+        self._account.discarded += lost
         if dist.get_rank() == 0:
             samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
             log.info(f"resumes from {path}{samples}")

@@ -86,8 +86,7 @@ class Checkpointer(Rounds):
             raise
         except Exception as error:  # of what is in it
             raise Refused(f"the checkpoint {path} cannot be taken up: {type(error).__name__}: {error}") from None
-        place = {name: state[name] for name in ("attempt", "epoch", "position", "consumed", "discarded")}
-        self._resumes(path, **place)
+        self._resumes(path, self._train_state.run.attempt - 1, *self._train_state.reached)
         return True
 
     def _write(self) -> None:
@@ -99,7 +98,7 @@ class Checkpointer(Rounds):
             events.emit(self._written(state), train_state.source)
 
     def _written(self, state: State) -> events.Saved | events.SaveFailed:
-        epoch, position, best = state["epoch"], state["position"], self._train_state.best
+        (epoch, position, _), best = self._train_state.reached, self._train_state.best
         began = time.monotonic()
         try:
             kept = checkpoint_file.file_name(best.epoch + 1, 0) if best else None

@@ -76,8 +76,8 @@ class Loop:
                 name="train", epoch=epoch, n=len(self.train), batch=batch, contract=contract, order=self.train.order
             )
 
-        if loaded := train_state.loaded:
-            train_state.restore(loaded, phase(loaded["epoch"]))
+        if train_state.epoch <= options.epochs:
+            train_state.begin(phase(train_state.epoch))
         self.checkpointer.save(wait=True)  # so that a run keeps its id from its first step on
         if run.rank == 0:
             self._say_where()
@@ -125,7 +125,7 @@ class Loop:
         """Train the rest of an epoch, prove it, evaluate, prove that, and save."""
         train_state, options = self.train_state, self.options
         run, model = train_state.run, train_state.model
-        current = train_state.begin(phase)
+        current = train_state.current or train_state.begin(phase)
         tally, before = current.tally, current.counted
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
@@ -133,15 +133,16 @@ class Loop:
         loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)  # which waits for the device
         speed = current.samples(before, current.total) / (time.perf_counter() - began)
         dist.all_reduce(loss)
-        train_state.lines.append(_proved(tally, options.tally, first, self.callback))
+        train_state.close(_proved(tally, options.tally, first, self.callback))
 
         running_stats.check(running_stats.of(model))
-        found, line = examine(self.task, model, self.test, run, phase.epoch, options.tally, callback=self.callback)
-        train_state.lines.append(line)
+        testing = train_state.begin(of_test(phase.epoch, len(self.test), run)).tally
+        found, line = examine(self.task, model, self.test, testing, options.tally, callback=self.callback)
+        train_state.close(line)
         correct, tested = int(found.totals["correct"]), len(self.test)
         total = phase.shard(run).total
         done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, tested, speed)
-        train_state.end_epoch(done)
+        train_state.epochs.append(done)
         if run.rank == 0:
             standard_output.write(
                 f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / tested:.2%} "
@@ -217,14 +218,14 @@ class Loop:
         run = train_state.run
         if train_state.epoch > self.options.epochs:
             how = "is complete"
-        elif train_state.loaded:
+        elif train_state.progress.loaded:
             how = (
                 f"resumes at epoch {train_state.epoch}, position {train_state.position} of {n}, with {run.world} ranks"
             )
         else:
             how = f"begins: {n} samples an epoch, {run.world} ranks"
         log.info(f"run {run.run} {how}")
-        if not train_state.loaded:
+        if not train_state.progress.loaded:
             events.emit(events.Begun(task=run.task, world=run.world), run.source)
 
 
@@ -256,12 +257,17 @@ def _seed(run: Run, phase: Phase, step: int) -> int:
     return seed
 
 
+def of_test(epoch: int, n: int, run: Run) -> Phase:
+    """An evaluation on n samples."""
+    batch = _EVALUATION_BATCH * run.world
+    return Phase(name="test", epoch=epoch, n=n, batch=batch, contract="exact", order="sequential")
+
+
 def examine(
     task: Task,
     model: nn.Module,
     test: Samples,
-    run: Run,
-    epoch: int,
+    tally: Tally,
     mode: Literal["enforce", "report"],
     first: bool = False,
     callback: Callback | None = None,
@@ -270,13 +276,9 @@ def examine(
 
     Raises Unproven on every rank if the proof fails and `mode` is "enforce". `first`: the table needs its header.
     """
-    together = _EVALUATION_BATCH * run.world
-    tally = Tally(
-        run, Phase(name="test", epoch=epoch, n=len(test), batch=together, contract="exact", order="sequential")
-    )
 
     def taken() -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        for indices in batches(run, tally.phase):
+        for indices in batches(tally.run, tally.phase):
             chosen = indices.to(test.labels.device, non_blocking=True)
             yield indices, (task.inputs(test.inputs[chosen]), test.labels[chosen])
             tally.record(indices)

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import events, exchange, standard_output
+from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
 from torchtally.accounting.proofs import kept_lines
 from torchtally.accounting.proofs.proving import Proof, enforce, prove
@@ -74,14 +75,14 @@ class Trainer:
         self._table, self._linear, self._device, self._group = table, linear, context.device, context.trainers
         self._pace = context.pace
 
-    def train(self, samples: Samples, tally: Tally) -> float:
+    def train(self, samples: Samples, train_state: TrainState, current: EpochInProgress) -> float:
         """Train for an epoch; returns the sum of the losses over the samples of all trainers."""
-        phase, epochs, pace = tally.phase, tally.run.plan[tally.phase.name], self._pace
-        steps, total = tally.shard.steps(phase.batch), torch.zeros((), dtype=torch.float64)
+        run, phase, pace = current.tally.run, current.tally.phase, self._pace
+        total = torch.zeros((), dtype=torch.float64)
         if pace:
-            pace.begin(phase.name, 0, (phase.epoch - 1) / epochs)
-        for step, indices in enumerate(batches(tally.run, phase)):
-            rows = min(phase.batch, phase.n - step * phase.batch)
+            pace.begin(phase.name, 0, train_state.done)
+        for indices in batches(run, phase):
+            rows = current.take(indices)
             inputs, labels = samples.inputs[indices], samples.labels[indices].to(self._device)
 
             def loss(inputs: Tensor = inputs, labels: Tensor = labels, rows: int = rows) -> Tensor:
@@ -90,13 +91,11 @@ class Trainer:
 
             summed = self._table.step(loss).cpu() * rows
             total += summed
-            tally.record(indices)
+            current.commit()
             if pace and pace.due:
-                done, mean = step * phase.batch + rows, summed.item() / len(indices) if len(indices) else None
-                share = (phase.epoch - 1 + done / phase.n) / epochs
-                pace.report_step(tally, step=step + 1, steps=steps, samples=done, done=share, loss=mean)
-            if step == 0 and phase.epoch == 1 and tally.run.rank == 0:
-                events.emit(events.Step(epoch=1), tally.run.source)
+                pace.report(current, train_state.done, summed.item() / len(indices) if len(indices) else None)
+            if current.counted == phase.epoch == 1 and run.rank == 0:
+                events.emit(events.Step(epoch=1), run.source)
         dist.all_reduce(total, group=self._group)
         return total.item()
 
@@ -112,18 +111,18 @@ class Trainer:
         dist.all_reduce(totals, group=self._group)
         return totals[0].item(), int(totals[1])
 
-    def epoch(self, train: Samples, training: Tally, test: Samples, testing: Tally) -> tuple[Epoch, list[Proof]]:
+    def epoch(
+        self, train_state: TrainState, train: Samples, training: EpochInProgress, test: Samples, testing: Tally
+    ) -> tuple[Epoch, list[Proof]]:
         """Train, evaluate, and prove both."""
         began = time.perf_counter()
-        loss = self.train(train, training)
+        loss = self.train(train, train_state, training)
         seconds = time.perf_counter() - began
-        proofs = [prove(training, self._group)]
+        proofs = [prove(training.tally, self._group)]
         test_loss, correct = self.test(test, testing)
         proofs.append(prove(testing, self._group))
-        done = Epoch(
-            training.phase.epoch, loss / len(train), test_loss / len(test), correct, len(test), len(train) / seconds
-        )
-        return done, proofs
+        epoch, speed = testing.phase.epoch, len(train) / seconds
+        return Epoch(epoch, loss / len(train), test_loss / len(test), correct, len(test), speed), proofs
 
     def _logits(self, samples: Tensor) -> Tensor:
         logits: Tensor = self._linear(self._table.look_up(*bags(samples)).to(self._device))
@@ -255,16 +254,17 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
         training = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract="exact", order="feistel-1")
         test_batch = _TEST_BATCH * run.world
         testing = Phase(name="test", epoch=epoch, n=len(test), batch=test_batch, contract="exact", order="sequential")
+        begun, tested = train_state.begin(training), train_state.begin(testing).tally
         result: Any = None
         if trainer:
-            own, proved = trainer.epoch(train, Tally(run, training), test, Tally(run, testing))
+            own, proved = trainer.epoch(train_state, train, begun, test, tested)
             result = [asdict(own), [proof.lines for proof in proved]]
         elif isinstance(table, ShardedTable):
             _serve(table, run, training, testing)
         values, lines = exchange.broadcast(result, FIRST_TRAINER)
         done = Epoch(**values)
         for proof in map(Proof, lines):
-            train_state.lines.append(proof.lines[-1])
+            train_state.close(proof.lines[-1])
             if rank == COORDINATOR:
                 kept_lines.add(proof.lines)
             enforce(proof, options.tally, first=len(train_state.lines) == 1)
