@@ -25,6 +25,7 @@ from torchtally.proof.shards import Shard
 LOGS = Path("build/bench/simulated")
 _RUN = "5ca1ab1e0000"
 _BATCH = 32
+_DATA = "sha256:0000000000000000"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def lines(job: SimulatedJob) -> Iterator[tuple[int, str]]:
     )
     indices = words[:, OF_POSITIONS:]
     draw = np.random.default_rng(0)
-    known = PhaseState.beginning(n=job.n, contract="exact", order="feistel-1", data="unknown")
+    known = PhaseState.beginning(n=job.n, contract="exact", order="feistel-1", data=_DATA)
     known = known.shared_out(1, 0, job.ranks)
     for epoch in range(1, job.epochs + 1):
         together = digest.of_all_ranks(job.shard(0, epoch), g)
@@ -105,7 +106,7 @@ def _line(job: SimulatedJob, epoch: int, consumed: Digest) -> dict[str, Any]:
         seed=shard.seed,
         contract=shard.contract,
         order=str(shard.order),
-        data="sha256:0000000000000000",
+        data=_DATA,
         expected=job.n,
         consumed=job.n,
         digest=consumed.packed,
