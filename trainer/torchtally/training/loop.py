@@ -139,22 +139,17 @@ class Loop:
         testing = train_state.begin(of_test(phase.epoch, len(self.test), run)).tally
         found, line = examine(self.task, model, self.test, testing, options.tally, callback=self.callback)
         train_state.close(line)
-        correct, tested = int(found.totals["correct"]), len(self.test)
-        total = phase.shard(run).total
-        done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, tested, speed)
+        total, correct = phase.shard(run).total, int(found.totals["correct"])
+        done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, len(self.test), speed)
         train_state.epochs.append(done)
         if run.rank == 0:
-            standard_output.write(
-                f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / tested:.2%} "
-                f"({correct} of {tested}), {speed:,.0f} samples/s"
-            )
-            events.emit(done.event, run.source)
+            done.tell(options.epochs, run.source)
         if self.callback:
             self.callback.metrics(
                 _steps_so_far(tally.phase, total),
                 epoch_loss=done.loss,
                 test_loss=done.test_loss,
-                test_accuracy=correct / tested,
+                test_accuracy=done.test_accuracy,
                 samples_per_second=speed,
             )
         self.checkpointer.save(wait=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchtally import events, exchange
+from torchtally import events, exchange, standard_output
 from torchtally.accounting.ledger import resume
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.state import PhaseState
@@ -36,16 +36,26 @@ class Epoch:
     tested: int
     samples_per_second: float  # in training, since the last start
 
-    @property
-    def event(self) -> events.Epoch:
-        return events.Epoch(
+    def tell(self, epochs: int, source: events.Source) -> None:
+        """Print the results, of so many epochs, and report them: rank 0 does."""
+        standard_output.write(
+            f"epoch {self.epoch}/{epochs}: loss {self.loss:.4f}, test accuracy {self.test_accuracy:.2%} "
+            f"({self.correct} of {self.tested}), {self.samples_per_second:,.0f} samples/s"
+        )
+        event = events.Epoch(
             epoch=self.epoch,
             loss=self.loss,
             test_loss=self.test_loss,
-            test_accuracy=self.correct / self.tested,
+            test_accuracy=self.test_accuracy,
             tested=self.tested,
             samples_per_second=self.samples_per_second,
         )
+        events.emit(event, source)
+
+    @property
+    def test_accuracy(self) -> float:
+        """The share of the test samples."""
+        return self.correct / self.tested
 
 
 @dataclass

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torchtally import events, exchange, standard_output
+from torchtally import events, exchange
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
 from torchtally.accounting.proofs import kept_lines
@@ -270,11 +270,7 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
             enforce(proof, options.tally, first=len(train_state.lines) == 1)
         train_state.epochs.append(done)
         if rank == COORDINATOR:
-            accuracy = f"{done.correct / done.tested:.2%} ({done.correct} of {done.tested})"
-            speed = f"{done.samples_per_second:,.0f} samples/s"
-            values = f"loss {done.loss:.4f}, test accuracy {accuracy}, {speed}"
-            standard_output.write(f"epoch {epoch}/{options.epochs}: {values}")
-            events.emit(done.event, run.source)
+            done.tell(options.epochs, run.source)
     if rank == COORDINATOR:
         seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)
         steps = options.epochs * Shard(n=len(train), rank=0, world=run.world).steps(batch)
