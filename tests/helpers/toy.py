@@ -72,8 +72,7 @@ def train(
 ) -> TrainState:
     """The loop, on this rank's CPU, from the newest checkpoint on."""
     model, optimizer = loop.build(task, options, CPU)
-    loss = torch.zeros((), dtype=torch.float64)
-    train_state = TrainState(run, model, optimizer, loss, facts=facts or {}, place=place)
+    train_state = TrainState(run, model, optimizer, facts=facts or {}, place=place)
     checkpointer = saving(train_state)
     checkpointer.resume()
     found: dict[str, Any] = {"device": CPU, "checkpointer": checkpointer, **more}

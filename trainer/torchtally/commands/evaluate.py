@@ -128,7 +128,7 @@ def _write(found: Evaluation, line: dict[str, Any], run: Run, saved: SavedModel,
     """Write the result, and print it and the last line. Raises Volume."""
     begun = PhaseState.beginning(n=line["n"], contract=line["contract"], order=line["order"], data=line["data"])
     examined = begun.shared_out(1, 0, run.world).after(line)
-    last = summary_of(run, {"test": examined.after(line)}, None, (), 0, saved.sha256).printed()
+    last = summary_of(run, {"test": examined}, None, (), 0, saved.sha256).printed()
     correct, count = int(found.totals["correct"]), found.count
     evaluation = {
         "holds": not table.wrong(line),

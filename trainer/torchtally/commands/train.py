@@ -90,7 +90,6 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             run,
             model,
             optimizer,
-            torch.zeros((), dtype=torch.float64, device=device),
             facts=identity,
             place=(folder, "--checkpoints" if options.checkpoints else "--output"),
             grows=None if task.rate else artifacts.EPOCHS,  # a rate depends on the number of epochs from the first step

@@ -152,9 +152,9 @@ class Loop:
                 test_accuracy=done.test_accuracy,
                 samples_per_second=speed,
             )
-        self.checkpointer.save(wait=False)
         if train_state.epoch <= options.epochs:
-            self.checkpointer.heed_signals()
+            self.checkpointer.heed_signals()  # which saves if it stops
+        self.checkpointer.save(wait=False)
 
     def _train(self, step: Step, current: EpochInProgress, meeting: Meeting, report: bool) -> None:
         """Make the rest of an epoch's steps, and `report` the first."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchtally import events, exchange, standard_output
 from torchtally.accounting.ledger import resume
@@ -64,21 +64,20 @@ class TrainState:
 
     Attributes:
         run: The start of the run that this process makes: its own, or that of a loaded state.
-        loss: This rank's sum over the epoch so far.
         facts: What identifies the training.
         place: Where its checkpoints are, and the option that says so.
         grows: Name of the fact that may be greater than in a checkpoint.
-        progress: How far its phases are.
         current: The epoch in progress, once it has begun.
         lines: Those of all ranks together, for each phase that is proved.
         epochs: Results.
         discarded: Samples known to have been consumed by steps that no checkpoint kept.
+        loss: This rank's sum over the epoch so far.
+        progress: How far the phases are.
     """
 
     run: Run
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loss: Tensor
     facts: Mapping[str, Any] = field(default_factory=dict)
     place: tuple[str, str] = ("", "")
     grows: str | None = None
@@ -88,6 +87,8 @@ class TrainState:
     discarded: int = 0
 
     def __post_init__(self) -> None:
+        device = next(self.model.parameters()).device
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self._consumed: dict[str, Any] | None = None  # of a loaded state, in the epoch in progress
         self.progress = Progress(self.run.plan)
         self.progress.measure({})

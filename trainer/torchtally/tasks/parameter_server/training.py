@@ -163,7 +163,7 @@ def fit(name: str, options: Options, output: Path) -> TrainState:
         table = ShardedTable(model.table.weight, own, options.lr, context.shard_holders)
 
     trainer = Trainer(table, linear, context) if table and linear else None
-    train_state = TrainState(run, model, TASK.optimizer(model.parameters(), options), torch.zeros(()))
+    train_state = TrainState(run, model, TASK.optimizer(model.parameters(), options))
     _train(train_state, options, rank, table, trainer)
     _gather(model, remote, table, rank)
     if options.form == "rpc":
