@@ -40,11 +40,11 @@ from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, un
 from torchtally.tasks.parameter_server.task import TASK, Model, bags
 from torchtally.training import artifacts
 from torchtally.training.batches import batches
+from torchtally.training.loop import of_test
 from torchtally.training.task import Samples
 from torchtally.training.train_state import Epoch, TrainState
 
 FIRST_TRAINER = SERVER + 1
-_TEST_BATCH = 1000  # bags of each trainer in a step
 _NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
@@ -252,8 +252,7 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
     batch = options.batch_size * run.world
     for epoch in range(1, options.epochs + 1):
         training = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract="exact", order="feistel-1")
-        test_batch = _TEST_BATCH * run.world
-        testing = Phase(name="test", epoch=epoch, n=len(test), batch=test_batch, contract="exact", order="sequential")
+        testing = of_test(epoch, len(test), run)
         begun, tested = train_state.begin(training), train_state.begin(testing).tally
         result: Any = None
         if trainer:
