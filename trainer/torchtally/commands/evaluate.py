@@ -70,17 +70,7 @@ def _run(name: str, options: Training, path: Path) -> None:
     context = set_up(task, options.data, facts, load)
     for value in model.state_dict().values():  # tensors that share the model's memory
         dist.broadcast(value, src=0)
-    run = Run(
-        run=context.run,
-        attempt=context.process.attempt,
-        pod=context.process.pod,
-        task=name,
-        plan={"test": 1},
-        rank=context.process.rank,
-        world=context.process.world,
-        seed=options.seed,
-        data=context.task.fingerprint,
-    )
+    run = context.begin(name, {"test": 1}, options.seed)
     device, tally = context.device, Tally(run, loop.of_test(1, len(context.test), run))
     found, line = loop.examine(
         context.task, model.to(device), context.test.to(device), tally, options.tally, first=True

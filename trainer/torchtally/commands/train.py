@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtally import compat, events, tasks
-from torchtally.accounting.ledger.tally import Run
 from torchtally.checkpoints import in_use
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.checkpoints.rounds import Rounds
@@ -74,17 +73,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
     model, optimizer = loop.build(task, options, device)
     keep, seconds = options.keep, options.save_seconds
     with ExitStack() as stack:
-        run = Run(
-            run=context.run,
-            attempt=process.attempt,
-            pod=process.pod,
-            task=name,
-            plan={"train": options.epochs, "test": options.epochs},
-            rank=process.rank,
-            world=process.world,
-            seed=options.seed,
-            data=task.fingerprint,
-        )
+        run = context.begin(name, {"train": options.epochs, "test": options.epochs}, options.seed)
         folder = options.checkpoints or str(output / FOLDER)
         train_state = TrainState(
             run,
