@@ -172,6 +172,7 @@ class Checkpoints(Rounds):
             raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
         self._account.discarded = manifest.discarded
         self._resumes(url, manifest.attempt, manifest.epoch, manifest.position, manifest.consumed)
+        self.tell_resumed()
         return True
 
     @property

@@ -71,6 +71,7 @@ class Rounds(ABC):
         self._pace = self._left = 1  # commits between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
         self._slow = False
+        self._resumed_from: events.Resumed | None = None  # on rank 0, until it is reported
         self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
 
     @property
@@ -167,14 +168,14 @@ class Rounds(ABC):
         raise stopped
 
     def _resumes(self, path: str, attempt: int, epoch: int, position: int, consumed: int) -> None:
-        """Report a checkpoint of an `attempt` that is loaded, and count what is lost after it. A call of all ranks."""
+        """Take note of a loaded checkpoint of an `attempt`, and of what is lost after it. A call of all ranks."""
         reached = self._reached
         lost: int = on_rank_0(self._group, lambda: reached.lost_since(attempt, consumed) if reached else 0)
         self._account.discarded += lost
         if dist.get_rank() == 0:
             samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
             log.info(f"resumes from {path}{samples}")
-            resumed = events.Resumed(
+            self._resumed_from = events.Resumed(
                 task=self._account.task,
                 world=dist.get_world_size(),
                 checkpoint=path,
@@ -182,6 +183,11 @@ class Rounds(ABC):
                 position=position,
                 discarded=self._account.discarded,
             )
+
+    def tell_resumed(self) -> None:
+        """Report, once, that this start goes on from a checkpoint."""
+        resumed, self._resumed_from = self._resumed_from, None
+        if resumed:
             events.emit(resumed, self._account.source)
             retries.resumed(resumed, self._account.source)
 

@@ -220,6 +220,7 @@ class Loop:
         else:
             how = f"begins: {n} samples an epoch, {run.world} ranks"
         log.info(f"run {run.run} {how}")
+        self.checkpointer.tell_resumed()
         if not train_state.progress.loaded:
             events.emit(events.Begun(task=run.task, world=run.world), run.source)
 
