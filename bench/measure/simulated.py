@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from torchtally.proof import digest, run_summary
+from torchtally.accounting.ledger.state import PhaseState
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.proofs.last_line import summary_of
+from torchtally.proof import digest
 from torchtally.proof import line as tally_line
 from torchtally.proof.digest import INDEX_POWERS, OF_POSITIONS, Digest
 from torchtally.proof.line import TallyLine
@@ -22,6 +25,7 @@ from torchtally.proof.shards import Shard
 LOGS = Path("build/bench/simulated")
 _RUN = "5ca1ab1e0000"
 _BATCH = 32
+_DATA = "sha256:0000000000000000"
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,22 @@ def lines(job: SimulatedJob) -> Iterator[tuple[int, str]]:
     )
     indices = words[:, OF_POSITIONS:]
     draw = np.random.default_rng(0)
-    closed = []
+    known = PhaseState.beginning(n=job.n, contract="exact", order="feistel-1", data=_DATA)
+    known = known.shared_out(1, 0, job.ranks)
     for epoch in range(1, job.epochs + 1):
         together = digest.of_all_ranks(job.shard(0, epoch), g)
         indices[:-1] = draw.integers(P, size=(job.ranks - 1, INDEX_POWERS))
         for power, (sum_, drawn) in enumerate(zip(together.words[OF_POSITIONS:], indices.T, strict=True)):
             indices[-1, power] = (sum_ - exact_sum(drawn[:-1].astype(np.uint64))) % P
-        closed.append(_line(job, epoch, together))
+        closed = _line(job, epoch, together)
+        known = known.after(closed)
         for rank, (shard, own) in enumerate(zip(shards, words.astype(">i8"), strict=True)):
             consumed = {"expected": shard.size, "consumed": shard.size, "digest": digest.as_text(own.tobytes())}
-            yield rank, tally_line.to_text(closed[-1] | {"pod": pod(rank), "rank": rank} | consumed)
-        yield 0, tally_line.to_text(closed[-1])
-    yield 0, tally_line.to_text(run_summary.line(closed, [(1, 0, job.ranks)], None, 0))
+            yield rank, tally_line.to_text(closed | {"pod": pod(rank), "rank": rank} | consumed)
+        yield 0, tally_line.to_text(closed)
+    common = {name: closed[name] for name in ("run", "attempt", "pod", "task", "plan", "seed")}
+    run = Run(**common, rank=0, world=job.ranks, data=known.data)
+    yield 0, tally_line.to_text(summary_of(run, {"train": known}, None, (), 0).printed())
 
 
 def write(job: SimulatedJob, folder: Path, stream: Path) -> None:
@@ -98,7 +106,7 @@ def _line(job: SimulatedJob, epoch: int, consumed: Digest) -> dict[str, Any]:
         seed=shard.seed,
         contract=shard.contract,
         order=str(shard.order),
-        data="sha256:0000000000000000",
+        data=_DATA,
         expected=job.n,
         consumed=job.n,
         digest=consumed.packed,

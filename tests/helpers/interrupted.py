@@ -2,11 +2,12 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from torch.utils._pytree import tree_flatten
 
+from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.train_state import TrainState
 
@@ -17,20 +18,31 @@ class Interrupted(Exception):
     """As if the pod had been killed."""
 
 
-class Interrupting(Checkpointer):
-    """Saves after a number of steps, makes some more, and is gone."""
+class _Interrupts(Rounds):
+    """Saves after a number of steps, makes some more, and is gone. Without numbers, it is not interrupted."""
 
-    def __init__(self, folder: Path, save_after: int, more: int) -> None:
-        super().__init__(folder, FACTS, 2, 1e9)
-        self._save_after, self._end_after, self._made = save_after, save_after + more, 0
+    interruption: tuple[int, int] | None = None
+    _made = 0
 
-    def after_step(self, train_state: TrainState) -> None:
+    def before_batch(self) -> None:
+        super().before_batch()
+        if not self.interruption:
+            return
         self._made += 1
-        if self._made == self._save_after:
-            self.save(train_state)
-        if self._made == self._end_after:
-            self._record_progress(train_state)
+        save_after, more = self.interruption
+        if self._made == save_after:
+            self.save(wait=True)
+        if self._made == save_after + more:
+            self._note_reached()
             raise Interrupted
+
+
+class Interrupting(_Interrupts, Checkpointer):
+    """That of rank 0's folder."""
+
+
+class InterruptingShared(_Interrupts, Checkpoints):
+    """That of a folder which all ranks share."""
 
 
 def outcome(train_state: TrainState) -> dict[str, Any]:

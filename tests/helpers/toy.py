@@ -1,7 +1,9 @@
 """A task small enough for eight ranks on two cores, through the same loop as the real one."""
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -13,14 +15,13 @@ from torch.distributed.distributed_c10d import Store
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
 from torchtally.accounting.proofs import proving
 from torchtally.accounting.proofs.proving import Proof
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
 from torchtally.training import loop
 from torchtally.training.batches import Batches, batches
-from torchtally.training.checkpoint_file import State
 from torchtally.training.checkpointer import Checkpointer
-from torchtally.training.shared_checkpointer import SharedCheckpointer
 from torchtally.training.task import Samples, Task
 from torchtally.training.train_state import TrainState
 
@@ -64,20 +65,31 @@ def train(
     run: Run,
     train: Samples,
     test: Samples,
-    checkpointer: Checkpointer | SharedCheckpointer,
-    saved: State | None = None,
+    saving: Callable[[TrainState], Rounds],
+    facts: Mapping[str, Any] | None = None,
+    place: tuple[str, str] = ("", "--output"),
     **more: Any,
 ) -> TrainState:
-    """The loop, on this rank's CPU."""
+    """The loop, on this rank's CPU, from the newest checkpoint on."""
     model, optimizer = loop.build(task, options, CPU)
-    place: dict[str, Any] = {
-        "device": CPU,
-        "checkpointer": checkpointer,
-        "model": model,
-        "optimizer": optimizer,
-        **more,
-    }
-    return loop.Loop(task=task, options=options, run=run, train=train, test=test, **place).fit(saved)
+    train_state = TrainState(run, model, optimizer, facts=facts or {}, place=place)
+    checkpointer = saving(train_state)
+    checkpointer.resume()
+    found: dict[str, Any] = {"device": CPU, "checkpointer": checkpointer, **more}
+    loop.Loop(task=task, options=options, train_state=train_state, train=train, test=test, **found).fit()
+    return train_state
+
+
+def saving_to(folder: Path, *, keep: int = 2) -> Callable[[TrainState], Checkpointer]:
+    """Checkpoints of rank 0, none but those of each epoch."""
+    return lambda train_state: Checkpointer(train_state, folder, keep=keep, every=1e9)
+
+
+@contextmanager
+def saving_nowhere() -> Iterator[Callable[[TrainState], Checkpointer]]:
+    """The same, of which nothing is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield saving_to(Path(folder))
 
 
 @contextmanager
@@ -111,14 +123,14 @@ def fit(
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     train_samples, test_samples = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
-    with proved() as phases:
+    with proved() as phases, saving_nowhere() as saving:
         fitted = train(
             toy or task(dtype),
             options,
             run(rank, world, options),
             train_samples,
             test_samples,
-            Checkpointer(None, {}, 2, 300),
+            saving,
             batches=batches,
             callback=callback,
             memory=memory,

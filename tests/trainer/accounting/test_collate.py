@@ -16,7 +16,7 @@ from accounts import alone, run
 from mixtures import Numbers
 from torch import Tensor, nn
 from torch.utils import data
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from transformers import BatchEncoding
 from witness import Counts
 
@@ -58,6 +58,23 @@ def proved(world: int, n: int, *arguments: Any) -> None:
     """The run ends with 0, and each sample was trained once in each epoch."""
     for each in run(world, trained, *arguments):
         assert (each["code"], each["result"]) == (0, [EPOCHS] * n), each["err"]
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        return tuple(2 * part for part in super().__getitem__(index))
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, Doubled])
+def test_a_dataset_of_tensors_gives_the_batches_that_its_samples_make(kind: type[TensorDataset]) -> None:
+    dataset = kind(torch.rand(9, 3), torch.arange(9), torch.rand(9, 2, 2, dtype=torch.float64))
+    for indices in ([4, 0, 8], [2]):
+        number, made = ByStep(dataset, len(dataset), default_collate)[7, 0, indices, None]
+        expected = default_collate([dataset[index] for index in indices])
+        assert (number, type(made), len(made)) == (7, type(expected), len(expected))
+        for part, other in zip(made, expected, strict=True):
+            assert part.dtype == other.dtype
+            assert torch.equal(part, other)
 
 
 # A collate_fn that says nothing of its samples.

@@ -17,7 +17,7 @@ from accounts import alone, as_rank, run, tallied
 from witness import Direct, Noisy, Witness
 
 from torchtally import Account, Batch, exchange
-from torchtally.checkpoints import checkpoints, conditions
+from torchtally.checkpoints import conditions, rounds
 
 N, SIZE = 29, 4
 
@@ -243,7 +243,7 @@ def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]
 
     The operating system gives the identifier of a thread that has ended to a later one.
     """
-    checkpoints._SYNCHRONIZE_SECONDS = 0
+    rounds._SYNCHRONIZE_SECONDS = 0
     training = Witness(N)
     with Account(task="t", plan={"train": 3}) as account:
         loader = account.loader(Noisy(N), "train", batch_size=SIZE)

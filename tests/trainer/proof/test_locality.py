@@ -13,7 +13,7 @@ from torchtally.accounting.ledger.state import PhaseState, State
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.order.locality import Locality
 from torchtally.accounting.order.sampler import Sampler
-from torchtally.accounting.proofs.last_line import last_line
+from torchtally.accounting.proofs.last_line import check, summary_of
 from torchtally.accounting.run.progress import Progress
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import digest
@@ -178,7 +178,7 @@ def test_a_state_that_has_the_fingerprint_alone_has_the_sizes_again_from_the_loa
     assert '"sizes"' not in text and order.sizes.fingerprint in text
     after.load(State.from_text(text))
     with pytest.raises(Refused, match="train: its loader or sampler must be made before the run ends"):
-        last_line(run, after.phases, None, (), 0)
+        check(summary_of(run, after.phases, None, (), 0))
     after.declare("train", declared)
     with pytest.raises(Unproven):  # nothing is consumed yet
-        last_line(run, after.phases, None, (), 0)
+        check(summary_of(run, after.phases, None, (), 0))

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ from commands import FEW, alone
 from interrupted import FACTS, Interrupted, Interrupting, outcome
 from torch.distributed.distributed_c10d import Store
 
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.distributed import running_stats
 from torchtally.errors import Refused
 from torchtally.proof.shards import Shard
 from torchtally.tasks.keras_mnist import task as keras_mnist
 from torchtally.tasks.keras_mnist.options import Options
 from torchtally.training import artifacts, loop
-from torchtally.training.checkpoint_file import State
-from torchtally.training.checkpointer import Checkpointer, resume
 from torchtally.training.task import Samples
 from torchtally.training.train_state import TrainState
 
@@ -41,21 +41,27 @@ def digits(n: int, seed: int = 1) -> Samples:
     return Samples(pixels.to(torch.uint8), labels)
 
 
-def fit(
-    rank: int, world: int, checkpointer: Checkpointer, n: int, options: Options, state: State | None = None
-) -> TrainState:
-    run = dataclasses.replace(toy.run(rank, world, options), attempt=state["attempt"] + 1 if state else 0)
-    return toy.train(keras_mnist.TASK, options, run, digits(n), digits(31, 2), checkpointer, state)
+def fit(rank: int, world: int, n: int, options: Options, saving: Callable[[TrainState], Rounds]) -> TrainState:
+    run = toy.run(rank, world, options)
+    return toy.train(keras_mnist.TASK, options, run, digits(n), digits(31, 2), saving, FACTS)
 
 
-def no_checkpointer() -> Checkpointer:
-    return Checkpointer(None, {}, 2, 300)
+def undisturbed(rank: int, world: int, n: int, options: Options) -> TrainState:
+    with toy.saving_nowhere() as saving:
+        return fit(rank, world, n, options, saving)
+
+
+def interrupting(train_state: TrainState, folder: Path) -> Interrupting:
+    """After its second step, which a checkpoint does not hold."""
+    checkpointer = Interrupting(train_state, folder, keep=2, every=1e9)
+    checkpointer.interruption = 1, 1
+    return checkpointer
 
 
 def moved(rank: int, world: int) -> dict[str, Any]:
     """Statistics of the first BatchNormalization after a single step, and what its definition makes of all samples."""
     options = dataclasses.replace(OPTIONS, epochs=1)
-    train_state = fit(rank, world, no_checkpointer(), 16, options)
+    train_state = undisturbed(rank, world, 16, options)
     layers = keras_mnist.network(options.seed).layers
     out = layers[2](layers[1](keras_mnist.inputs(digits(16).inputs))).detach()
     shard = Shard(n=16, rank=rank, world=world, contract="drop_last", order="feistel-1", seed=options.seed)
@@ -86,8 +92,8 @@ def masked(rank: int, world: int) -> list[Any]:
 def interrupted(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """The outcome of a training that is killed after its second step, which a checkpoint does not hold."""
     with pytest.raises(Interrupted):
-        fit(rank, world, Interrupting(folder, 1, 1), N, OPTIONS)
-    return outcome(fit(rank, world, Checkpointer(folder, FACTS, 2, 300), N, OPTIONS, resume(folder, FACTS)))
+        fit(rank, world, N, OPTIONS, lambda train_state: interrupting(train_state, folder))
+    return outcome(fit(rank, world, N, OPTIONS, toy.saving_to(folder)))
 
 
 def unaveraged(rank: int, world: int, folder: Path) -> list[str]:
@@ -95,9 +101,9 @@ def unaveraged(rank: int, world: int, folder: Path) -> list[str]:
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running_stats, "average", lambda own: None)
-        for checkpointer in (no_checkpointer(), Interrupting(folder, 1, 1)):
+        for saving in (toy.saving_to(folder), lambda train_state: interrupting(train_state, folder / "other")):
             with pytest.raises(RuntimeError) as raised:
-                fit(rank, world, checkpointer, N, OPTIONS)
+                fit(rank, world, N, OPTIONS, saving)
             said.append(str(raised.value))
     return said
 
@@ -106,7 +112,7 @@ def everything(rank: int, world: int, store: Store, folder: Path) -> dict[str, A
     """All that takes two ranks with Keras, which is slow to import."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with toy.proved() as phases:
-        train_state = fit(rank, world, no_checkpointer(), N, OPTIONS)
+        train_state = undisturbed(rank, world, N, OPTIONS)
     return {
         "phases": phases,
         "rate": train_state.optimizer.param_groups[0]["lr"],

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import shutil
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,21 +19,22 @@ import torch.distributed as dist
 import toy
 from accounts import tallies
 from commands import QUICK, alone
-from interrupted import FACTS, Interrupted, Interrupting, outcome
+from interrupted import FACTS, Interrupted, Interrupting, InterruptingShared, outcome
 from task_runs import reported
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 
 from torchtally import events
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.options import AllReduce, Training
 from torchtally.proof import run_summary
 from torchtally.proof.contract import Contract
-from torchtally.training import checkpoint_file, loop
-from torchtally.training.checkpointer import Checkpointer, resume
-from torchtally.training.shared_checkpointer import SharedCheckpointer
+from torchtally.training import checkpoint_file
+from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.train_state import TrainState
 
+MODEL = f"sha256:{0:064}"
 N = 69  # the last step has 9 samples: uneven, and two or more for each of four ranks
 OPTIONS = Training(epochs=3, global_batch_size=12, lr=0.1, contract="exact", seed=3)
 STEPS = -(-N // 12)
@@ -58,23 +60,6 @@ TASK = dataclasses.replace(
 )
 
 
-class InterruptingShared(SharedCheckpointer):
-    """Saves after a number of steps, makes some more, and is gone. Without numbers, it is not interrupted."""
-
-    interruption: tuple[int, int] | None = None
-    made = 0
-
-    def after_step(self, train_state: TrainState) -> None:
-        super().after_step(train_state)
-        if self.interruption:
-            self.made += 1
-            save_after, more = self.interruption
-            if self.made == save_after:
-                self.save(train_state)
-            if self.made == save_after + more:
-                raise Interrupted
-
-
 # A training has checkpoints of its own, or such that all ranks write (--checkpoints).
 Kind = Literal["own", "shared"]
 
@@ -93,25 +78,25 @@ def start(
     """One start of the training, of the ranks of one process group."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    built, state = loop.build(TASK, options, toy.CPU), None
     with contextlib.ExitStack() as stack:
-        checkpointer: Checkpointer | SharedCheckpointer
-        if kind == "shared":
-            shared = InterruptingShared(str(folder), facts, f"pod-{rank}", *built, 2, 1e9)
-            checkpointer, state = stack.enter_context(shared), shared.resume()
-            shared.interruption = interruption
-        elif folder is None:
-            checkpointer = Checkpointer(None, {}, 2, 300)
-        else:
-            state = resume(folder, facts)
-            checkpointer = Interrupting(folder, *interruption) if interruption else Checkpointer(folder, FACTS, 2, 1e9)
-            checkpointer.listen()
-        if signal_to and rank in signal_to:
-            signal.raise_signal(signal_to[rank])
-        run = dataclasses.replace(toy.run(rank, world, OPTIONS), attempt=state["attempt"] + 1 if state else 0)
-        model, optimizer = built
+
+        def saving(train_state: TrainState) -> Rounds:
+            checkpointer: Interrupting | InterruptingShared
+            if kind == "shared":
+                objects = {"model": train_state.model, "optimizer": train_state.optimizer}
+                checkpointer = shared = InterruptingShared(train_state, str(folder), objects, every=1e9)
+                stack.push(lambda kind, *_: shared.close(wait=kind is None))
+            else:
+                own = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                checkpointer = Interrupting(train_state, own, keep=2, every=1e9)
+            checkpointer.interruption = interruption
+            if signal_to and rank in signal_to:
+                signal.raise_signal(signal_to[rank])
+            return checkpointer
+
+        place = str(folder), {"own": "--output", "shared": "--checkpoints"}[kind]
         data = toy.samples(N, 1), toy.samples(31, 2)
-        return toy.train(TASK, options, run, *data, checkpointer, state, model=model, optimizer=optimizer)
+        return toy.train(TASK, options, toy.run(rank, world, OPTIONS), *data, saving, facts, place)
 
 
 def outcome_of(rank: int, world: int, store: Store, *how: Any) -> dict[str, Any]:
@@ -166,7 +151,11 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(
 def accounted(rank: int, world: int, store: Store, kind: Kind, folder: Path) -> dict[str, Any]:
     with toy.proved() as phases:
         train_state = start(rank, world, store, kind, folder)
-    return {"phases": phases, "worlds": train_state.worlds, "discarded": train_state.discarded}
+    return {
+        "phases": phases,
+        "worlds": [*train_state.progress.phases["train"].worlds],
+        "discarded": train_state.discarded,
+    }
 
 
 @pytest.mark.parametrize(
@@ -184,7 +173,8 @@ def test_the_number_of_ranks_may_change_again_and_again(
         assert ranks.run(world, interrupted, kind, tmp_path, (save_after, 1)) == [None] * world
     (found,) = ranks.run(1, accounted, kind, tmp_path)
     assert all(line["lost"] == line["doubled"] == 0 for lines in found["phases"] for line in lines)
-    assert found["worlds"] == worlds
+    for after in [found, *ranks.run(2, accounted, kind, tmp_path)]:  # which have nothing left to train
+        assert after["worlds"] == worlds
 
 
 def test_what_a_crash_threw_away_is_counted_once(tmp_path: Path) -> None:
@@ -232,11 +222,8 @@ def test_it_stops_between_epochs_too_and_says_whether_there_is_a_checkpoint(
 class Everywhere(Checkpointer):
     """Saves whenever it may, and keeps all."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, FACTS, 1 << 20, 1e9)
-
-    def after_step(self, train_state: TrainState) -> None:
-        self.save(train_state)
+    def before_batch(self) -> None:
+        self.save(wait=True)
 
 
 SMALL = Training(epochs=2, global_batch_size=4, lr=0.1)
@@ -246,7 +233,8 @@ def saving(rank: int, world: int, store: Store, folder: Path, options: Training)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with toy.proved() as phases:
         run = toy.run(rank, world, options)
-        toy.train(toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), Everywhere(folder))
+        data = toy.samples(10, 1), toy.samples(5, 2)
+        toy.train(toy.task(), options, run, *data, lambda state: Everywhere(state, folder, keep=1 << 20, every=1e9))
     return phases
 
 
@@ -259,15 +247,11 @@ def from_each(rank: int, world: int, store: Store, folder: Path, options: Traini
             alone.mkdir()
             shutil.copy(path, alone)
         dist.barrier()
-        state = resume(alone, FACTS)
-        assert state is not None
-        run = toy.run(rank, world, options)
-        checkpointer = Checkpointer(alone, FACTS, 2, 300)
+        run, data = toy.run(rank, world, options), (toy.samples(10, 1), toy.samples(5, 2))
         with toy.proved() as phases:
-            train_state = toy.train(
-                toy.task(), options, run, toy.samples(10, 1), toy.samples(5, 2), checkpointer, state
-            )
-        last = run_summary.line(train_state.lines, train_state.worlds, None, 0)
+            train_state = toy.train(toy.task(), options, run, *data, toy.saving_to(alone))
+        assert train_state.progress.loaded
+        last = train_state.last_line(MODEL)
         found.append((phases, train_state.lines, last))
     return found
 
@@ -300,7 +284,8 @@ def with_something_else_in_it(rank: int, world: int, store: Store, folder: Path)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     if rank == 0:
         checkpoint_file.save(folder, 1, 1, {"model": 1}, 2)
-    return resume(folder, FACTS)
+    run = toy.run(rank, world, SMALL)
+    return toy.train(toy.task(), SMALL, run, toy.samples(10, 1), toy.samples(5, 2), toy.saving_to(folder))
 
 
 def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:

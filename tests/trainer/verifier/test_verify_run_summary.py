@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import bruteforce
@@ -12,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged import NO_TEXTS, UNKNOWN, line, no_integers, no_lists, read, sentences, verdict, verdicts, with_word
 
-from torchtally.proof import run_summary
+from torchtally.accounting.ledger.state import PhaseState
+from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.proofs.last_line import summary_of
+from torchtally.proof.worlds import World
 from torchtally.verifier.verdict import judge
 from verify import report
 
@@ -38,32 +42,39 @@ def test_it_proves_a_faithful_run_with_whatever_other_lines_there_are(run: Histo
     assert report.as_text([found], encoding="utf-8", colour=False).endswith(f"; stopped: {REASON}") == bool(run.ends)
 
 
+def made_by_the_trainer(lines: list[Line], worlds: dict[str, list[World]]) -> dict[str, Any]:
+    """The last line after these lines of all ranks together, with the worlds of each phase."""
+    phases: dict[str, PhaseState] = {}
+    for each in lines:
+        facts = {name: each[name] for name in ("n", "contract", "order", "data")}
+        phases[each["phase"]] = phases.get(each["phase"], PhaseState.beginning(**facts)).after(each)
+    phases = {name: replace(phase, worlds=tuple(worlds[name])) for name, phase in phases.items()}
+    common = {name: lines[-1][name] for name in ("run", "attempt", "pod", "task", "plan", "seed")}
+    run = Run(**common, began=lines[-1].get("began", 0), rank=0, world=1, data="")
+    return summary_of(run, phases, None, (), 0, MODEL).printed()
+
+
 @given(histories())
 def test_it_is_the_line_that_the_trainer_makes(run: History) -> None:
     together = [each for each in run.lines if each["rank"] == "all"]
-    worlds = {phase: bruteforce.shared_out(run.lines, phase) for phase in run.own}
-    made = run_summary.line(together, worlds.get("train", run.worlds), MODEL, 0, worlds)
     if run.own:  # what is shared out as by the run is not stated again
+        worlds = {phase: bruteforce.shared_out(run.lines, phase) for phase in run.own}
+        made = made_by_the_trainer(together, worlds)
         assert sentences([*run.lines, made]) == [] == sentences([made])
         assert "worlds" not in made["phases"]["train"]
     elif not run.ends:
+        anew = [*{epoch: (epoch, 0, ranks) for epoch, _, ranks in run.worlds}.values()]
+        made = made_by_the_trainer(together, {each["phase"]: anew for each in together} | {"train": run.worlds})
         assert made == run.last
         assert list(made) == list(run.last)
-
-
-def test_ranks_that_trained_nothing_are_not_in_it() -> None:
-    together = [each for each in LINES if each["rank"] == "all"]
-    assert run_summary.line(together, [(1, 0, 4), (3, 0, 2)], None, 0)["worlds"] == [[1, 0, 4]]
-    assert run_summary.line(together, [(1, 0, 4), (2, 19, 2)], None, 0)["worlds"] == [[1, 0, 4], [2, 19, 2]]
 
 
 def test_a_phase_states_its_worlds_where_they_are_not_those_of_the_run() -> None:
     together = [each for each in bruteforce.run(plan={"train": 3, "test": 3}) if each["rank"] == "all"]
     worlds = [(1, 0, 4), (2, 9, 3)]
-    made = run_summary.line(together, worlds, None, 0)
-    same = {"train": worlds, "test": [(1, 0, 4), (2, 0, 3)]}  # a test begins anew
-    assert run_summary.line(together, worlds, None, 0, same) == made
-    other = run_summary.line(together, worlds, None, 0, {"test": [(1, 0, 4), (2, 7, 3), (4, 0, 1)]})
+    same = made_by_the_trainer(together, {"train": worlds, "test": [(1, 0, 4), (2, 0, 3)]})  # a test begins anew
+    assert [phase.get("worlds") for phase in same["phases"].values()] == [None, None]
+    other = made_by_the_trainer(together, {"train": worlds, "test": [(1, 0, 4), (2, 7, 3)]})
     assert [phase.get("worlds") for phase in other["phases"].values()] == [None, [[1, 0, 4], [2, 7, 3]]]
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints of a user's own loop: sharded, written in the background, in a folder or an object store."""
+"""Checkpoints: rounds in which all ranks save and stop, and those of a user's own loop, sharded, in any storage."""

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from torchtally import events, standard_output, tasks
 from torchtally.accounting.evaluation import Evaluation
-from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.ledger.state import PhaseState
+from torchtally.accounting.ledger.tally import Run, Tally
+from torchtally.accounting.proofs.last_line import summary_of
 from torchtally.accounting.proofs.printing import emit
 from torchtally.atomic_file import replace
 from torchtally.commands.setup import load_task, set_up
@@ -25,7 +27,7 @@ from torchtally.errors import Refused, Volume
 from torchtally.log import log
 from torchtally.options import Training
 from torchtally.pod.failure import exit_rank
-from torchtally.proof import run_summary, table
+from torchtally.proof import table
 from torchtally.training import artifacts, checkpoint_file, loop
 from torchtally.training.artifacts import MODEL, sha256
 from torchtally.training.checkpointer import FOLDER
@@ -68,22 +70,13 @@ def _run(name: str, options: Training, path: Path) -> None:
     context = set_up(task, options.data, facts, load)
     for value in model.state_dict().values():  # tensors that share the model's memory
         dist.broadcast(value, src=0)
-    run = Run(
-        run=context.run,
-        attempt=context.process.attempt,
-        pod=context.process.pod,
-        task=name,
-        plan={"test": 1},
-        rank=context.process.rank,
-        world=context.process.world,
-        seed=options.seed,
-        data=context.task.fingerprint,
-    )
+    run = context.begin(name, {"test": 1}, options.seed)
+    device, tally = context.device, Tally(run, loop.of_test(1, len(context.test), run))
     found, line = loop.examine(
-        context.task, model.to(context.device), context.test.to(context.device), run, 1, options.tally, first=True
+        context.task, model.to(device), context.test.to(device), tally, options.tally, first=True
     )
     if saved:
-        _write(found, line, saved, output)
+        _write(found, line, run, saved, output)
         events.emit(events.Complete(model=saved.sha256, output=str(output)), run.source)
     dist.barrier()  # no rank ends before rank 0 has written the result
 
@@ -121,9 +114,11 @@ def _find_in(folder: Path) -> SavedModel:
     raise Refused(f"--checkpoint {folder} has neither {MODEL} nor an intact checkpoint")
 
 
-def _write(found: Evaluation, line: dict[str, Any], saved: SavedModel, output: Path) -> None:
+def _write(found: Evaluation, line: dict[str, Any], run: Run, saved: SavedModel, output: Path) -> None:
     """Write the result, and print it and the last line. Raises Volume."""
-    last = run_summary.line([line], [(1, 0, line["world"])], saved.sha256, 0)
+    begun = PhaseState.beginning(n=line["n"], contract=line["contract"], order=line["order"], data=line["data"])
+    examined = begun.shared_out(1, 0, run.world).after(line)
+    last = summary_of(run, {"test": examined}, None, (), 0, saved.sha256).printed()
     correct, count = int(found.totals["correct"]), found.count
     evaluation = {
         "holds": not table.wrong(line),

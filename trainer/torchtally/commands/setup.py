@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchtally import events, tasks
+from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.distributed import preflight, process_group
 from torchtally.environment import Places, Process, preflight_mode
@@ -36,6 +37,20 @@ class RankContext:
     device: torch.device
     pace: Pace | None  # on the first rank of a pod
     exporter: "Exporter | None"  # as well, if metrics are requested
+
+    def begin(self, name: str, plan: Mapping[str, int], seed: int) -> Run:
+        """The run of a task that this start begins."""
+        return Run(
+            run=self.run,
+            attempt=self.process.attempt,
+            pod=self.process.pod,
+            task=name,
+            plan=plan,
+            rank=self.process.rank,
+            world=self.process.world,
+            seed=seed,
+            data=self.task.fingerprint,
+        )
 
 
 def load_task(name: str, options: Training) -> Task:

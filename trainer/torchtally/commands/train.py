@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtally import compat, events, tasks
-from torchtally.accounting.ledger.tally import Run
 from torchtally.checkpoints import in_use
+from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.commands.setup import load_task, set_up
 from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places
@@ -24,8 +25,7 @@ from torchtally.options import Training
 from torchtally.pod import stacks
 from torchtally.pod.failure import exit_rank
 from torchtally.training import artifacts, loop
-from torchtally.training.checkpointer import FOLDER, Checkpointer, resume
-from torchtally.training.shared_checkpointer import SharedCheckpointer
+from torchtally.training.checkpointer import FOLDER, Checkpointer
 from torchtally.training.task import Task
 from torchtally.training.train_state import TrainState
 
@@ -72,29 +72,26 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
     identity = artifacts.training(name, options, task.fingerprint)
     model, optimizer = loop.build(task, options, device)
     keep, seconds = options.keep, options.save_seconds
-    grows = None if task.rate else artifacts.EPOCHS  # a rate depends on the number of epochs from the first step on
     with ExitStack() as stack:
-        checkpointer: Checkpointer | SharedCheckpointer
-        if options.checkpoints:
-            checkpointer = stack.enter_context(
-                SharedCheckpointer(options.checkpoints, identity, process.pod, model, optimizer, keep, seconds, grows)
-            )
-            state = checkpointer.resume()
-        else:
-            state = resume(output / FOLDER, identity, grows)
-            checkpointer = Checkpointer(output / FOLDER, identity, keep, seconds)
-            checkpointer.listen()
-        run = Run(
-            run=state["run"] if state else context.run,
-            attempt=state["attempt"] + 1 if state else process.attempt,
-            pod=process.pod,
-            task=name,
-            plan={"train": options.epochs, "test": options.epochs},
-            rank=process.rank,
-            world=process.world,
-            seed=options.seed,
-            data=task.fingerprint,
+        run = context.begin(name, {"train": options.epochs, "test": options.epochs}, options.seed)
+        folder = options.checkpoints or str(output / FOLDER)
+        train_state = TrainState(
+            run,
+            model,
+            optimizer,
+            facts=identity,
+            place=(folder, "--checkpoints" if options.checkpoints else "--output"),
+            grows=None if task.rate else artifacts.EPOCHS,  # a rate depends on the number of epochs from the first step
         )
+        checkpointer: Rounds
+        if options.checkpoints:
+            objects = {"model": model, "optimizer": optimizer}
+            checkpointer = shared = Checkpoints(train_state, folder, objects, every=seconds, keep=keep)
+            stack.push(lambda kind, *_: shared.close(wait=kind is None))
+        else:
+            checkpointer = Checkpointer(train_state, output / FOLDER, every=seconds, keep=keep)
+        checkpointer.resume()
+        run = train_state.run
         callbacks: list[Callback] = []
         if context.exporter:
             stack.enter_context(context.exporter).open(run)
@@ -113,9 +110,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
         training = loop.Loop(
             task=task,
             options=options,
-            run=run,
-            model=model,
-            optimizer=optimizer,
+            train_state=train_state,
             train=context.train.to(device),
             test=context.test.to(device),
             device=device,
@@ -125,7 +120,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
             exporter=context.exporter,
             memory=shared_memory.connect(process.local_world) if device.type == "cpu" else None,
         )
-        train_state = training.fit(state)
+        training.fit()
         stacks.over()
         if process.rank == 0:
             _write(train_state, task, output, identity, checkpointer)
@@ -136,7 +131,7 @@ def _write(
     task: Task,
     output: Path,
     identity: dict[str, Any],
-    checkpointer: Checkpointer | SharedCheckpointer | None = None,
+    checkpointer: Rounds | None = None,
 ) -> None:
     """Write the model and its proof, with retries, because the training is complete. Raises Volume."""
     until = time.monotonic() + _WRITE_TIMEOUT

@@ -19,7 +19,7 @@ from torchtally.proof.order import DRAWN
 from torchtally.proof.rules import HUGE, MANY, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.shards import Progression, Shard
-from torchtally.proof.worlds import RESUMED, World, legs, otherwise, place_of, within, worlds_in
+from torchtally.proof.worlds import RESUMED, World, legs, place_of, worlds_in
 
 _EPOCHS = "epochs of the plan"  # for the rules of a phase's fields
 _MODEL = re.compile(r"sha256:[0-9a-f]{64}")
@@ -235,40 +235,6 @@ class RunSummary:
 def is_summary(values: Mapping[str, Any]) -> bool:
     """Whether a line with these values is a run's last. A task may name a phase `all`: its lines have a rank."""
     return values.get("phase") == "all" and not values.keys() & {"epoch", "rank"}
-
-
-def line(
-    lines: Sequence[Mapping[str, Any]],
-    worlds: Sequence[World],
-    model: str | None,
-    discarded: int,
-    worlds_of: Mapping[str, Sequence[World]] | None = None,
-) -> dict[str, Any]:
-    """The last line of a run, from the lines of all ranks together: those of all phases and epochs, at least one.
-
-    `worlds_of` has the worlds of phases that may have been shared out otherwise than by `worlds`. Each is sorted.
-    """
-    common = lines[-1]
-    plan = common["plan"]
-    phases = {}
-    together = within(worlds, max(plan.values()), resumes=any(each["phase"] == RESUMED for each in lines))
-    for phase in plan:
-        if own := [each for each in lines if each["phase"] == phase]:
-            digests = ((each["epoch"], digest.parse(each["digest"])) for each in own)
-            phases[phase] = PhaseSummary(
-                **{name: own[0][name] for name in ("n", "contract", "order", "data")},
-                consumed=sum(each["consumed"] for each in own),
-                digest=digest.fold(digests, common["run"]).packed,
-                worlds=otherwise(phase, plan[phase], (worlds_of or {}).get(phase), together),
-            )
-    return RunSummary(
-        **{name: common[name] for name in ("run", "attempt", "pod", "task", "plan", "seed")},
-        began=common.get("began", 0),  # a checkpoint may have lines of an earlier release
-        phases=phases,
-        worlds=together,
-        model=model,
-        discarded=discarded,
-    ).printed()
 
 
 def _values(of: Any) -> dict[str, Any]:

@@ -27,22 +27,11 @@ def worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]
     )
 
 
-def within(worlds: Sequence[World], epochs: int, *, resumes: bool) -> tuple[World, ...]:
-    """The worlds of a plan's epochs: ranks that started after the last one have trained nothing."""
-    # Without a phase that resumes in its middle no position counts: the last ranks of an epoch make it.
-    there = (world for world in worlds if world[0] <= epochs)
-    places = {(epoch, position * resumes): ranks for epoch, position, ranks in there}
-    return tuple((*place, ranks) for place, ranks in places.items())
-
-
 def otherwise(
-    phase: str, epochs: int, worlds: Sequence[World] | None, together: Sequence[World]
+    phase: str, epochs: int, worlds: tuple[World, ...], together: Sequence[World]
 ) -> tuple[World, ...] | None:
     """The worlds of a phase that was shared out otherwise than by those of the run."""
-    if worlds is None:
-        return None
-    own = within(worlds, epochs, resumes=True)
-    return None if [*legs(epochs, own, True)] == [*legs(epochs, together, phase == RESUMED)] else own
+    return None if [*legs(epochs, worlds, True)] == [*legs(epochs, together, phase == RESUMED)] else worlds
 
 
 def place_of(epoch: int, worlds: Sequence[World], resumes: bool) -> tuple[int, int]:

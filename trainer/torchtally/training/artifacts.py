@@ -17,7 +17,7 @@ from torchtally.environment import pod_name
 from torchtally.errors import Refused
 from torchtally.log import log
 from torchtally.options import Training
-from torchtally.proof import run_summary, statement
+from torchtally.proof import statement
 from torchtally.proof.line import PREFIX
 from torchtally.proof.statement import Statement
 from torchtally.training import checkpoint_file
@@ -66,7 +66,7 @@ def write(
     files = {MODEL: model, **task.files(train_state.model)}
     hashes = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
     hashed = f"sha256:{hashes[MODEL]}"
-    last = run_summary.line(train_state.lines, train_state.worlds, hashed, train_state.discarded)
+    last = train_state.last_line(hashed)
     lines = kept_lines.lines(last["run"], train_state.lines)
     clear(output, [*files, PROOF])
     for name, contents in files.items():

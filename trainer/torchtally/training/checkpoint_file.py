@@ -18,7 +18,7 @@ from torchtally.errors import Refused
 State = dict[str, Any]  # for torch.load(weights_only=True): tensors, numbers, text, lists, dictionaries
 
 _ANY_MARK = b"torchtally-checkpoint-"
-_MARK = _ANY_MARK + b"2\n"
+_MARK = _ANY_MARK + b"3\n"
 _TAIL = hashlib.sha256().digest_size + len(_MARK)
 SUFFIX = ".checkpoint"
 _NAME = re.compile(r"epoch-(\d{8})-position-(\d{19})\.checkpoint")

@@ -24,18 +24,15 @@ from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.accounting.reporting.step_time import StepTime
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.distributed import ddp, running_stats
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.log import log
 from torchtally.monitoring.callback import LOSS_INTERVAL, Callback
 from torchtally.options import Training
-from torchtally.pod import retries
 from torchtally.training import batch_norm
 from torchtally.training.batches import Batches, batches
-from torchtally.training.checkpoint_file import State
-from torchtally.training.checkpointer import Checkpointer
 from torchtally.training.cuda_graph import Captured, CudaGraph, Step
-from torchtally.training.shared_checkpointer import SharedCheckpointer
 from torchtally.training.task import Inputs, Samples, Task
 from torchtally.training.train_state import Epoch, TrainState
 
@@ -52,48 +49,45 @@ class Loop:
 
     task: Task
     options: Training
-    run: Run
-    model: nn.Module  # on `device`, as `train` and `test`
-    optimizer: torch.optim.Optimizer
+    train_state: TrainState  # its model is on `device`, as `train` and `test`
     train: Samples
     test: Samples
     device: torch.device
-    checkpointer: Checkpointer | SharedCheckpointer
+    checkpointer: Rounds
     callback: Callback | None = None
     pace: Pace | None = None  # on the first rank of a pod
     exporter: "Exporter | None" = None  # as well, if metrics are requested
     memory: SharedGradients | None = None  # in which the ranks of one pod sum their gradients
     batches: Batches | None = None  # of a test: the indices of each step, on the CPU
 
-    def fit(self, saved: State | None = None) -> TrainState:
-        """Train up to `options.epochs`, from `saved` on if there is a checkpoint; evaluate after each epoch.
+    def fit(self) -> None:
+        """Train up to `options.epochs`, from a loaded state on if there is one; evaluate after each epoch.
 
         Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced; Stopped and Lost.
         """
-        options, run, model, optimizer = self.options, self.run, self.model, self.optimizer
+        options, train_state = self.options, self.train_state
+        run, model = train_state.run, train_state.model
         batch = options.global_batch_size or options.batch_size * run.world
         contract = batch_norm.contract(options, model, len(self.train), run)
-        step = self._step(model, optimizer, batch)
+        step = self._step(model, train_state.optimizer, batch)
 
         def phase(epoch: int) -> Phase:
             return Phase(
                 name="train", epoch=epoch, n=len(self.train), batch=batch, contract=contract, order=self.train.order
             )
 
-        train_state = TrainState(run, model, optimizer, torch.zeros((), dtype=torch.float64, device=self.device))
-        if saved:
-            train_state.restore(saved, phase(saved["epoch"]))
-        self.checkpointer.save(train_state)  # so that a run keeps its id from its first step on
+        if train_state.epoch <= options.epochs:
+            train_state.begin(phase(train_state.epoch))
+        self.checkpointer.save(wait=True)  # so that a run keeps its id from its first step on
         if run.rank == 0:
-            self._say_where(train_state, saved)
+            self._say_where()
         if self.callback:
             so_far = _steps_so_far(phase(train_state.epoch), train_state.position)
             self.callback.begin(so_far, train_state.done)
         first, meeting = True, Meeting(run, StepTime(run.world))
         while train_state.epoch <= options.epochs:
-            self._epoch(train_state, phase(train_state.epoch), step, meeting, first)
+            self._epoch(phase(train_state.epoch), step, meeting, first)
             first = False
-        return train_state
 
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> Step:
         """Return the training step, with the model wrapped for all ranks."""
@@ -105,7 +99,7 @@ class Loop:
             return functional.cross_entropy(model(task.inputs(train.inputs[two])), train.labels[two])
 
         together = model
-        if self.run.world > 1:  # alone, DDP takes a quarter of a step
+        if self.train_state.run.world > 1:  # alone, DDP takes a quarter of a step
             together = ddp.wrap(model, loss_of_two, self.device, memory, self.options.all_reduce)
 
         def step(chosen: Tensor, scale: float) -> Tensor:
@@ -123,50 +117,48 @@ class Loop:
             return loss.detach()
 
         # A graph can replay neither collectives nor a changing rate.
-        if self.device.type == "cuda" and self.run.world == 1 and task.rate is None:
+        if self.device.type == "cuda" and self.train_state.run.world == 1 and task.rate is None:
             return Captured(step, batch, CudaGraph(self.device), self.device)
         return step
 
-    def _epoch(self, train_state: TrainState, phase: Phase, step: Step, meeting: Meeting, first: bool) -> None:
+    def _epoch(self, phase: Phase, step: Step, meeting: Meeting, first: bool) -> None:
         """Train the rest of an epoch, prove it, evaluate, prove that, and save."""
-        run, options, model = self.run, self.options, train_state.model
-        current = train_state.begin(phase)
+        train_state, options = self.train_state, self.options
+        run, model = train_state.run, train_state.model
+        current = train_state.current or train_state.begin(phase)
         tally, before = current.tally, current.counted
         batch_norm.refuse_single_rows(model, tally)
         began = time.perf_counter()
-        self._train(train_state, step, current, meeting, report=first and run.rank == 0)
+        self._train(step, current, meeting, report=first and run.rank == 0)
         loss = torch.tensor(train_state.loss.item(), dtype=torch.float64)  # which waits for the device
         speed = current.samples(before, current.total) / (time.perf_counter() - began)
         dist.all_reduce(loss)
-        train_state.lines.append(_proved(tally, options.tally, first, self.callback))
+        train_state.close(_proved(tally, options.tally, first, self.callback))
 
         running_stats.check(running_stats.of(model))
-        found, line = examine(self.task, model, self.test, run, phase.epoch, options.tally, callback=self.callback)
-        train_state.lines.append(line)
-        correct, tested = int(found.totals["correct"]), len(self.test)
-        total = phase.shard(run).total
-        done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, tested, speed)
-        train_state.end_epoch(done)
+        testing = train_state.begin(of_test(phase.epoch, len(self.test), run)).tally
+        found, line = examine(self.task, model, self.test, testing, options.tally, callback=self.callback)
+        train_state.close(line)
+        total, correct = phase.shard(run).total, int(found.totals["correct"])
+        done = Epoch(phase.epoch, loss.item() / total, found.mean("loss"), correct, len(self.test), speed)
+        train_state.epochs.append(done)
         if run.rank == 0:
-            standard_output.write(
-                f"epoch {done.epoch}/{options.epochs}: loss {done.loss:.4f}, test accuracy {correct / tested:.2%} "
-                f"({correct} of {tested}), {speed:,.0f} samples/s"
-            )
-            events.emit(done.event, run.source)
+            done.tell(options.epochs, run.source)
         if self.callback:
             self.callback.metrics(
                 _steps_so_far(tally.phase, total),
                 epoch_loss=done.loss,
                 test_loss=done.test_loss,
-                test_accuracy=correct / tested,
+                test_accuracy=done.test_accuracy,
                 samples_per_second=speed,
             )
-        self.checkpointer.after_epoch(train_state, last=train_state.epoch > options.epochs)
+        if train_state.epoch <= options.epochs:
+            self.checkpointer.heed_signals()  # which saves if it stops
+        self.checkpointer.save(wait=False)
 
-    def _train(
-        self, train_state: TrainState, step: Step, current: EpochInProgress, meeting: Meeting, report: bool
-    ) -> None:
+    def _train(self, step: Step, current: EpochInProgress, meeting: Meeting, report: bool) -> None:
         """Make the rest of an epoch's steps, and `report` the first."""
+        train_state = self.train_state
         train_state.model.train()
         run, phase = current.tally.run, current.tally.phase
         pace, steps = self.pace, meeting.steps
@@ -212,33 +204,25 @@ class Loop:
                     self.callback.metrics(so_far, train_loss=loss.item() / len(indices))
             # The end of the epoch saves; and from among samples that pad it no other number of ranks could go on.
             if current.counted < current.total and train_state.position < phase.n:
-                self.checkpointer.after_step(train_state)
+                self.checkpointer.after_commit()
+                self.checkpointer.before_batch()
             steps.begin()
 
-    def _say_where(self, train_state: TrainState, saved: State | None) -> None:
-        n, run = len(self.train), train_state.run
+    def _say_where(self) -> None:
+        train_state, n = self.train_state, len(self.train)
+        run = train_state.run
         if train_state.epoch > self.options.epochs:
             how = "is complete"
-        elif saved:
+        elif train_state.progress.loaded:
             how = (
                 f"resumes at epoch {train_state.epoch}, position {train_state.position} of {n}, with {run.world} ranks"
             )
         else:
             how = f"begins: {n} samples an epoch, {run.world} ranks"
         log.info(f"run {run.run} {how}")
-        if not saved:
+        self.checkpointer.tell_resumed()
+        if not train_state.progress.loaded:
             events.emit(events.Begun(task=run.task, world=run.world), run.source)
-        elif "path" in saved:  # a shared checkpoint has reported itself
-            resumed = events.Resumed(
-                task=run.task,
-                world=run.world,
-                checkpoint=saved["path"],
-                epoch=train_state.epoch,
-                position=train_state.position,
-                discarded=train_state.discarded,
-            )
-            events.emit(resumed, run.source)
-            retries.resumed(resumed, run.source)
 
 
 def build(task: Task, options: Training, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -269,12 +253,17 @@ def _seed(run: Run, phase: Phase, step: int) -> int:
     return seed
 
 
+def of_test(epoch: int, n: int, run: Run) -> Phase:
+    """An evaluation on n samples."""
+    batch = _EVALUATION_BATCH * run.world
+    return Phase(name="test", epoch=epoch, n=n, batch=batch, contract="exact", order="sequential")
+
+
 def examine(
     task: Task,
     model: nn.Module,
     test: Samples,
-    run: Run,
-    epoch: int,
+    tally: Tally,
     mode: Literal["enforce", "report"],
     first: bool = False,
     callback: Callback | None = None,
@@ -283,13 +272,9 @@ def examine(
 
     Raises Unproven on every rank if the proof fails and `mode` is "enforce". `first`: the table needs its header.
     """
-    together = _EVALUATION_BATCH * run.world
-    tally = Tally(
-        run, Phase(name="test", epoch=epoch, n=len(test), batch=together, contract="exact", order="sequential")
-    )
 
     def taken() -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        for indices in batches(run, tally.phase):
+        for indices in batches(tally.run, tally.phase):
             chosen = indices.to(test.labels.device, non_blocking=True)
             yield indices, (task.inputs(test.inputs[chosen]), test.labels[chosen])
             tally.record(indices)

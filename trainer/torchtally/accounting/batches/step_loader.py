@@ -88,6 +88,7 @@ class ByStep(data.Dataset[Any]):
 
     def __init__(self, dataset: Any, n: int, collate: Collate):
         self.dataset, self.n, self.collater = dataset, n, Collater(collate)
+        self._at_once = type(dataset) is data.TensorDataset and collate is data.default_collate
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
         number, seed, indices, filler = request
@@ -129,6 +130,9 @@ class ByStep(data.Dataset[Any]):
         return next((each for each in made if each is not None), self._dropped)
 
     def _made(self, indices: list[int]) -> Any:
+        if self._at_once:  # the same batch, without a tensor for each sample
+            rows = torch.tensor(indices)
+            return [each[rows] for each in self.dataset.tensors]
         return self.collater.make(self._fetched(indices), indices, indices, self._fetched)
 
     def _fetched(self, indices: list[int]) -> Any:

@@ -66,15 +66,6 @@ class Position:
         return self.start + self.steps * self.batch
 
 
-def shared_out(worlds: tuple[World, ...], epoch: int, start: int, world: int) -> tuple[World, ...]:
-    """The worlds of a phase after `world` ranks have shared out an epoch from position `start` on."""
-    if worlds:
-        since, position, ranks = worlds[-1]
-        if (position if since == epoch else 0, ranks) == (start, world):
-            return worlds
-    return (*(each for each in worlds if each[:2] != (epoch, start)), (epoch, start, world))
-
-
 def _position(line: Values, name: str) -> Position:
     value = line.values.get(name)
     if not isinstance(value, dict):
@@ -177,7 +168,11 @@ class PhaseState:
 
     def shared_out(self, epoch: int, start: int, world: int) -> Self:
         """The phase after `world` ranks have shared out an epoch in progress from position `start` on."""
-        return replace(self, worlds=shared_out(self.worlds, epoch, start, world))
+        since, position, ranks = self.worlds[-1] if self.worlds else (0, 0, 0)
+        if (position if since == epoch else 0, ranks) == (start, world):
+            return self
+        others = (each for each in self.worlds if each[:2] != (epoch, start))
+        return replace(self, worlds=(*others, (epoch, start, world)))
 
     def after(self, line: Mapping[str, Any]) -> Self:
         """The phase after one more epoch, of which this is the line of all ranks together."""

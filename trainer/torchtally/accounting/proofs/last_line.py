@@ -1,7 +1,6 @@
 """The last line of an account's run, from what its phases have consumed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torchtally.accounting.ledger.state import PhaseState
 from torchtally.accounting.ledger.tally import Run
@@ -9,18 +8,20 @@ from torchtally.errors import Refused, Unproven
 from torchtally.proof import drop_counts
 from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
-from torchtally.proof.worlds import RESUMED, World
+from torchtally.proof.worlds import RESUMED, World, otherwise
 
 
-def last_line(
-    run: Run, phases: Mapping[str, PhaseState], stopped: str | None, caveats: Sequence[str], discarded: int
-) -> dict[str, Any]:
-    """Return the line, after a check that it proves all phases on its own. `stopped` says why the run ends early.
-
-    Raises Unproven, or Refused if the order of a phase is not known.
-    """
+def summary_of(
+    run: Run,
+    phases: Mapping[str, PhaseState],
+    stopped: str | None,
+    caveats: Sequence[str],
+    discarded: int,
+    model: str | None = None,
+) -> RunSummary:
+    """Return what the line says. `stopped` says why the run ends early."""
     worlds = _of_run(phases)
-    summary = RunSummary(
+    return RunSummary(
         run=run.run,
         attempt=run.attempt,
         began=run.began,
@@ -45,15 +46,22 @@ def last_line(
                 drawn=phase.drawn if phase.drawn_digest else None,
                 drawn_digest=phase.drawn_digest,
                 end=phase.end,
-                worlds=None if _as_the_run(name, phase, worlds) else phase.worlds,
+                worlds=otherwise(name, run.plan[name], phase.worlds, worlds),
             )
             for name, phase in phases.items()
         },
         caveats=tuple(caveats),
-        model=None,
+        model=model,
         discarded=discarded,
     )
-    printed = RunSummary.parse(summary.printed()).printed()
+
+
+def check(summary: RunSummary) -> None:
+    """Check that a last line proves all phases on its own.
+
+    Raises Unproven, or Refused if the order of a phase is not known.
+    """
+    RunSummary.parse(summary.printed())
     for name, stated in summary.phases.items():
         try:
             expected = summary.expected(name)
@@ -61,12 +69,11 @@ def last_line(
             raise Refused(f"{name}: its loader or sampler must be made before the run ends, for its order") from None
         if expected != (stated.accounted, stated.accounted_digest):
             raise Unproven(f"{name} is not proved: its epochs together have not consumed what the contract says")
-        if (runs := stated.dropped_in) and (drop_counts.total(runs), drop_counts.folded(runs, run.run)) != (
+        if (runs := stated.dropped_in) and (drop_counts.total(runs), drop_counts.folded(runs, summary.run)) != (
             stated.dropped,
             stated.of_dropped.words[0],
         ):
             raise Unproven(f"{name} is not proved: its epochs together have not dropped what each has")
-    return printed
 
 
 def _of_run(phases: Mapping[str, PhaseState]) -> tuple[World, ...]:
@@ -75,8 +82,3 @@ def _of_run(phases: Mapping[str, PhaseState]) -> tuple[World, ...]:
         return training.worlds
     places = {epoch: ranks for epoch, _, ranks in next(iter(phases.values())).worlds}
     return tuple((epoch, 0, ranks) for epoch, ranks in places.items())
-
-
-def _as_the_run(name: str, phase: PhaseState, worlds: tuple[World, ...]) -> bool:
-    resumes = name == RESUMED or not any(position for _, position, _ in worlds)
-    return phase.worlds == worlds and resumes

@@ -6,7 +6,6 @@ from typing import Self
 
 from torchtally import events
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
-from torchtally.accounting.ledger.tally import Tally
 from torchtally.accounting.reporting.step_time import Times
 from torchtally.environment import Process, progress_seconds
 
@@ -41,37 +40,20 @@ class Pace:
         """Whether it is time for a report."""
         return time.monotonic() >= self._due
 
-    def report(self, current: EpochInProgress, done: float, loss: float | None, times: Times) -> None:
+    def report(self, current: EpochInProgress, done: float, loss: float | None, times: Times | None = None) -> None:
         """Report how far an epoch is, the training's completed share, and the times of all steps so far."""
-        tally, samples = current.tally, current.samples(0, current.counted)
-        self.report_step(
-            tally, step=current.counted, steps=current.total, samples=samples, done=done, loss=loss, times=times
-        )
-
-    def report_step(
-        self,
-        tally: Tally,
-        *,
-        step: int,
-        steps: int,
-        samples: int,
-        done: float,
-        loss: float | None,
-        times: Times | None = None,
-    ) -> None:
-        """Report `step` of `steps`, after which all ranks together have consumed `samples` of the epoch."""
         assert self._began is not None
         timed = times and times.since(self._timed)
         self._timed = times or self._timed
-        run, phase = tally.run, tally.phase
+        run, phase, samples = current.tally.run, current.tally.phase, current.samples(0, current.counted)
         now, (began, done_before), (last, before) = time.monotonic(), self._began, self._last[phase.name]
         left = (now - began) * (1 - done) / (done - done_before) if done > done_before else None
         event = events.Progress(
             phase=phase.name,
             epoch=phase.epoch,
             epochs=run.plan[phase.name],
-            step=step,
-            steps=steps,
+            step=current.counted,
+            steps=current.total,
             samples_per_second=round((samples - before) / max(now - last, 1e-9), 1),
             loss=loss,
             seconds_left=None if left is None else round(max(0.0, left), 1),

@@ -13,7 +13,7 @@ from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.plan import Extent, Planned, as_values, extent
 from torchtally.accounting.order.sampler import Sampler
-from torchtally.accounting.proofs.last_line import last_line
+from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 
@@ -236,7 +236,10 @@ class Progress:
         in_steps = ", ".join(f"{phase}: {self._plan[phase]}" for phase, (_, end) in self.extents.items() if end)
         if not begun:
             return None
-        return last_line(replace(run, plan=self.epochs), begun, self.stopped or in_steps or None, caveats, discarded)
+        stopped = self.stopped or in_steps or None
+        last = last_line.summary_of(replace(run, plan=self.epochs), begun, stopped, caveats, discarded)
+        last_line.check(last)
+        return last.printed()
 
 
 def no_step(phase: str, sampler: AnySampler) -> str:

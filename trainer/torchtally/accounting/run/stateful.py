@@ -30,15 +30,7 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, guards:
         raise Refused("load_state_dict() must be called before the first epoch of this start")
     if progress.loaded:
         raise Refused("load_state_dict() was called before in this start: an account takes one state")
-    if not isinstance(state, Mapping):
-        raise Refused(f"the state of an account must be what state_dict() returned, not a {type(state).__name__}")
-    if KEY not in state:
-        found = ", ".join(map(str, state)) or "no entry"
-        raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")
-    try:
-        loaded = State.from_text(state[KEY])
-    except ValueError as error:
-        raise Refused(f"the state of the account cannot be loaded: {error}") from None
+    loaded = read(state)
     for name, value in (("task", attempt.run.task), ("seed", attempt.run.seed)):
         if (before := getattr(loaded, name)) != value:
             raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
@@ -47,3 +39,16 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, guards:
         log.info(f"the plan has grown from {loaded.plan} to {progress.given}")
     guards.load(loaded)
     attempt.take_up(loaded, reported=reported, grown=progress.grown_from is not None)
+
+
+def read(state: Mapping[str, Any]) -> State:
+    """Return the state in an entry of a dictionary. Raises Refused."""
+    if not isinstance(state, Mapping):
+        raise Refused(f"the state of an account must be what state_dict() returned, not a {type(state).__name__}")
+    if KEY not in state:
+        found = ", ".join(map(str, state)) or "no entry"
+        raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")
+    try:
+        return State.from_text(state[KEY])
+    except ValueError as error:
+        raise Refused(f"the state of the account cannot be loaded: {error}") from None

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
-from torchtally import events, standard_output
+from torchtally import standard_output
 from torchtally.accounting.account import Account
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.proofs import kept_lines, proof_file
@@ -36,6 +36,7 @@ from torchtally.tasks.gpt import text
 from torchtally.tasks.gpt.model import GPT
 from torchtally.tasks.gpt.options import Options
 from torchtally.training import artifacts
+from torchtally.training.train_state import Epoch
 
 MODEL, TOKENIZER, CONFIGURATION = "model.safetensors", "tokenizer.json", "gpt.json"
 _WARM_UP = 0.05  # of the training
@@ -225,19 +226,7 @@ def _train(
         loss, speed = trainer.train(epoch)
         test_loss, right, tested = trainer.test(epoch)
         if account.rank == 0:
-            standard_output.write(
-                f"epoch {epoch}/{options.epochs}: loss {loss:.4f}, test accuracy {right / tested:.2%} "
-                f"({right} of {tested}), {speed:,.0f} samples/s"
-            )
-            done = events.Epoch(
-                epoch=epoch,
-                loss=loss,
-                test_loss=test_loss / tested,
-                test_accuracy=right / tested,
-                tested=tested,
-                samples_per_second=speed,
-            )
-            events.emit(done, account.source)
+            Epoch(epoch, loss, test_loss / tested, right, tested, speed).tell(options.epochs, account.source)
     made = trainer.sample(found)
     weights = get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     files = None

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torchtally import events, exchange, standard_output
+from torchtally import events, exchange
+from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
 from torchtally.accounting.proofs import kept_lines
 from torchtally.accounting.proofs.proving import Proof, enforce, prove
@@ -39,11 +40,11 @@ from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, un
 from torchtally.tasks.parameter_server.task import TASK, Model, bags
 from torchtally.training import artifacts
 from torchtally.training.batches import batches
+from torchtally.training.loop import of_test
 from torchtally.training.task import Samples
 from torchtally.training.train_state import Epoch, TrainState
 
 FIRST_TRAINER = SERVER + 1
-_TEST_BATCH = 1000  # bags of each trainer in a step
 _NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
@@ -74,14 +75,14 @@ class Trainer:
         self._table, self._linear, self._device, self._group = table, linear, context.device, context.trainers
         self._pace = context.pace
 
-    def train(self, samples: Samples, tally: Tally) -> float:
+    def train(self, samples: Samples, train_state: TrainState, current: EpochInProgress) -> float:
         """Train for an epoch; returns the sum of the losses over the samples of all trainers."""
-        phase, epochs, pace = tally.phase, tally.run.plan[tally.phase.name], self._pace
-        steps, total = tally.shard.steps(phase.batch), torch.zeros((), dtype=torch.float64)
+        run, phase, pace = current.tally.run, current.tally.phase, self._pace
+        total = torch.zeros((), dtype=torch.float64)
         if pace:
-            pace.begin(phase.name, 0, (phase.epoch - 1) / epochs)
-        for step, indices in enumerate(batches(tally.run, phase)):
-            rows = min(phase.batch, phase.n - step * phase.batch)
+            pace.begin(phase.name, 0, train_state.done)
+        for indices in batches(run, phase):
+            rows = current.take(indices)
             inputs, labels = samples.inputs[indices], samples.labels[indices].to(self._device)
 
             def loss(inputs: Tensor = inputs, labels: Tensor = labels, rows: int = rows) -> Tensor:
@@ -90,13 +91,11 @@ class Trainer:
 
             summed = self._table.step(loss).cpu() * rows
             total += summed
-            tally.record(indices)
+            current.commit()
             if pace and pace.due:
-                done, mean = step * phase.batch + rows, summed.item() / len(indices) if len(indices) else None
-                share = (phase.epoch - 1 + done / phase.n) / epochs
-                pace.report_step(tally, step=step + 1, steps=steps, samples=done, done=share, loss=mean)
-            if step == 0 and phase.epoch == 1 and tally.run.rank == 0:
-                events.emit(events.Step(epoch=1), tally.run.source)
+                pace.report(current, train_state.done, summed.item() / len(indices) if len(indices) else None)
+            if current.counted == phase.epoch == 1 and run.rank == 0:
+                events.emit(events.Step(epoch=1), run.source)
         dist.all_reduce(total, group=self._group)
         return total.item()
 
@@ -112,18 +111,18 @@ class Trainer:
         dist.all_reduce(totals, group=self._group)
         return totals[0].item(), int(totals[1])
 
-    def epoch(self, train: Samples, training: Tally, test: Samples, testing: Tally) -> tuple[Epoch, list[Proof]]:
+    def epoch(
+        self, train_state: TrainState, train: Samples, training: EpochInProgress, test: Samples, testing: Tally
+    ) -> tuple[Epoch, list[Proof]]:
         """Train, evaluate, and prove both."""
         began = time.perf_counter()
-        loss = self.train(train, training)
+        loss = self.train(train, train_state, training)
         seconds = time.perf_counter() - began
-        proofs = [prove(training, self._group)]
+        proofs = [prove(training.tally, self._group)]
         test_loss, correct = self.test(test, testing)
         proofs.append(prove(testing, self._group))
-        done = Epoch(
-            training.phase.epoch, loss / len(train), test_loss / len(test), correct, len(test), len(train) / seconds
-        )
-        return done, proofs
+        epoch, speed = testing.phase.epoch, len(train) / seconds
+        return Epoch(epoch, loss / len(train), test_loss / len(test), correct, len(test), speed), proofs
 
     def _logits(self, samples: Tensor) -> Tensor:
         logits: Tensor = self._linear(self._table.look_up(*bags(samples)).to(self._device))
@@ -164,7 +163,7 @@ def fit(name: str, options: Options, output: Path) -> TrainState:
         table = ShardedTable(model.table.weight, own, options.lr, context.shard_holders)
 
     trainer = Trainer(table, linear, context) if table and linear else None
-    train_state = TrainState(run, model, TASK.optimizer(model.parameters(), options), torch.zeros(()))
+    train_state = TrainState(run, model, TASK.optimizer(model.parameters(), options))
     _train(train_state, options, rank, table, trainer)
     _gather(model, remote, table, rank)
     if options.form == "rpc":
@@ -253,28 +252,24 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
     batch = options.batch_size * run.world
     for epoch in range(1, options.epochs + 1):
         training = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract="exact", order="feistel-1")
-        test_batch = _TEST_BATCH * run.world
-        testing = Phase(name="test", epoch=epoch, n=len(test), batch=test_batch, contract="exact", order="sequential")
+        testing = of_test(epoch, len(test), run)
+        begun, tested = train_state.begin(training), train_state.begin(testing).tally
         result: Any = None
         if trainer:
-            own, proved = trainer.epoch(train, Tally(run, training), test, Tally(run, testing))
+            own, proved = trainer.epoch(train_state, train, begun, test, tested)
             result = [asdict(own), [proof.lines for proof in proved]]
         elif isinstance(table, ShardedTable):
             _serve(table, run, training, testing)
         values, lines = exchange.broadcast(result, FIRST_TRAINER)
         done = Epoch(**values)
         for proof in map(Proof, lines):
-            train_state.lines.append(proof.lines[-1])
+            train_state.close(proof.lines[-1])
             if rank == COORDINATOR:
                 kept_lines.add(proof.lines)
             enforce(proof, options.tally, first=len(train_state.lines) == 1)
         train_state.epochs.append(done)
         if rank == COORDINATOR:
-            accuracy = f"{done.correct / done.tested:.2%} ({done.correct} of {done.tested})"
-            speed = f"{done.samples_per_second:,.0f} samples/s"
-            values = f"loss {done.loss:.4f}, test accuracy {accuracy}, {speed}"
-            standard_output.write(f"epoch {epoch}/{options.epochs}: {values}")
-            events.emit(done.event, run.source)
+            done.tell(options.epochs, run.source)
     if rank == COORDINATOR:
         seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)
         steps = options.epochs * Shard(n=len(train), rank=0, world=run.world).steps(batch)

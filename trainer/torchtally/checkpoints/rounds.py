@@ -1,0 +1,195 @@
+"""What all ranks agree on between two steps: whether to save a checkpoint, and whether to stop."""
+
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from torchtally import events
+from torchtally.checkpoints.objects import Objects
+from torchtally.checkpoints.reached import Reached
+from torchtally.checkpoints.together import on_rank_0
+from torchtally.errors import Stopped
+from torchtally.log import log
+from torchtally.pod import retries
+
+_SYNCHRONIZE_SECONDS = 1.0
+
+
+class Account(Protocol):
+    """What checkpoints need of an account."""
+
+    discarded: int  # samples known to be lost with restarts
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def source(self) -> events.Source: ...
+
+    @property
+    def reached(self) -> tuple[int, int, int]:
+        """Epoch in progress, position in its order, and samples in the weights over all epochs."""
+
+    def save_problem(self, objects: Objects) -> str | None:
+        """What is wrong with a checkpoint of these objects."""
+
+    def position_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def begin_anew(self) -> None:
+        """Take note that there is no checkpoint, so the weights are those of a beginning."""
+
+
+class Rounds(ABC):
+    """About once a second, all ranks exchange whether a checkpoint is due and whether any has received a signal.
+
+    So all save and stop after the same commit.
+
+    Args:
+        account: The loop's account.
+        where: The folder, for sentences.
+        every: Seconds between two checkpoints.
+        group: For calls of the thread that trains.
+        reached: The file in which rank 0 notes how far the run is; None on other ranks, and where there is none.
+
+    Attributes:
+        interval: Seconds between two checkpoints.
+    """
+
+    def __init__(self, account: Account, where: str, every: float, group: dist.ProcessGroup, reached: Path | None):
+        self._account, self._where, self.interval, self._group = account, where, every, group
+        self._reached = Reached(reached) if reached else None
+        self._stop = 0  # the number of the received signal
+        self._pace = self._left = 1  # commits between two exchanges, and until the next
+        self._synchronized = self._saved = time.monotonic()
+        self._slow = False
+        self._resumed_from: events.Resumed | None = None  # on rank 0, until it is reported
+        self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    @property
+    @abstractmethod
+    def saved_at(self) -> float:
+        """When the last one was written, or else when this was made: seconds since 1970."""
+
+    @property
+    @abstractmethod
+    def saved(self) -> tuple[str, str] | None:
+        """On rank 0, place and SHA-256 of the last checkpoint, if it could be written."""
+
+    @abstractmethod
+    def resume(self) -> bool:
+        """Go on from the newest whole checkpoint. Returns whether there is one."""
+
+    def after_commit(self) -> None:
+        """Take note of a commit."""
+        self._left -= 1
+
+    def before_batch(self) -> None:
+        """Save if a checkpoint is due, or if a rank has received a signal to stop. Raises Stopped on all ranks."""
+        if self._left <= 0:
+            self._synchronize()
+
+    def save(self, wait: bool) -> None:
+        """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks."""
+        self._end()
+        self._begin()
+        if wait:
+            self._end()
+
+    def heed_signals(self) -> None:
+        """Stop if a rank has received a signal. A call of all ranks. Raises Stopped."""
+        self._synchronize()
+
+    @abstractmethod
+    def _write(self) -> None:
+        """Write a checkpoint, or begin to. A call of all ranks."""
+
+    @property
+    def _busy(self) -> bool:
+        """Whether one is being written."""
+        return False
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Wait for one that is being written."""
+
+    @abstractmethod
+    def _has_failed(self) -> bool:
+        """Whether the last one could not be written. A call of all ranks."""
+
+    def _begin(self) -> None:
+        self._write()
+        self._saved, self._slow = time.monotonic(), False
+
+    def _synchronize(self) -> None:
+        now, rank = time.monotonic(), dist.get_rank()
+        busy = self._busy
+        due = rank == 0 and now - self._saved >= self.interval
+        # Rank 0's clock sets the pace for all.
+        spent = max(now - self._synchronized, 1e-6)
+        pace = max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if rank == 0 else 0
+        wishes = torch.tensor([self._stop, due, pace, busy], dtype=torch.int64)
+        dist.all_reduce(wishes, dist.ReduceOp.MAX, self._group)
+        stop, asked, pace, waits = wishes.tolist()
+        self._note_reached()
+        if not waits:
+            self._end()
+        if stop:
+            self._stop_together(stop)
+        if asked and not waits:
+            self._begin()
+        elif asked and not self._slow:
+            self._slow = True
+            if rank == 0:
+                log.warning(f"the next checkpoint waits: the last one is still being written to {self._where}")
+        self._pace = self._left = pace
+        self._synchronized = time.monotonic()
+
+    def _note_reached(self) -> None:
+        if self._reached:
+            self._reached.record(self._account.source.attempt or 0, self._account.reached[2])
+
+    def _stop_together(self, number: int) -> None:
+        # Together, because the first pod that ends makes the others end while rank 0 may still be writing.
+        self.save(wait=True)
+        stopped = Stopped(number, saved=not self._has_failed())
+        if dist.get_rank() == 0:
+            epoch, position, _ = self._account.reached
+            event = events.Stopped(signal=number, saved=stopped.saved, epoch=epoch, position=position)
+            events.emit(event, self._account.source)
+        raise stopped
+
+    def _resumes(self, path: str, attempt: int, epoch: int, position: int, consumed: int) -> None:
+        """Take note of a loaded checkpoint of an `attempt`, and of what is lost after it. A call of all ranks."""
+        reached = self._reached
+        lost: int = on_rank_0(self._group, lambda: reached.lost_since(attempt, consumed) if reached else 0)
+        self._account.discarded += lost
+        if dist.get_rank() == 0:
+            samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""
+            log.info(f"resumes from {path}{samples}")
+            self._resumed_from = events.Resumed(
+                task=self._account.task,
+                world=dist.get_world_size(),
+                checkpoint=path,
+                epoch=epoch,
+                position=position,
+                discarded=self._account.discarded,
+            )
+
+    def tell_resumed(self) -> None:
+        """Report, once, that this start goes on from a checkpoint."""
+        resumed, self._resumed_from = self._resumed_from, None
+        if resumed:
+            events.emit(resumed, self._account.source)
+            retries.resumed(resumed, self._account.source)
+
+    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stop = number
