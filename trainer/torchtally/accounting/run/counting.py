@@ -404,8 +404,8 @@ class Counting:
             if self._phases.training.get(phase) and not made["consumed"]:
                 raise Unproven(
                     f"{phase} is not proved: all of its gradients were cleared before a step, so no sample is in the "
-                    "weights: account.optimizer() must receive the optimizers that step, and account.holds() the batches "
-                    "whose gradients the loop has put there itself"
+                    "weights: account.optimizer() must receive the optimizers that step, and account.holds() the "
+                    "batches whose gradients the loop has put there itself"
                 )
         if self._attempt.prints and last:
             emit(last)
