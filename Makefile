@@ -110,7 +110,7 @@ image-again: ## rebuild that image without the cache, and fail if the result dif
 
 .PHONY: image-report
 image-report: .venv/.dev ## print the size of the image by layer and by package, and check its limits (IMAGE=torchtally:cpu)
-	@docker/report.py --check $(IMAGE)
+	@docker/image_size.py --check $(IMAGE)
 
 .PHONY: push
 push: ## push that image to a registry (REGISTRY=ghcr.io/me)
@@ -132,7 +132,7 @@ lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionl
 	lint-imports --no-logo
 	mypy --package torchtally
 	mypy scripts
-	mypy docker/report.py
+	mypy docker/image_size.py
 	mypy bench
 	git ls-files -z | xargs -0 grep -lZE '^#!.*\b(ba)?sh$$' -- | xargs -0 shellcheck
 	hadolint docker/Dockerfile

@@ -14,7 +14,7 @@ import verify  # first, as it finds torchtally in this checkout
 with verify.packages():
     from inject import adding, observer, removing
     from inject.workloads import KINDS
-    from verify import console
+    from verify import program
     from verify.errors import BadInput
 
 EXAMPLES = """\
@@ -31,7 +31,7 @@ exit status: 0, or 2 for a manifest that cannot be read or changed; standard out
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     if options.command == "path":
-        console.show(str(observer.SOURCE))
+        program.show(str(observer.SOURCE))
         return 0
     source = "standard input" if options.file == "-" else options.file
     try:
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")  # the text is the manifest's own
-    console.show(text, end="")
+    program.show(text, end="")
     for note in notes:
         print(f"observe: {note}", file=sys.stderr)
     return 0
@@ -86,4 +86,4 @@ def _read(path: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(program.run(main))

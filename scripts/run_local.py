@@ -23,7 +23,7 @@ from local.controller import Controller, Outcome, Verdict
 from local.errors import EngineError, Refused
 from local.job import LocalJob
 from local.output import Output, say
-from verify import console
+from verify import program
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -140,4 +140,4 @@ def _print_json(
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(program.run(main))

@@ -11,7 +11,7 @@ with verify.packages():
     from jobs.files import NoLogs
     from jobs.standing import MISTAKE, UNREACHABLE
     from torchtally.verifier.verdict import UnknownRun
-    from verify import console
+    from verify import program
     from verify.errors import BadInput
     from verify.job_kinds import ClusterError, Unreachable
 
@@ -65,4 +65,4 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(program.run(main))

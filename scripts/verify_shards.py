@@ -13,11 +13,11 @@ import verify  # first, as it finds torchtally in this checkout
 
 with verify.packages():
     from torchtally.observed.judge import Observation
-    from torchtally.verifier import observing
     from torchtally.verifier.log import Log
+    from torchtally.verifier.observation import observation_of, outcome_of
     from torchtally.verifier.outcome import Outcome, worst
     from torchtally.verifier.verdict import UnknownRun, Verdict, judge
-    from verify import archived, console, report
+    from verify import archived, program, report
     from verify.errors import BadInput
 
 EPILOG = f"""\
@@ -39,10 +39,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"verify_shards: {error}", file=sys.stderr)
         return 2
     if options.json:
-        console.show(report.as_json(verdicts, observation, outcome))
+        program.show(report.as_json(verdicts, observation, outcome))
     else:
         encoding, colour = sys.stdout.encoding, sys.stdout.isatty()
-        console.show(report.as_text(verdicts, observation, encoding=encoding, colour=colour))
+        program.show(report.as_text(verdicts, observation, encoding=encoding, colour=colour))
     return outcome.status
 
 
@@ -61,10 +61,10 @@ def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation |
         raise BadInput("--model goes with a proof: the logs have the model's hash at most")
     for path in options.paths:
         _read(log, path)
-    observation = None if options.run else observing.observation(log, options.expect_per_pod)
+    observation = None if options.run else observation_of(log, options.expect_per_pod)
     verdicts = [] if observation and not log.runs else judge(log, options.run, options.expect_per_pod)
     outcomes = [verdict.outcome for verdict in verdicts]
-    outcomes += [observing.outcome(observation, log.job)] if observation else []
+    outcomes += [outcome_of(observation, log.job)] if observation else []
     return verdicts, observation, worst(outcomes)
 
 
@@ -149,4 +149,4 @@ def _read(log: Log, path: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(program.run(main))

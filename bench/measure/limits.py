@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is in
 
 from bench import huge_pages
 from bench.limit import PARTS
-from bench.measure import passes
+from bench.measure import model_passes
 from bench.measure.products import operations, step_of
 from bench.peers.common import BATCH
 from bench.sample import emit
@@ -42,7 +42,7 @@ def main() -> None:
         there, here = (torch.zeros(parts.gradient, dtype=torch.uint8) for _ in range(2))
         seconds = _mean_seconds(partial(there.copy_, here))
         emit("limit", parts.gradient / seconds / 1e9, "GB/s", "higher", what=parts.copied)
-    for what, speed in passes.speeds().items():
+    for what, speed in model_passes.speeds().items():
         emit("limit", speed, "tokens/s" if "gpt" in what else "samples/s", "higher", what=what)
     latency, bandwidth = _loopback()
     emit("limit", latency * 1e6, "µs", "lower", what="gloo, one byte one way")

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from torchtally.page import document
-from torchtally.verifier import observing
+from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.verdict import judge
 from verify.errors import BadInput
 from verify.job_kinds import NoJob
@@ -95,7 +95,7 @@ def report(options: Options) -> int:
     else:
         cluster = _cluster(options)
         _, _, log = gathering.read_job(cluster, cluster.job(options.job))
-    observation = observing.observation(log)
+    observation = observation_of(log)
     snapshot, path = replace(log.snapshot, observation=observation), Path(options.page)
     try:
         if snapshot.run:
@@ -103,7 +103,7 @@ def report(options: Options) -> int:
             outcome = verdict.outcome
             document.write(snapshot, verdict, path)
         elif observation:
-            outcome = observing.outcome(observation, log.job)
+            outcome = outcome_of(observation, log.job)
             document.write_observed(snapshot, outcome, path)
         else:
             raise BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")

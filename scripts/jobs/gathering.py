@@ -7,9 +7,9 @@ from typing import Any
 
 from torchtally.observed import report as observed
 from torchtally.record.record import Record
-from torchtally.verifier import observing
 from torchtally.verifier.conclusion import conclusion, summary_of_runs
 from torchtally.verifier.log import Log
+from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
 from verify import carried
@@ -141,11 +141,11 @@ def _known(job: ClusterJob | None, pods: Pods) -> dict[str, Any]:
 
 def _judgement(log: Log) -> tuple[Outcome, str]:
     """What all of a log comes to, and the sentence of the worst."""
-    observation = observing.observation(log)
+    observation = observation_of(log)
     if observation is None:
         verdicts = judge(log)
         return worst(each.outcome for each in verdicts), _sentence(verdicts)
-    own = observing.outcome(observation, log.job)
+    own = outcome_of(observation, log.job)
     sentence = next(iter(observation.faults), observed.conclusion(observation))
     if log.job and own is log.job.outcome:
         sentence = f"{own}: {log.job.sentence}"

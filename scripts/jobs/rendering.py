@@ -15,7 +15,7 @@ from rich.text import Text
 from torchtally.proof import table
 from torchtally.record import sentences
 from torchtally.record.model import Restart, Straggler
-from verify import console as verify_console
+from verify import program
 
 from .overview import Overview, PodRow
 from .standing import Standing
@@ -49,7 +49,7 @@ def as_json(overview: Overview) -> dict[str, Any]:
 
 def output(text: str) -> None:
     """Print a text, whatever the encoding."""
-    verify_console.show(text)
+    program.show(text)
 
 
 def errors() -> TextIO:

@@ -8,7 +8,7 @@ from torchtally.errors import Refused
 from torchtally.proof import statement
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.statement import Statement
-from torchtally.verifier import document
+from torchtally.verifier import statement_check
 from torchtally.verifier.problem import Problem
 from torchtally.verifier.verdict import Verdict
 
@@ -29,7 +29,7 @@ def verdict(
     """The verdict about a proof, of which `models` must be. Raises BadInput and UnknownRun."""
     try:
         stated = Statement.parse(path.read_bytes())
-        found = document.verdict(stated, run, expect_per_pod, told)
+        found = statement_check.verdict(stated, run, expect_per_pod, told)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -8,7 +8,7 @@ from torchtally.observed.judge import Observation
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.verifier.conclusion import conclusion, summary_of_runs
-from torchtally.verifier.lines import in_order
+from torchtally.verifier.line_groups import in_order
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, fulfilled
 

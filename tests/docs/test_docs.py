@@ -61,7 +61,7 @@ def same(documented: str, actual: str) -> bool:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guides/own-script.md"], ids=lambda page: page.name)
 def test_the_diff_of_a_script_is_that_of_the_examples(page: Path) -> None:
-    ordinary, own = ((ROOT / "examples" / name).read_text() for name in ("ordinary_script.py", "own_script.py"))
+    ordinary, own = ((ROOT / "examples" / name).read_text() for name in ("without/own_script.py", "own_script.py"))
     before, after = ([line.strip() for line in text.splitlines() if line.strip()] for text in (ordinary, own))
     changed = [
         line

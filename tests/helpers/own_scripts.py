@@ -9,7 +9,7 @@ from torchtally import events
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-ORDINARY, OWN = (ROOT / "examples" / f"{name}_script.py" for name in ("ordinary", "own"))
+ORDINARY, OWN = (ROOT / "examples" / name for name in ("without/own_script.py", "own_script.py"))
 
 LIMIT = 240  # seconds
 

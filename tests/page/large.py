@@ -11,7 +11,7 @@ from torchtally.proof.line import Rank
 from torchtally.proof.shards import Shard
 from torchtally.record.model import Snapshot
 from torchtally.record.record import Record
-from torchtally.verifier.lines import Lines
+from torchtally.verifier.line_groups import Lines
 from torchtally.verifier.problem import Problem
 from torchtally.verifier.verdict import Verdict
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from torchtally import events
 from torchtally.page import document
 from torchtally.record.record import Record
-from torchtally.verifier import observing
+from torchtally.verifier.observation import outcome_of
 from torchtally.verifier.outcome import Outcome
 
 pytestmark = pytest.mark.browser
@@ -108,7 +108,7 @@ def observed(path: Path, lines: list[str]) -> Path:
         record.add_line(*line.removeprefix("[").split("] ", 1))
     observation = record.snapshot.observation
     assert observation
-    document.write_observed(record.snapshot, observing.outcome(observation, None), path)
+    document.write_observed(record.snapshot, outcome_of(observation, None), path)
     return path
 
 

@@ -30,7 +30,7 @@ from witness import Noisy, Witness
 
 from torchtally import Account, Batch, Steps
 from torchtally.accounting.order.drawn import DrawnSampler
-from torchtally.accounting.order.source import Source
+from torchtally.accounting.order.own_sampler import Source
 from torchtally.proof.line import PREFIX
 from torchtally.verifier.conclusion import conclusion
 

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from torchtally.observed.lines import Lines
+from torchtally.observed.log import Lines
 from torchtally_observer.line import LONGEST, PREFIX
 
 REFERENCE = Path(__file__).parents[3] / "docs/reference"

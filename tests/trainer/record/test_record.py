@@ -22,7 +22,7 @@ from torchtally.proof.line import PREFIX
 from torchtally.record.model import EpochProof, Life, Snapshot, State
 from torchtally.record.record import Record
 from torchtally.record.sentences import duration
-from torchtally.record.spread import Spread
+from torchtally.record.thinned import Spread
 
 ROOT = Path(__file__).parents[3]
 PODS = ("demo-master-0", "demo-worker-0")

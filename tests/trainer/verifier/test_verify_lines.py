@@ -16,7 +16,7 @@ from torchtally.proof import digest
 from torchtally.proof.line import TallyLine
 from torchtally.proof.shards import Shard
 from torchtally.verifier import expected
-from torchtally.verifier.lines import Lines
+from torchtally.verifier.line_groups import Lines
 
 RANKS = 5_000
 

@@ -19,8 +19,8 @@ from torchtally.accounting.lifetime import Lifetime
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.locality import Locality
+from torchtally.accounting.order.own_sampler import batches_of
 from torchtally.accounting.order.sampler import Sampler
-from torchtally.accounting.order.source import batches_of
 from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import stateful
 from torchtally.accounting.run.phases import Division

@@ -1,18 +1,20 @@
 """Judges what torchtally_observer has seen, from its lines alone. Imports neither torch nor numpy.
 
+torchtally_observer writes the lines, pod/observed_lines.py reads those of a pod, and this judges them.
+
 An observation is no proof: it knows what was handed out to a loop, and neither what the loop did with it nor the plan.
 
-judge       puts all of it together
-report      the verdict as a table, sentences, or JSON
-line        one line, and what is wrong with it
-lines       the lines of a log
-matching    attempts of a program, and the passes of one loader on all ranks
-data        whether ranks have the same data under the same indices
-sets        which samples: exact where sums or bits tell, else an estimate
-causes      why ranks are handed the wrong samples, as far as samplers tell
-training    one pass that trains
-evaluation  one pass that does not train
-streams     one pass without indices
-story       several passes: their order, what none hands out, restarts, test samples that are trained on
-finding     what is found: a fault, a note, or that all is right
+judge            puts all of it together
+report           the verdict as a table, sentences, or JSON
+line             one line, and what is wrong with it
+log              the lines of a log
+matching         attempts of a program, and the passes of one loader on all ranks
+data             whether ranks have the same data under the same indices
+sets             which samples: exact where sums or bits tell, else an estimate
+causes           why ranks are handed the wrong samples, as far as samplers tell
+training_pass    one pass that trains
+evaluation_pass  one pass that does not train
+stream_pass      one pass without indices
+story            several passes: their order, what none hands out, restarts, test samples that are trained on
+finding          what is found: a fault, a note, or that all is right
 """

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from torchtally.observed import data, evaluation, story, streams, training
+from torchtally.observed import data, evaluation_pass, story, stream_pass, training_pass
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, Sign, note, numbers, ranks, right
 from torchtally.observed.line import Handed, Rest
-from torchtally.observed.lines import Lines as Lines
+from torchtally.observed.log import Lines as Lines
 from torchtally.observed.matching import Attempt, Passes, attempts
-from torchtally.observed.training import Counted
+from torchtally.observed.training_pass import Counted
 
 
 class Outcome(StrEnum):
@@ -159,7 +159,7 @@ def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Ob
     leaks = [*story.leaks(attempt, trains)] if grouped else []  # else ranks may train models of their own
     for passes in attempt.loaders:
         same = data.of(_of_base(attempt, passes))
-        stable = streams.are_stable(passes.numbers.values())
+        stable = stream_pass.are_stable(passes.numbers.values())
         is_training = any(passes is each for each in trains)
         elsewhere = _elsewhere(attempt, passes)
         judged = [
@@ -205,9 +205,9 @@ def _judged(
     lines: dict[int, Handed], same: Data, stable: bool, is_training: bool, world: int, elsewhere: int
 ) -> Counted:
     if all(line.base is None for line in lines.values()):
-        return streams.judge(lines, is_training, world, stable)
-    trained = training.judge(lines, same, world, elsewhere) if is_training else None
-    judged = trained or evaluation.judge(lines, same, world)
+        return stream_pass.judge(lines, is_training, world, stable)
+    trained = training_pass.judge(lines, same, world, elsewhere) if is_training else None
+    judged = trained or evaluation_pass.judge(lines, same, world)
     return _by_index(judged) if same is Data.ASSUMED and len(lines) > 1 else judged
 
 

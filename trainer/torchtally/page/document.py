@@ -16,7 +16,7 @@ from torchtally.page.content import Content
 from torchtally.page.life_parts import Lived, lived
 from torchtally.page.markup import Html, data, details, element
 from torchtally.record.model import Snapshot
-from torchtally.verifier import observing
+from torchtally.verifier.observation import outcome_of
 from torchtally.verifier.outcome import Outcome
 from torchtally.verifier.verdict import Verdict
 
@@ -95,7 +95,7 @@ def _observed(observation: Observation | None, maps: Sequence[Chart]) -> Iterato
     if observation:
         yield element("h2", "Observed")
         yield element("p", "The program also has loaders that no account keeps.")
-        yield observed.box(observation, observing.outcome(observation, None))
+        yield observed.box(observation, outcome_of(observation, None))
         yield from observed.shards(observation, maps)
         yield from observed.method()
 

@@ -32,7 +32,7 @@ from torchtally.pod import (
     device,
     failure,
     lifeline,
-    observing,
+    observed_lines,
     prefork,
     rendezvous,
     signals,
@@ -78,7 +78,7 @@ def launch(
     def attempt(again: Callable[[], object]) -> int | Callable[[], int]:
         return _attempt(command, env, job, is_complete, main, output, again)
 
-    with observing.told(prints=not job.in_cluster) if observed else nullcontext():
+    with observed_lines.told(prints=not job.in_cluster) if observed else nullcontext():
         if job.elastic or allowed_retries(env) is None or not attempts.possible():
             return attempt(lambda: None)
         found: int | Callable[[], int] = attempts.run(attempt)
@@ -129,7 +129,7 @@ def _attempt(
     hang.start()
     watch = None
     if os.environ["TORCHTALLY_OBSERVE"] == "auto":
-        watch = observing.Watch(pod_name(env), metrics_port(env), prints=not job.in_cluster)
+        watch = observed_lines.Watch(pod_name(env), metrics_port(env), prints=not job.in_cluster)
         watch.start()
     if pods:
         pods.before_kill = hang.look

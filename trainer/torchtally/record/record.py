@@ -9,7 +9,7 @@ from torchtally.observed.judge import Observation, judge
 from torchtally.record.lives import Lives
 from torchtally.record.model import Life, Run, Snapshot
 from torchtally.record.runs import RunLines
-from torchtally.verifier.lines import Lines
+from torchtally.verifier.line_groups import Lines
 from torchtally.verifier.log import Log
 
 

@@ -18,10 +18,10 @@ from torchtally.record.model import (
     State,
     Straggler,
 )
-from torchtally.record.spread import Spread
+from torchtally.record.thinned import Spread
 from torchtally.verifier import lineage
+from torchtally.verifier.line_groups import Lines, together
 from torchtally.verifier.lineage import Place
-from torchtally.verifier.lines import Lines, together
 
 _REPORTS = 256  # of each pod, that are kept
 _CHECKPOINTS = _STRAGGLERS = 1024

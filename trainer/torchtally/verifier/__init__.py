@@ -1,7 +1,7 @@
 """The verifier: judges runs from their lines alone, and names every reason against a proof. Imports numpy, never torch.
 
 log            finds tally lines and last lines in logs
-lines          holds the lines of an epoch's ranks together, in little memory
+line_groups    holds the lines of an epoch's ranks together, in little memory
 wrapped        extracts a program's lines from the formats of container runtimes and log collectors
 expected       the samples that each rank should have consumed
 lineage        which attempts of a run its final weights come from
@@ -12,5 +12,5 @@ digest_check   the lost and doubled samples of a line, against its digest (diagn
 summary_check  the last line of the run, against its own fields and the other lines
 conclusion     the final sentence on a run, or on several
 phrasing       the wording of parts of sentences
-observing      the observation in a log: see torchtally.observed
+observation    that in a log: see torchtally.observed
 """

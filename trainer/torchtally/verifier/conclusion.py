@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from torchtally.verifier.lines import blocks_of, firsts, in_order
+from torchtally.verifier.line_groups import blocks_of, firsts, in_order
 from torchtally.verifier.outcome import Outcome
 from torchtally.verifier.phrasing import counted, numbers
 from torchtally.verifier.problem import Block

@@ -17,7 +17,7 @@ from torchtally.proof.modular import P, Words, exact_sum
 from torchtally.proof.order import DRAWN, sizes_of
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Progression, Shard
-from torchtally.verifier.lines import Lines
+from torchtally.verifier.line_groups import Lines
 
 CAN_NAME = bool(find_spec("sympy"))  # without it a wrong digest is found, but no lost or doubled sample is named
 

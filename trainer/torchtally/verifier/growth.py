@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
-from torchtally.verifier.lines import Lines
+from torchtally.verifier.line_groups import Lines
 from torchtally.verifier.phrasing import attempt_names
 
 Plan = Mapping[str, int]

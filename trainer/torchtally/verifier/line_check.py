@@ -13,7 +13,7 @@ from torchtally.proof.order import DRAWN
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier import digest_check, expected
-from torchtally.verifier.lines import Lines, blocks_of, ranks_of, together
+from torchtally.verifier.line_groups import Lines, blocks_of, ranks_of, together
 from torchtally.verifier.phrasing import differing, not_checked, numbers, who
 from torchtally.verifier.problem import Block, Problem
 

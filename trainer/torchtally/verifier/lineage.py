@@ -12,7 +12,7 @@ from itertools import pairwise
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.verifier import growth
-from torchtally.verifier.lines import Lines, firsts
+from torchtally.verifier.line_groups import Lines, firsts
 from torchtally.verifier.phrasing import attempt_names
 from torchtally.verifier.problem import Block, Problem
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, TextIO
 
 from torchtally import events
-from torchtally.observed.lines import Lines as Observed
+from torchtally.observed.log import Lines as Observed
 from torchtally.proof import line as tally_line
 from torchtally.proof import run_summary
 from torchtally.proof.digest import unpack
@@ -19,7 +19,7 @@ from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 from torchtally.verifier import growth
-from torchtally.verifier.lines import Lines
+from torchtally.verifier.line_groups import Lines
 from torchtally.verifier.outcome import Unsuccessful
 from torchtally.verifier.phrasing import differing
 from torchtally.verifier.wrapped import Unwrapping

@@ -13,7 +13,7 @@ from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.order import parse, sizes_of
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
-from torchtally.verifier.lines import Lines, blocks_of, ranks_of
+from torchtally.verifier.line_groups import Lines, blocks_of, ranks_of
 from torchtally.verifier.phrasing import counted, differing, not_checked, numbers, who
 from torchtally.verifier.problem import Problem
 

@@ -11,7 +11,7 @@ from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.verifier import expected, growth, line_check, lineage, summary_check
-from torchtally.verifier.lines import Lines, firsts, in_order
+from torchtally.verifier.line_groups import Lines, firsts, in_order
 from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
 from torchtally.verifier.phrasing import attempt_names, numbers

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from torchtally import exchange
+from torchtally.accounting.order.own_sampler import Source
 from torchtally.accounting.order.sampler import Sampler
-from torchtally.accounting.order.source import Source
 from torchtally.errors import Refused
 from torchtally.proof.contract import OfDraws
 from torchtally.proof.modular import Words

@@ -23,8 +23,8 @@ from torchtally.accounting.ledger.tally import Phase, Tally
 from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler, DrawnSampler
 from torchtally.accounting.order.locality import Locality, check_order
+from torchtally.accounting.order.own_sampler import Source, batch_size_problem
 from torchtally.accounting.order.sampler import Sampler
-from torchtally.accounting.order.source import Source, batch_size_problem
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.progress import Progress, no_step
 from torchtally.checkpoints import conditions

@@ -1,6 +1,6 @@
 """The forward and backward pass of a model alone, in bfloat16, on one core: no data, no other rank.
 
-python -m bench.measure.passes    prints a table of the CPU time of the passes and of fused AdamW, by memory format
+python -m bench.measure.model_passes  prints a table of the CPU time of the passes and of fused AdamW, by memory format
 """
 
 import time

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torchtally.observed.causes import Lines
 from torchtally.observed.finding import Finding, fault, note, ranks, right
 from torchtally.observed.line import Handed
-from torchtally.observed.training import Counted
+from torchtally.observed.training_pass import Counted
 from torchtally_observer.streams import KEPT
 
 _RANGE = 1 << 32  # of a checksum

@@ -17,7 +17,7 @@ _OUTCOMES = {
 }
 
 
-def observation(log: Log, expect_per_pod: int | None = None) -> Observation | None:
+def observation_of(log: Log, expect_per_pod: int | None = None) -> Observation | None:
     """The observation of all observed lines in a log; None if there is none."""
     found = judge.judge(log.observed)
     if found is None:
@@ -32,7 +32,7 @@ def observation(log: Log, expect_per_pod: int | None = None) -> Observation | No
     return found
 
 
-def outcome(found: Observation, job: Unsuccessful | None) -> Outcome:
+def outcome_of(found: Observation, job: Unsuccessful | None) -> Outcome:
     """What an observation of this job comes to."""
     own = _OUTCOMES[found.outcome]
     return job.outcome if job and own is Outcome.INCOMPLETE else own

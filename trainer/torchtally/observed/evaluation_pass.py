@@ -7,7 +7,7 @@ from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, fault, note, right
 from torchtally.observed.shares import Shares
-from torchtally.observed.training import Counted
+from torchtally.observed.training_pass import Counted
 
 _SOME = 0.02
 

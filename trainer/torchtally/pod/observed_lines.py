@@ -80,7 +80,7 @@ class Watch:
     def _read(self) -> None:
         if self._file.stat().st_size <= self._at:
             return
-        from torchtally.observed.lines import Lines  # which other pods do not wait for
+        from torchtally.observed.log import Lines  # which other pods do not wait for
 
         with self._file.open("rb") as file:
             file.seek(self._at)
