@@ -12,7 +12,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.elastic.utils import store as elastic_store
 from torch.utils.data import DataLoader
 
@@ -146,3 +146,29 @@ def test_torchmetrics_computes_again_once_its_value_is_forgotten() -> None:
     metric.sum_value = torch.tensor(5.0)
     compat_torchmetrics.forget_value(metric)
     assert metric.compute() == 5, changed("torchmetrics", "Metric._computed", "is not the value that it keeps")
+
+
+class OfAProgram(Tensor):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Tensor, OfAProgram])
+def test_a_loss_is_hooked_as_its_own_method_does_it(kind: type[Tensor]) -> None:
+    """Beside hooks of the program, before and after it, and once for each call."""
+    calls: list[str] = []
+
+    def noted(name: str, factor: float) -> Any:
+        return lambda gradient: calls.append(name) or gradient * factor
+
+    leaf = torch.ones(2, requires_grad=True)
+    loss = (leaf * leaf).sum().as_subclass(kind)
+    loss.register_hook(noted("first", 2))
+    compat.hook(loss, noted("ours", 3))
+    compat.hook(loss, noted("ours again", 5))
+    loss.register_hook(noted("last", 7))
+    loss.backward()
+    assert calls == ["first", "ours", "ours again", "last"], changed(
+        "torch", "Tensor._backward_hooks", "works otherwise"
+    )
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2.0 * 2 * 3 * 5 * 7] * 2
