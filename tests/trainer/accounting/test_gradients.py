@@ -403,17 +403,23 @@ def puts_back_without_a_word(account: Account, loader: Iterable[Tensor], model: 
         optimizer.step()
 
 
-def holds_too_late(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+def holds_nothing(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for batch in loader:
+        account.weigh(model(batch)).backward()
+        optimizer.zero_grad()
+        account.holds(batch)
+
+
+def holds_what_counts(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for batch in loader:
         account.weigh(model(batch)).backward()
         optimizer.step()
         account.holds(batch)
 
 
-def holds_nothing(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+def holds_what_has_no_loss(account: Account, loader: Iterable[Tensor], model: Times, _: Any) -> None:
     for batch in loader:
-        account.weigh(model(batch)).backward()
-        optimizer.zero_grad()
+        model(batch).backward()
         account.holds(batch)
 
 
@@ -520,7 +526,8 @@ REFUSED: list[tuple[Callable[..., Any], int, str]] = [
     ),
     (trains_another_loss, 3, "all of its gradients were cleared before a step"),
     (puts_back_without_a_word, 3, "all of its gradients were cleared before a step"),
-    (holds_too_late, 2, "step 1 of 6: holds() must receive a batch with a loss and without a step; this one counts"),
+    (holds_what_counts, 2, "train epoch 1, step 1 of 6: holds() must receive batches that do not count yet"),
+    (holds_what_has_no_loss, 2, "step 1 of 6: holds() must receive a batch with a loss; this one has no loss"),
     (holds_what_is_dropped, 2, "this one is dropped"),
     (holds_nothing, 2, "holds() must come once its gradients are there, and none are"),
     (trains_on_a_skipped_batch, 2, "an optimizer has stepped with the gradients of a batch that counts as dropped"),

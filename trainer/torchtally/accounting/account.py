@@ -244,7 +244,7 @@ class Account(Lifetime):
             batches: What the loop has received. Their losses went through `weigh`.
 
         Raises:
-            Refused: A batch has no loss, counts already, or is dropped, or no gradients are there.
+            Refused: A batch has no loss, counts, or is dropped already, or no gradients are there.
         """
         with self._counting.final:
             self._counting.holds(batches)

@@ -27,6 +27,8 @@ SKIPPED = (
     "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
     "backward pass, or optimizer.zero_grad() after it"
 )
+_NOT_COUNTED = "holds() must receive batches that do not count yet, as the loop has received them"
+_AS_RECEIVED = "weigh() must receive batches as the loop has received them, of an epoch in progress that trains"
 
 
 class Gradients:
@@ -151,17 +153,19 @@ class Gradients:
     def hold(self, named: Collection[Any]) -> None:
         """Take the gradients of these batches for those that are there: `Account.holds`. Raises Refused."""
         there = [each for each in self._named if each.gradients]
-        for batch in map(self._find, named):
-            if batch.counted or batch.left_out or not batch.weighed:
-                how = "counts" if batch.counted else "is dropped" if batch.left_out else "has no loss"
-                wanted = "holds() must receive a batch with a loss and without a step"
-                raise Refused(f"{batch.place}: {wanted}; this one {how}")
+        for each in named:
+            batch = self._find(
+                each, "holds() must receive batches that do not count yet, as the loop has received them"
+            )
+            if batch.left_out or not batch.weighed:
+                how = "is dropped" if batch.left_out else "has no loss"
+                raise Refused(f"{batch.place}: holds() must receive a batch with a loss; this one {how}")
             if not there:
                 raise Refused(f"{batch.place}: holds() must come once its gradients are there, and none are")
             self._cleared = [each for each in self._cleared if each is not batch]
-            for each in there:
-                each.sought.pop(batch, None)
-                each.held[batch] = None
+            for optimizer in there:
+                optimizer.sought.pop(batch, None)
+                optimizer.held[batch] = None
 
     def skip(self, epoch: EpochInProgress, step: int, reason: str) -> None:
         """Drop a batch that the program leaves out of the weights: no step may use its gradients."""
@@ -201,14 +205,11 @@ class Gradients:
             self.cleared = True
         self._cleared = []
 
-    def _find(self, named: Any) -> Handed:
+    def _find(self, named: Any, wanted: str = _AS_RECEIVED) -> Handed:
         for each in reversed(self._out):
             if each.is_as(named):
                 return each
-        raise Refused(
-            self.beyond
-            or "weigh() must receive batches as the loop has received them, of an epoch in progress that trains"
-        )
+        raise Refused(self.beyond or wanted)
 
     def _unnamed(self) -> tuple[Handed, ...]:
         """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
