@@ -154,9 +154,9 @@ class Gradients:
         """Take the gradients of these batches for those that are there: `Account.holds`. Raises Refused."""
         there = [each for each in self._named if each.gradients]
         for each in named:
-            batch = self._find(
-                each, "holds() must receive batches that do not count yet, as the loop has received them"
-            )
+            batch = self._find(each, _NOT_COUNTED)
+            if batch.counted:
+                raise Refused(f"{batch.place}: {_NOT_COUNTED}")
             if batch.left_out or not batch.weighed:
                 how = "is dropped" if batch.left_out else "has no loss"
                 raise Refused(f"{batch.place}: holds() must receive a batch with a loss; this one {how}")
