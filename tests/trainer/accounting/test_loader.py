@@ -307,3 +307,22 @@ def test_workers_end_with_the_account(subtests: pytest.Subtests) -> None:
         assert kept["result"] == [(2 * KEPT["num_workers"], 0)] * 3
     with subtests.test("a loop that fails"):
         assert failed["result"] == 0
+
+
+class OneSquare(SquareStream):
+    def __len__(self) -> int:
+        return 1
+
+
+def evaluates_one() -> None:
+    with Account(task="t", plan={"test": 1}) as account:
+        for _ in account.loader(OneSquare(), "test", batch_size=SIZE, shuffle=False, trains=False):
+            pass
+
+
+def test_a_stream_of_fewer_samples_than_ranks_is_told_what_to_do() -> None:
+    for each in run(2, evaluates_one):
+        assert each["code"] == 2
+        assert (
+            "its loader is a stream, which has no sample to make an empty batch of: use contract padded" in each["err"]
+        )

@@ -400,8 +400,10 @@ class Phases:
         source = getattr(batches, "dataset", None)
         able = isinstance(source, step_loader.ByStep) or (isinstance(source, step_loader.StreamByStep) and len(sampler))
         if sampler.idle and not able:
+            ours = isinstance(source, step_loader.StreamByStep)
+            why = "is a stream, which has no sample to make an empty batch of" if ours else "makes no empty batch"
             return (
                 f"{phase} leaves this rank without a sample in the last step ({sampler.n} samples, {sampler.world} "
-                "ranks), and its loader makes no empty batch: use account.loader, or contract padded or drop_last"
+                f"ranks), and its loader {why}: use {'' if ours else 'account.loader, or '}contract padded or drop_last"
             )
         return None
