@@ -9,7 +9,7 @@ class Body:
 
     Attributes:
         loaded: Epoch of a loaded state, if the rest of its body still has to run.
-        rest: Epoch of a loaded state whose body the program has begun again.
+        rest: The first epoch after a resume, of whose body a part may be made.
         over: The last epoch whose body has run to its end, after its batches.
         begun: Number of bodies that have begun.
     """
@@ -38,8 +38,6 @@ class Body:
     def epoch(self, number: int) -> Iterator[None]:
         """The context in which the program runs the body of this epoch."""
         self._epoch, self.begun = number, self.begun + 1
-        if number == self.loaded:
-            self.rest = number
         try:
             yield
             self.loaded = None  # the first epoch that a resume yields

@@ -116,6 +116,10 @@ class Progress:
             guessed = epoch == done and not left and epoch != self.body.loaded and bool(due)
             if epoch == self.body.loaded or (self.stopped is None and (left or guessed)):
                 made = {phase: self._made(phase) for phase in due}
+                if self.loaded and self.body.rest is None:
+                    self.body.rest = epoch
+                    if left and epoch != self.body.loaded:
+                        self._say_what_is_made_twice(epoch, evaluates)
                 with self.body.epoch(epoch):
                     yield epoch
                 if self._done >= epoch:  # not of a program that lists the epochs first
@@ -125,6 +129,17 @@ class Progress:
                         f"what follows the batches of epoch {epoch} was made again, as the state does not tell whether "
                         f"{due[0]} was to follow: save it in the batch loop, after commit(), to have all made once"
                     )
+
+    def _say_what_is_made_twice(self, epoch: int, evaluates: Set[str]) -> None:
+        """Warn of a state that was saved in the body of an epoch, after its batches and before its evaluation."""
+        made = [phase for phase in self.epochs if phase not in evaluates and self.was_complete(phase, epoch)]
+        due = [phase for phase in self.epochs if phase in evaluates and self._made(phase) < epoch]
+        if made and due and dist.get_rank() == 0:
+            log.warning(
+                f"the state was saved after the batches of {made[0]} epoch {epoch} and before the end of {due[0]}, so "
+                "what the loop does between, such as scheduler.step(), is made once more: save at the end of the "
+                "epoch's body, or in the batch loop"
+            )
 
     def _note_those_before(self, evaluates: Set[str]) -> None:
         """Note which evaluations precede the first of these epochs, such as one of the first weights."""
