@@ -195,3 +195,24 @@ def test_a_state_after_a_skip_has_what_every_rank_has_dropped() -> None:
     one, other = run(2, state_after_a_skip)
     assert (one["code"], other["code"]) == (0, 0), one["err"] + other["err"]
     assert one["result"] == other["result"]
+
+
+def skips_that_of_the_epoch_before() -> None:
+    """Both have the same samples, as the order is that of the dataset."""
+    model = Witness(N)
+    with Account(task="t", plan={"train": 2}) as account:
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE, shuffle=False)
+        first = None
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                first = first or batch
+                if epoch == 2 and batch.step == 1:
+                    account.skip("loss is not finite", first)
+                else:
+                    step(account, model, batch)
+
+
+def test_a_batch_of_an_epoch_before_is_not_skipped_in_this_one() -> None:
+    [found] = run(1, skips_that_of_the_epoch_before)
+    assert found["code"] == 2
+    assert "skip() must have a batch that is handed out" in found["err"]

@@ -247,7 +247,7 @@ class Account(Lifetime):
             Refused: A batch has no loss, counts, or is dropped already, or no gradients are there.
         """
         with self._counting.final:
-            self._counting.holds(batches)
+            self._counting.gradients.hold(batches)
 
     def commit(self, *batches: Batch) -> None:
         """Count the samples that are in the weights now: call it after each `optimizer.step()`.

@@ -129,6 +129,7 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         weights: list[torch.Tensor] = [each.value.detach() for each in self.model.trainable_variables]
         device = weights[0].device if weights else torch.device("cpu")
         sums = {str(number): hash_of(each) for number, each in enumerate(weights)}  # names can differ between ranks
+        sums["number of weights"] = len(weights)
         if found := conditions.different(sums, device, own_group.of_all()):
             raise Refused(
                 f"ranks 0 and {found[0]} have different weights after the same step, as nothing averages their "

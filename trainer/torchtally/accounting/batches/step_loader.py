@@ -4,7 +4,7 @@ import inspect
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torchtally.accounting.batches.collate import (
     wrong_sizes,
 )
 from torchtally.accounting.batches.sizes import copied
+from torchtally.accounting.batches.taken import NOTHING, Taken
 from torchtally.accounting.data.facts import changed_length
 from torchtally.accounting.data.inner import fetched
 from torchtally.accounting.order import randomness
@@ -29,6 +30,7 @@ from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
+from torchtally.proof.shards import Shard
 
 # Options of a DataLoader that say how it loads, and not what: it has them as attributes.
 LOADING_OPTIONS = (
@@ -51,36 +53,8 @@ _INSTEAD = {
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
 Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
-_NOTHING: Mapping[int, str] = {}
 # Its number, the seed of what the dataset draws, the indices of its step, and where to begin with a filler if need be.
 Request = tuple[int, int, list[int], int | None]
-
-
-class Taken(NamedTuple):
-    """A batch as a loader has it.
-
-    Attributes:
-        indices: Its samples, int64 (samples,).
-        data: What the collate_fn has made of them.
-        dropped: Samples that the collate_fn has left out, with the reasons.
-        asked: The samples of its step, which are the same object as `indices` where nothing else was said; None if the
-            loader does not know the steps.
-    """
-
-    indices: Indices
-    data: Any
-    dropped: Mapping[int, str] = _NOTHING
-    asked: Indices | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it is the last one of an epoch: that is known once it is counted."""
-        return False
-
-    @property
-    def batch(self) -> Batch:
-        """It for a loop that takes it with its indices."""
-        return Batch(torch.from_numpy(self.indices), self.data, dropped=self.dropped)
 
 
 class ByStep(data.Dataset[Any]):
@@ -150,7 +124,7 @@ class StreamByStep(data.IterableDataset[Any]):
         samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
         last: tuple[int, Any] = 0, None
         kept: tuple[int, Any] | None = None  # a sample that is not dropped
-        seed = _seed(self.sampler)
+        seed = _seed(self.sampler.shard)
         for step in self._own():
             randomness.reseed(randomness.mixed(seed + step[0]))
             pairs = list(islice(samples, len(step)))
@@ -202,16 +176,16 @@ class Requests(data.Sampler[Request]):
 
     def __init__(self, sampler: AnySampler):
         self.sampler = sampler
-        self.schedule: Schedule | Draw | None = None
+        self.schedule: Schedule | Draw  # of the next iteration
         self.asked: deque[Asked] = deque()
         self.fills = False
 
     def __iter__(self) -> Iterator[Request]:
         self.asked = deque()
-        return self._made(self.asked, self.schedule or self.sampler.schedule)
+        return self._made(self.asked, self.schedule)
 
     def _made(self, asked: deque[Asked], schedule: Schedule | Draw) -> Iterator[Request]:
-        seed = randomness.mixed(self.sampler.seed, schedule.shard.epoch)
+        seed = _seed(schedule.shard)
         filler = self.sampler.filler if self.fills else None
         for number, step in enumerate(schedule.arrays(), schedule.skip):
             asked.append((number, step))
@@ -294,9 +268,7 @@ def dataset_problem(dataset: Any) -> str | None:
 
 
 def checked(taken: Any, batches: Any, where: str) -> Taken:
-    """Return an item of any loader as Taken. Raises Refused and Unproven if its samples are not known."""
-    if isinstance(taken, Taken):
-        return taken
+    """Return an item of any other loader as Taken. Raises Refused and Unproven if its samples are not known."""
     if isinstance(taken, Batch):
         array = whole(taken.indices)
         if array is None:
@@ -328,7 +300,7 @@ def _answered(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Tak
         if isinstance(made, Batch):
             yield Taken(made.indices, made.data, made.dropped, step)  # type: ignore[arg-type]  # an array
         else:
-            yield Taken(step, made, _NOTHING, step)
+            yield Taken(step, made, NOTHING, step)
 
 
 def _first(asked: deque[Asked]) -> Iterator[Asked]:
@@ -336,9 +308,9 @@ def _first(asked: deque[Asked]) -> Iterator[Asked]:
         yield asked.popleft()
 
 
-def _seed(sampler: AnySampler) -> int:
+def _seed(shard: Shard) -> int:
     """What a dataset draws follows from seed, epoch and step, whichever process fetches it: `mixed` with the step."""
-    return randomness.mixed(sampler.seed, sampler.schedule.shard.epoch)
+    return randomness.mixed(shard.seed, shard.epoch)
 
 
 def _mark(step: list[int]) -> int:

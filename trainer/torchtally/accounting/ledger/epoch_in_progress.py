@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.step_loader import Taken
+from torchtally.accounting.batches.taken import Taken
 from torchtally.accounting.ledger import drops as dropping
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.handed import Handed
@@ -53,6 +53,7 @@ class EpochInProgress:
         self.handed = self.counted = schedule.skip
         # Indices, and those dropped, of the batches that are handed out and do not count yet.
         self._pending: deque[tuple[Indices | Tensor, Indices | None]] = deque()
+        self.given: dict[int, Tensor] = {}  # the indices that the loop has, by step, of those that it took with these
         self._skipped: set[int] = set()  # steps of these, by the program
         self.weighed = False  # whether the steps of named optimizers count its batches
         self.stopped = False  # by the program, before the last step
@@ -174,6 +175,7 @@ class EpochInProgress:
         while self.counted < upto or self.counted + 1 in self._skipped:
             self.tally.record(*self._pending.popleft())
             self.counted += 1
+            self.given.pop(self.counted, None)
             if self._skipped:
                 self._skipped.discard(self.counted)
                 self._used.discard(self.counted)
@@ -186,7 +188,7 @@ class EpochInProgress:
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""
         own = self._waiting(step)
-        if own is not None and step not in self._skipped and (batch is None or self.has(batch)):
+        if own is not None and step not in self._skipped and (batch is None or self.given.get(step) is batch.indices):
             return None
         return f"{self.where(step)}: skip() must have a batch that is handed out, and neither committed nor skipped"
 

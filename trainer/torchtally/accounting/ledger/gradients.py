@@ -191,7 +191,7 @@ class Gradients:
         for named in self._named if ends else ():
             if named.held and named.overflows():
                 self._clear(named)
-        if ends or overdue:
+        if overdue:
             self._drop()
 
     def _check(self) -> None:

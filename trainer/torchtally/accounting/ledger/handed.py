@@ -50,6 +50,7 @@ class Handed:
         if self._batch is None:
             indices = torch.tensor(self.indices)  # a copy: a loop may write to it
             epoch = self.epoch
+            epoch.given[self.step] = indices
             self._batch = Batch(indices, self.data, self.rows, epoch.phase, self.step, epoch.total, self.dropped)
         return self._batch
 

@@ -11,7 +11,8 @@ from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.step_loader import StepLoader, Taken, checked
+from torchtally.accounting.batches.step_loader import StepLoader, checked
+from torchtally.accounting.batches.taken import Taken
 from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
@@ -109,7 +110,7 @@ class Counting:
             batches.schedule = None
         try:
             for taken in batches:
-                yield checked(taken, batches, f"{phase} epoch {epoch}")
+                yield taken if isinstance(taken, Taken) else checked(taken, batches, f"{phase} epoch {epoch}")
         finally:
             self.gradients.looked = True
 
@@ -203,11 +204,6 @@ class Counting:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
         self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
         return self.gradients.weigh(loss, batches, normalized=normalized)
-
-    def holds(self, batches: tuple[Any, ...]) -> None:
-        """Take the gradients of these batches for those that are there: `Account.holds`. Raises Refused."""
-        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
-        self.gradients.hold(batches)
 
     def catch_up(self) -> None:
         """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
