@@ -4,11 +4,12 @@ Ranks are processes of their own that meet over gloo. A program is a text that u
 """
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from ranks import free_port
 
 from torchtally.observed import judge
 from torchtally.observed.judge import Observation
@@ -66,11 +67,9 @@ def run(folder: Path, program: str, ranks: int = 2, local: int | None = None, **
     """Run a program to its end. `local` ranks are on one node (default: all)."""
     path = folder / "train.py"
     path.write_text(_BEGIN + program)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {**os.environ, "TORCHTALLY_OBSERVE": "auto", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
-    common |= {"PYTHONPATH": str(HERE), "WORLD_SIZE": str(ranks), "PYTHONUNBUFFERED": "1"}
+    common = {**os.environ, "TORCHTALLY_OBSERVE": "auto", "MASTER_ADDR": "127.0.0.1", **variables}
+    common |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    common |= {"PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
     common.pop("TORCHTALLY_OBSERVED", None)
     processes = [
         subprocess.Popen(
