@@ -69,10 +69,14 @@ test-torch: .venv/.dev ## run the observer's tests with another PyTorch and no N
 		python -m pytest tests/observer/test_versions.py $(ARGS)
 
 .PHONY: faults
-faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes
+faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes; SEEDS=100: faults that as many seeds draw
+ifdef SEEDS
+	@SEEDS=$(SEEDS) python -m pytest tests/local/test_drawn_faults.py --numprocesses 2 $(ARGS)
+else
 	@rm -f build/faults/local.*
 	@python -m pytest tests/local/test_local_faults.py $(ARGS) && status=0 || status=$$?; \
 		cat build/faults/local.md; exit $$status
+endif
 
 .PHONY: tasks
 tasks: .venv/.dev ## run each task in full with run_local and with docker run (the image with all extras), and print a table

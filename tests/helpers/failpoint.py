@@ -1,7 +1,8 @@
 """The command line of torchtally with a failpoint, as etcd's robustness tests have: rank 0 pauses where a test says.
 
 The file that FAILPOINT names holds the kind of an event, such as Saved, or WRITING for the middle of a checkpoint's
-file. The pause lasts for as long as the file holds it.
+file, or where a pod is to pause: `step POD EPOCH SHARE` is once it has reported this share of an epoch's steps. The
+pause lasts for as long as the file holds it.
 """
 
 import os
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from torchtally import atomic_file, cli, events
+from torchtally import atomic_file, cli, events, standard_output
 from torchtally.training import checkpoint_file
 
 WRITING = "writing"
@@ -26,6 +27,22 @@ def emit(event: events.Event, source: events.Source) -> None:
     reported(event, source)
     if getattr(event, "position", 1) > 0:  # within an epoch
         pause_at(type(event).__name__)
+    if isinstance(event, events.Progress) and (point := at_step(event, source)):
+        standard_output.write(point)
+        pause_at(point)
+
+
+def at_step(event: events.Progress, source: events.Source) -> str | None:
+    """The point that this pod has reached, if it is to pause at a step."""
+    try:
+        point = Path(os.environ["FAILPOINT"]).read_text()
+    except FileNotFoundError:
+        return None
+    kind, *where = point.split()
+    if kind != "step" or where[0] != source.pod:
+        return None
+    reached = (event.epoch, event.step / event.steps) >= (int(where[1]), float(where[2]))
+    return point if event.phase == "train" and reached else None
 
 
 def replace(path: Path, contents: Any) -> Path:
@@ -39,7 +56,8 @@ def replace(path: Path, contents: Any) -> Path:
     return atomic_file.replace(path, write)
 
 
+reported, events.emit = events.emit, emit  # also where a script imports this
+
 if __name__ == "__main__":
-    reported, events.emit = events.emit, emit
     checkpoint_file.replace = replace  # type: ignore[attr-defined]
     sys.exit(cli.main(sys.argv[1:]))
