@@ -9,8 +9,7 @@ from random import Random
 from typing import Any
 
 import psutil
-from livejobs import Part, agent
-from livejobs import rank as task_rank
+from livejobs import Part, agent, rank
 
 from local.controller import Controller
 
@@ -96,20 +95,6 @@ def schedule(seed: int) -> list[Strike]:
         )
         for number, (epoch, share) in enumerate(points)
     ]
-
-
-def rank(shim: psutil.Process) -> list[psutil.Process]:
-    """Of a task, or of the own loop: its first process that runs the script itself, and no fork of it."""
-    return task_rank(shim) or [
-        each for each in shim.children(recursive=True) if _runs_the_script(each) and not _runs_the_script(each.parent())
-    ]
-
-
-def _runs_the_script(process: psutil.Process | None) -> bool:
-    try:
-        return process is not None and process.cmdline()[1:2] == [str(SCRIPT)]
-    except psutil.Error:  # one that has ended
-        return False
 
 
 # What can befall a job: each is given the training, and the pod.

@@ -38,6 +38,7 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
 def main() -> None:
     drawn, output = json.loads(os.environ["DRAWN"]), Path(os.environ["TORCHTALLY_OUTPUT"])
     dist.init_process_group("gloo")
+    Path("/proc/self/comm").write_text(f"rank {dist.get_rank()}")  # as those of a task are named
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 1))
     parallel = DistributedDataParallel(model)
