@@ -15,11 +15,18 @@ from torchtally import atomic_file, cli, events, standard_output
 from torchtally.training import checkpoint_file
 
 WRITING = "writing"
+reported = events.emit
+
+
+def point() -> str:
+    try:
+        return Path(os.environ["FAILPOINT"]).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def pause_at(name: str) -> None:
-    file = Path(os.environ["FAILPOINT"])
-    while file.exists() and file.read_text() == name:
+    while point() == name:
         time.sleep(0.005)
 
 
@@ -27,22 +34,17 @@ def emit(event: events.Event, source: events.Source) -> None:
     reported(event, source)
     if getattr(event, "position", 1) > 0:  # within an epoch
         pause_at(type(event).__name__)
-    if isinstance(event, events.Progress) and (point := at_step(event, source)):
-        standard_output.write(point)
-        pause_at(point)
+    if isinstance(event, events.Progress) and at_step(here := point(), event, source):
+        standard_output.write(here)
+        pause_at(here)
 
 
-def at_step(event: events.Progress, source: events.Source) -> str | None:
-    """The point that this pod has reached, if it is to pause at a step."""
-    try:
-        point = Path(os.environ["FAILPOINT"]).read_text()
-    except FileNotFoundError:
-        return None
-    kind, *where = point.split()
-    if kind != "step" or where[0] != source.pod:
-        return None
-    reached = (event.epoch, event.step / event.steps) >= (int(where[1]), float(where[2]))
-    return point if event.phase == "train" and reached else None
+def at_step(here: str, event: events.Progress, source: events.Source) -> bool:
+    """Whether this pod has reached the step where it is to pause."""
+    kind, *where = here.split() or [""]
+    if kind != "step" or where[0] != source.pod or event.phase != "train":
+        return False
+    return (event.epoch, event.step / event.steps) >= (int(where[1]), float(where[2]))
 
 
 def replace(path: Path, contents: Any) -> Path:
@@ -56,8 +58,11 @@ def replace(path: Path, contents: Any) -> Path:
     return atomic_file.replace(path, write)
 
 
-reported, events.emit = events.emit, emit  # also where a script imports this
+def install() -> None:
+    events.emit = emit
+
 
 if __name__ == "__main__":
+    install()
     checkpoint_file.replace = replace  # type: ignore[attr-defined]
     sys.exit(cli.main(sys.argv[1:]))

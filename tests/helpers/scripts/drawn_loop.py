@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import failpoint  # noqa: F401  # pauses where the test says
+import failpoint
 
 from torchtally import Account
 
@@ -37,11 +37,12 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
 
 def main() -> None:
     drawn, output = json.loads(os.environ["DRAWN"]), Path(os.environ["TORCHTALLY_OUTPUT"])
+    failpoint.install()
     dist.init_process_group("gloo")
     Path("/proc/self/comm").write_text(f"rank {dist.get_rank()}")  # as those of a task are named
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 1))
-    parallel = DistributedDataParallel(model)
+    parallel = DistributedDataParallel(model, find_unused_parameters=True)  # or its sums change after the first step
     optimizer = torch.optim.Adam(model.parameters())
     plan = dict.fromkeys(("train", "test"), drawn["epochs"])
     with Account(task="drawn", plan=plan, seed=drawn["seed"]) as account:
