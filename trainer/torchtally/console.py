@@ -1,4 +1,4 @@
-"""The start and the end of a command-line program: encodings, signals, and an output that cannot be written."""
+"""The start and the end of a command that people run: encodings, signals, and an output that cannot be written."""
 
 import contextlib
 import errno
@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 _OF_WRITING = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
 
@@ -16,8 +15,8 @@ class _Unwritten(Exception):
     """The output could not be written. The text is a sentence, or empty if the reader has left."""
 
 
-def run(main: Callable[[], int]) -> int:
-    """Run `main`. Returns its exit status, 128 + n after signal n, or 1 if the output could not be written."""
+def run(command: str, main: Callable[[], int]) -> int:
+    """Run a command. Returns its exit status, 128 + n after signal n, or 1 if the output could not be written."""
     if sys.stdout is None:  # closed when Python started: a stream in its place, which fails at each write
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     # Without a handler, PID 1 of a container ignores it.
@@ -36,7 +35,7 @@ def run(main: Callable[[], int]) -> int:
     except _Unwritten as sentence:
         if str(sentence):
             with contextlib.suppress(OSError):
-                print(f"{Path(sys.argv[0]).stem}: {sentence}", file=sys.stderr)
+                print(f"{command}: {sentence}", file=sys.stderr)
         return 1
     finally:
         _discard()

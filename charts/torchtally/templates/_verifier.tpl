@@ -28,7 +28,7 @@ spec:
     - name: verify
       image: {{ include "torchtally.image" $ | quote }}
       imagePullPolicy: {{ $.Values.image.pullPolicy | quote }}
-      command: [python, /opt/torchtally/scripts/verify_shards.py]
+      command: [torchtally, verify]
       args: {{ concat (list "--job" (include "torchtally.job" $) "-n" $.Release.Namespace) .options | toJson }}
       resources:
         {{- include "torchtally.ownResources" $ | nindent 8 }}

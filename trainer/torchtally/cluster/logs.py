@@ -10,11 +10,10 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from torchtally.cluster import batch_kinds, carried, job_kinds, wait
+from torchtally.cluster.job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
-
-from . import batch_kinds, carried, job_kinds, wait
-from .job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 
 _WHY_SILENT = (
     "its program imports no torch.utils.data, is a Python before 3.8 or with -I, -E, or -S, sets PYTHONPATH anew, or"

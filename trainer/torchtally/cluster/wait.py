@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from .job_kinds import ClusterError, ClusterJob, NoJob, Unreachable
+from torchtally.cluster.job_kinds import ClusterError, ClusterJob, NoJob, Unreachable
 
 _INTERVAL = 5.0  # seconds between two looks
 _AGAIN = 600.0  # seconds after which the same state is told again
@@ -24,7 +24,7 @@ class _Progress:
     def tell(self, kind: str, sentence: str) -> None:
         now = time.monotonic()
         if kind != self._kind or now - self._at >= _AGAIN:
-            print(f"verify_shards: {sentence}", file=sys.stderr, flush=True)
+            print(f"torchtally verify: {sentence}", file=sys.stderr, flush=True)
             self._kind, self._at = kind, now
 
 

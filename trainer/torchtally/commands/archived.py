@@ -12,8 +12,6 @@ from torchtally.verifier import statement_check
 from torchtally.verifier.problem import Problem
 from torchtally.verifier.verdict import Verdict
 
-from .errors import BadInput
-
 
 def is_one(path: Path) -> bool:
     """Whether a path is that of a proof. What cannot be read is none: reading it as a log tells why."""
@@ -26,14 +24,14 @@ def is_one(path: Path) -> bool:
 def verdict(
     path: Path, models: Sequence[str], run: str | None, expect_per_pod: int | None, told: Sequence[ShardSizes]
 ) -> Verdict:
-    """The verdict about a proof, of which `models` must be. Raises BadInput and UnknownRun."""
+    """The verdict about a proof, of which `models` must be. Raises Refused and UnknownRun."""
     try:
         stated = Statement.parse(path.read_bytes())
         found = statement_check.verdict(stated, run, expect_per_pod, told)
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+        raise Refused(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise BadInput(f"cannot read the proof {path}: {error}") from error
+        raise Refused(f"cannot read the proof {path}: {error}") from error
     for model in models:
         _compare(stated, Path(model), found)
     return found
@@ -45,9 +43,7 @@ def _compare(stated: Statement, model: Path, found: Verdict) -> None:
         file, sha256 = statement.sha256_of(model)
         damage = _damage(file) if model.is_dir() else None
     except OSError as error:
-        raise BadInput(f"cannot read {error.filename or model}: {error.strerror}") from error
-    except Refused as error:
-        raise BadInput(error) from error
+        raise Refused(f"cannot read {error.filename or model}: {error.strerror}") from error
     names = [name for name, each in stated.subjects.items() if each == sha256]
     if not names:
         subjects = ", ".join(f"{name} (sha256:{each})" for name, each in stated.subjects.items())

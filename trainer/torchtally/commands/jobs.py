@@ -1,19 +1,14 @@
-#!/usr/bin/env python3
 """Show the jobs of a cluster: how far they are, what happened to them, and whether they are proved."""
 
 import argparse
 import sys
 
-import verify  # first, as it finds torchtally in this checkout
-
-with verify.packages():
-    from jobs import commands
-    from jobs.files import NoLogs
-    from jobs.standing import MISTAKE, UNREACHABLE
-    from torchtally.verifier.verdict import UnknownRun
-    from verify import program
-    from verify.errors import BadInput
-    from verify.job_kinds import ClusterError, Unreachable
+from torchtally.cluster.job_kinds import ClusterError, Unreachable
+from torchtally.errors import Refused
+from torchtally.jobs import commands
+from torchtally.jobs.files import NoLogs
+from torchtally.jobs.standing import MISTAKE, UNREACHABLE
+from torchtally.verifier.verdict import UnknownRun
 
 EPILOG = """\
 In place of a JOB, the path of logs in a file or a folder: it has a / or a dot, as ./logs has.
@@ -37,14 +32,17 @@ def main(argv: list[str] | None = None) -> int:
             "report": commands.report,
         }
         return run[options.command](options)
-    except (ClusterError, NoLogs, BadInput, UnknownRun) as error:
-        print(f"torchtally_jobs: {error}", file=sys.stderr)
+    except (ClusterError, NoLogs, Refused, UnknownRun) as error:
+        print(f"torchtally jobs: {error}", file=sys.stderr)
         return UNREACHABLE if isinstance(error, Unreachable) else MISTAKE
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="torchtally_jobs", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="torchtally jobs",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("-n", "--namespace", help="namespace (default: that of the context or of this pod)")
@@ -62,7 +60,3 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     report = kinds.add_parser("report", parents=[of_job], help="write a page of the newest run, with charts")
     report.add_argument("page", metavar="FILE", help="HTML file to write")
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(program.run(main))

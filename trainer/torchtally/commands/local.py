@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Run a PyTorchJob on this machine as the training operator runs it in a cluster.
 
 Each pod is a process here, or a container with --docker. The pods' lines go to stdout, each with the name of its pod
@@ -11,25 +10,20 @@ import asyncio
 import contextlib
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import verify  # first, as it finds torchtally in this checkout
-
-with verify.packages():
-    from local import containers, manifest, processes, unsupported
-from local.controller import Controller, Outcome, Verdict
-from local.errors import EngineError, Refused
-from local.job import LocalJob
-from local.output import Output, say
-from verify import program
+from torchtally.errors import Refused
+from torchtally.local import containers, manifest, processes, unsupported
+from torchtally.local.controller import Controller, Outcome, Verdict
+from torchtally.local.job import LocalJob
+from torchtally.local.output import Output, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main() -> int:
-    options = _options()
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
     try:
         found = manifest.load(options.file, options.name, observe=options.observe)
     except Refused as refused:
@@ -52,15 +46,15 @@ def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -
     """Run the job; return the exit status."""
     try:
         return asyncio.run(_run(job, options, log))
-    except* EngineError as errors:
+    except* containers.EngineError as errors:
         say(str(errors.exceptions[0]))
     except* BrokenPipeError:  # the reader has left, and the pods are ended
         pass
     return 1
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="run_local", description=(__doc__ or "").partition("\n\n")[0])
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="torchtally local", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("-f", "--file", required=True, metavar="FILE", help="the manifest; - reads stdin")
     parser.add_argument("--name", help="the PyTorchJob to run, if the file has several")
     parser.add_argument(
@@ -79,10 +73,12 @@ def _options() -> argparse.Namespace:
         help="write all lines of the pods to FILE, and show only those for people: no tally lines, no events",
     )
     parser.add_argument(
-        "--observe", action="store_true", help="observe the job in any image or Python, as observe.py inject does"
+        "--observe",
+        action="store_true",
+        help="observe the job in any image or Python (torchtally observe inject)",
     )
     parser.add_argument("--json", action="store_true", help="end stdout with the outcome as one line of JSON")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
@@ -107,7 +103,7 @@ async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None)
         verdict = await controller.run()
     observation = None
     if output.observed:
-        from local import observed  # which most jobs need not wait for
+        from torchtally.local import observed  # which most jobs need not wait for
 
         observation = observed.tell(output.observed)
     if options.json:
@@ -137,7 +133,3 @@ def _print_json(
         print(json.dumps(report), flush=True)
     except OSError as error:  # the exit status stays the job's
         say(f"the outcome cannot be written to standard output: {error.strerror}")
-
-
-if __name__ == "__main__":
-    sys.exit(program.run(main))

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Observe a training in any image: what its DataLoaders hand out to each rank, without a changed line.
 
 `inject` prints a manifest with the observer in it. `path` prints a folder for PYTHONPATH, where there is no manifest.
@@ -9,20 +8,17 @@ import io
 import sys
 from pathlib import Path
 
-import verify  # first, as it finds torchtally in this checkout
-
-with verify.packages():
-    from inject import adding, observer, removing
-    from inject.workloads import KINDS
-    from verify import program
-    from verify.errors import BadInput
+from torchtally import console
+from torchtally.errors import Refused
+from torchtally.inject import adding, observer, removing
+from torchtally.inject.workloads import KINDS
 
 EXAMPLES = """\
 examples:
-  scripts/observe.py inject -f job.yaml | kubectl apply -f -
-  helm template my-chart | scripts/observe.py inject -f - | kubectl apply -f -
-  kubectl get pytorchjob job -o yaml | scripts/observe.py inject -f - | kubectl replace --force -f -
-  PYTHONPATH=$(scripts/observe.py path) python train.py
+  torchtally observe inject -f job.yaml | kubectl apply -f -
+  helm template my-chart | torchtally observe inject -f - | kubectl apply -f -
+  kubectl get pytorchjob job -o yaml | torchtally observe inject -f - | kubectl replace --force -f -
+  PYTHONPATH=$(torchtally observe path) python train.py
 
 exit status: 0, or 2 for a manifest that cannot be read or changed; standard output is then empty.
 """
@@ -31,7 +27,7 @@ exit status: 0, or 2 for a manifest that cannot be read or changed; standard out
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     if options.command == "path":
-        program.show(str(observer.SOURCE))
+        console.show(str(observer.SOURCE))
         return 0
     source = "standard input" if options.file == "-" else options.file
     try:
@@ -40,20 +36,23 @@ def main(argv: list[str] | None = None) -> int:
             text, notes = removing.removed(text)
         else:
             text, notes = adding.injected(text, options.container, options.pythonpath)
-    except BadInput as error:
-        print(f"observe: {source}: {error}", file=sys.stderr)
+    except Refused as error:
+        print(f"torchtally observe: {source}: {error}", file=sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")  # the text is the manifest's own
-    program.show(text, end="")
+    console.show(text, end="")
     for note in notes:
-        print(f"observe: {note}", file=sys.stderr)
+        print(f"torchtally observe: {note}", file=sys.stderr)
     return 0
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="observe", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="torchtally observe",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     inject = kinds.add_parser(
@@ -80,10 +79,6 @@ def _read(path: str) -> str:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return data.decode("utf-8-sig")
     except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}") from None
+        raise Refused(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadInput("not a text in UTF-8") from None
-
-
-if __name__ == "__main__":
-    sys.exit(program.run(main))
+        raise Refused("not a text in UTF-8") from None

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Prove from a job's logs, or its proof.json, that every rank consumed exactly the samples that its contract names.
 
 Of a program that keeps no account, tell from its logs what was handed out to each rank, and what is wrong with it."""
@@ -9,16 +8,15 @@ import json
 import sys
 from pathlib import Path
 
-import verify  # first, as it finds torchtally in this checkout
-
-with verify.packages():
-    from torchtally.observed.judge import Observation
-    from torchtally.verifier.log import Log
-    from torchtally.verifier.observation import observation_of, outcome_of
-    from torchtally.verifier.outcome import Outcome, worst
-    from torchtally.verifier.verdict import UnknownRun, Verdict, judge
-    from verify import archived, program, report
-    from verify.errors import BadInput
+from torchtally import console
+from torchtally.commands import archived
+from torchtally.errors import Refused
+from torchtally.observed.judge import Observation
+from torchtally.verifier import report
+from torchtally.verifier.log import Log
+from torchtally.verifier.observation import observation_of, outcome_of
+from torchtally.verifier.outcome import Outcome, worst
+from torchtally.verifier.verdict import UnknownRun, Verdict, judge
 
 EPILOG = f"""\
 exit status: 0 proved: of each run in the logs the last line, or else every phase and epoch of every rank, is there, and
@@ -35,14 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     try:
         verdicts, observation, outcome = _verdicts(options)
-    except (BadInput, UnknownRun) as error:
-        print(f"verify_shards: {error}", file=sys.stderr)
+    except (Refused, UnknownRun) as error:
+        print(f"torchtally verify: {error}", file=sys.stderr)
         return 2
     if options.json:
-        program.show(report.as_json(verdicts, observation, outcome))
+        console.show(report.as_json(verdicts, observation, outcome))
     else:
         encoding, colour = sys.stdout.encoding, sys.stdout.isatty()
-        program.show(report.as_text(verdicts, observation, encoding=encoding, colour=colour))
+        console.show(report.as_text(verdicts, observation, encoding=encoding, colour=colour))
     return outcome.status
 
 
@@ -50,7 +48,7 @@ def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation |
     """The verdicts on runs, the observation of what keeps no account, and what they come to."""
     documents = [path for path in map(Path, options.paths) if archived.is_one(path)]
     if documents and len(options.paths) > 1:
-        raise BadInput(f"{documents[0]} is a proof, which is judged by itself: give no other path")
+        raise Refused(f"{documents[0]} is a proof, which is judged by itself: give no other path")
     log = _read_job(options) if options.job else Log()
     for path in options.sizes:
         _read_sizes(log, path)
@@ -58,7 +56,7 @@ def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation |
         proof = archived.verdict(documents[0], options.model, options.run, options.expect_per_pod, log.told)
         return [proof], None, proof.outcome
     if options.model:
-        raise BadInput("--model goes with a proof: the logs have the model's hash at most")
+        raise Refused("--model goes with a proof: the logs have the model's hash at most")
     for path in options.paths:
         _read(log, path)
     observation = None if options.run else observation_of(log, options.expect_per_pod)
@@ -70,7 +68,10 @@ def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation |
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="verify_shards", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="torchtally verify",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", help="logs: files, folders, or - for standard input; or a proof.json"
@@ -113,18 +114,18 @@ def _read_sizes(log: Log, path: str) -> None:
         with Path(path).open(encoding="utf-8") as file:
             log.tell(json.load(file))
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+        raise Refused(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, OverflowError) as error:
-        raise BadInput(f"{path} must have sizes of shard files as a list in JSON: {error}") from error
+        raise Refused(f"{path} must have sizes of shard files as a list in JSON: {error}") from error
 
 
 def _read_job(options: argparse.Namespace) -> Log:
-    with verify.packages():  # here, because files need no Kubernetes client, which takes a second to load
-        from verify import cluster, job_kinds
+    from torchtally.cluster import job_kinds, logs  # files need no Kubernetes client, which takes a second to load
+
     try:
-        return cluster.read_job(options.job, options.namespace, options.context, until_end=options.wait)
+        return logs.read_job(options.job, options.namespace, options.context, until_end=options.wait)
     except job_kinds.ClusterError as error:
-        raise BadInput(error) from error
+        raise Refused(error) from error
 
 
 def _read(log: Log, path: str) -> None:
@@ -136,7 +137,7 @@ def _read(log: Log, path: str) -> None:
     if Path(path).is_dir():
         files = [str(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]  # each Path takes 0.5 KB
         if not files:
-            raise BadInput(f"the folder {path} holds no file")
+            raise Refused(f"the folder {path} holds no file")
     for file in map(Path, files):
         if archived.is_one(file):
             log.notes.append(f"{file} is a proof and no log: verify it by itself")
@@ -145,8 +146,4 @@ def _read(log: Log, path: str) -> None:
             with file.open(encoding="utf-8", errors="replace", newline="") as stream:
                 log.read(str(file), stream)
         except OSError as error:
-            raise BadInput(f"cannot read {file}: {error.strerror}") from error
-
-
-if __name__ == "__main__":
-    sys.exit(program.run(main))
+            raise Refused(f"cannot read {file}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""The parts of observe.py.
+"""The parts of `torchtally observe`.
 
 adding       what a manifest gains
 removing     how it loses that again, and what an API server has added to it

@@ -4,13 +4,23 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from verify.errors import BadInput
-
-from .documents import Document, dumped, parted
-from .nodes import Node
-from .observer import FOLDER, MANAGER, MOUNT, NAME, PATH, config_map, is_own_map, joined, map_name, volume
-from .removing import cleaned
-from .workloads import TRAINER, Workload, chosen, edited, found, item
+from torchtally.errors import Refused
+from torchtally.inject.documents import Document, dumped, parted
+from torchtally.inject.nodes import Node
+from torchtally.inject.observer import (
+    FOLDER,
+    MANAGER,
+    MOUNT,
+    NAME,
+    PATH,
+    config_map,
+    is_own_map,
+    joined,
+    map_name,
+    volume,
+)
+from torchtally.inject.removing import cleaned
+from torchtally.inject.workloads import TRAINER, Workload, chosen, edited, found, item
 
 _IGNORES = re.compile(r"\bpython[\d.]*(?: +-[a-zA-Z]+)* +-[a-zA-Z]*[IES]")
 _SETS = re.compile(r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH)\S*")
@@ -26,7 +36,7 @@ def injected(text: str, containers: Sequence[str] = (), pythonpath: str = "") ->
         pythonpath: What the image sets PYTHONPATH to, which a variable of the manifest hides.
 
     Raises:
-        BadInput: It cannot be read, or holds no pods.
+        Refused: It cannot be read, or holds no pods.
     """
     text, notes = cleaned(text)
     documents = [(part, line, list(found(Document(part, line).root))) for part, line in parted(text)]
@@ -61,7 +71,7 @@ def _edits(document: Document, workload: Workload, wanted: Sequence[str], python
             yield from _path(document, what, container, pythonpath, _offset(pod))
             own = item(container, "volumeMounts", "mountPath", FOLDER)
             if own and own.text("name") != NAME:
-                raise BadInput(f"{workload.title} mounts a volume of its own at {FOLDER}: mount it elsewhere")
+                raise Refused(f"{workload.title} mounts a volume of its own at {FOLDER}: mount it elsewhere")
             if own is None:
                 yield _added(document, container, "volumeMounts", MOUNT, _offset(pod))
         yield from _volume(document, workload, pod)
@@ -75,7 +85,7 @@ def _volume(document: Document, workload: Workload, pod: Node) -> Iterator[str]:
     source = there.get("configMap")
     name = source.written("name") if source else None
     if name is None or not is_own_map(name.scalar or ""):
-        raise BadInput(f"{workload.title} has a volume {NAME} of its own: give it another name")
+        raise Refused(f"{workload.title} has a volume {NAME} of its own: give it another name")
     if name.scalar != map_name():  # an older one
         yield document.replaced(name, map_name())
 
@@ -86,13 +96,13 @@ def _path(document: Document, what: str, container: Node, pythonpath: str, offse
         yield _added(document, container, "env", {"name": PATH, "value": joined(pythonpath)}, offset)
         return
     if own.get("valueFrom"):
-        raise BadInput(f"{what} comes from another object, which cannot be extended: give its value in the manifest")
+        raise Refused(f"{what} comes from another object, which cannot be extended: give its value in the manifest")
     value, written = own.get("value"), own.written("value")
     if value is None or written is None:
         yield _with(document, own, "value", joined(pythonpath), offset)
     elif FOLDER not in (value.scalar or "").split(":"):
         if written.anchor:
-            raise BadInput(f"{what} is an anchor for other values, too: write these out")
+            raise Refused(f"{what} is an anchor for other values, too: write these out")
         yield document.replaced(written, joined((value.scalar or "").strip(), pythonpath))
 
 
@@ -100,7 +110,7 @@ def _patch(document: Document, workload: Workload, pythonpath: str) -> Iterator[
     """Of a TrainJob, whose pods are in a runtime."""
     spec = workload.root.get("spec")
     if spec is None:
-        raise BadInput(f"{workload.title} has no spec")
+        raise Refused(f"{workload.title} has no spec")
     offset = _offset(spec)
     if trainer := spec.get("trainer"):
         yield from _path(document, f"{workload.title}: {PATH} of its trainer", trainer, pythonpath, offset)
@@ -123,7 +133,7 @@ def _added(document: Document, mapping: Node, key: str, new: Any, offset: int) -
     if there is None:
         return _with(document, mapping, key, [new], offset)
     if there.mapping or there.scalar is not None:
-        raise BadInput(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
+        raise Refused(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
     return document.append(there, new)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from .nodes import Node, read
+from torchtally.inject.nodes import Node, read
 
 _BEGIN = re.compile(r"^---(?=\s|$)", re.MULTILINE)  # only a document can begin so, even below a block of text
 _PLAIN = re.compile(r"[\w./:-]*\w")

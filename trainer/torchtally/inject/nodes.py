@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from verify.errors import BadInput
+from torchtally.errors import Refused
 
 _LF = "\n"
 _DIRECTIVE = re.compile(r"^%(YAML|TAG).*", re.MULTILINE)  # which would stand behind the ConfigMap
@@ -69,9 +69,9 @@ class Node:
 
 
 def read(text: str, line: int) -> Node | None:
-    """The document in a text, None if it is empty. `line` counts those above it. Raises BadInput."""
+    """The document in a text, None if it is empty. `line` counts those above it. Raises Refused."""
     if directive := _DIRECTIVE.search(text):
-        raise BadInput(f"line {line + text.count(_LF, 0, directive.start()) + 1}: remove {directive[0]}")
+        raise Refused(f"line {line + text.count(_LF, 0, directive.start()) + 1}: remove {directive[0]}")
     try:
         events = iter(list(yaml.parse(text, yaml.SafeLoader)))
         for event in events:
@@ -80,13 +80,13 @@ def read(text: str, line: int) -> Node | None:
                 return None if root.null else root
         return None
     except yaml.reader.ReaderError as error:
-        raise BadInput(f"line {line + text.count(_LF, 0, error.position) + 1}: {error.reason}") from None
+        raise Refused(f"line {line + text.count(_LF, 0, error.position) + 1}: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {line + mark.line + 1}, column {mark.column + 1}: " if mark else ""
         if mark and "{{" in text.splitlines()[min(mark.line, text.count(_LF))]:
-            raise BadInput(f"{place}a Helm template: give what `helm template` prints") from None
-        raise BadInput(f"{place}not YAML: {error.problem}") from None
+            raise Refused(f"{place}a Helm template: give what `helm template` prints") from None
+        raise Refused(f"{place}not YAML: {error.problem}") from None
 
 
 def _node(text: str, event: Any, events: Iterator[Any], anchors: dict[str | None, Node]) -> Node:
@@ -94,7 +94,7 @@ def _node(text: str, event: Any, events: Iterator[Any], anchors: dict[str | None
     if isinstance(event, yaml.AliasEvent):
         node.target = anchors.get(event.anchor)
         if node.target is None:
-            raise BadInput(f"not YAML: the anchor {event.anchor} of an alias is not in its document")
+            raise Refused(f"not YAML: the anchor {event.anchor} of an alias is not in its document")
         return node
     if event.anchor:
         anchors[event.anchor], node.anchor = node, True

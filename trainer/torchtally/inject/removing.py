@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-from verify.errors import BadInput
-
-from .documents import Document, parted
-from .nodes import Node
-from .observer import FOLDER, MANAGER, NAME, PATH, is_own_map
-from .workloads import KINDS, Workload, containers_of, edited, found, item
+from torchtally.errors import Refused
+from torchtally.inject.documents import Document, parted
+from torchtally.inject.nodes import Node
+from torchtally.inject.observer import FOLDER, MANAGER, NAME, PATH, is_own_map
+from torchtally.inject.workloads import KINDS, Workload, containers_of, edited, found, item
 
 _OF_SERVER = ("creationTimestamp", "generation", "managedFields", "selfLink", "uid", "resourceVersion")
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -16,7 +15,7 @@ _OF_A_JOB = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name",
 
 
 def removed(text: str) -> tuple[str, list[str]]:
-    """A manifest that is observed no more, and what is to be told of it. Raises BadInput."""
+    """A manifest that is observed no more, and what is to be told of it. Raises Refused."""
     return cleaned(text, _take_out_observer)
 
 
@@ -33,7 +32,7 @@ def cleaned(text: str, *further: Callable[[Document, Workload], str | None]) -> 
         for number, workload in enumerate(workloads):
             _check(workload)
             if key := workload.root.twice():
-                raise BadInput(f"{workload.title} has the key {key} twice in one place: remove one of them")
+                raise Refused(f"{workload.title} has the key {key} twice in one place: remove one of them")
             if workload.root.get("metadata", "resourceVersion"):
                 notes.append(
                     f"{workload.title} exists, and its pods do not change: {_REPLACE} ends it and starts it anew"
@@ -42,7 +41,7 @@ def cleaned(text: str, *further: Callable[[Document, Workload], str | None]) -> 
                 part = edited(part, line, number, take_out)
         parts.append(part)
     if not count:
-        raise BadInput(f"holds no {KINDS}: it holds {', '.join(seen) or 'nothing'}")
+        raise Refused(f"holds no {KINDS}: it holds {', '.join(seen) or 'nothing'}")
     return "".join(parts), notes
 
 
@@ -51,9 +50,9 @@ def _check(workload: Workload) -> None:
     for owner in owners.children if owners else ():
         if owner.text("controller") == "true":
             of = f"{owner.text('kind')} {owner.text('name')}"
-            raise BadInput(f"{workload.title} belongs to {of}, which makes it: give the manifest of {of}")
+            raise Refused(f"{workload.title} belongs to {of}, which makes it: give the manifest of {of}")
     if workload.kind == "Pod" and workload.root.get("metadata", "uid"):
-        raise BadInput(
+        raise Refused(
             f"{workload.title} exists, and a Pod's containers cannot be changed: give the file that it was made from"
         )
 

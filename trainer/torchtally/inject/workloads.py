@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from verify.errors import BadInput
-
-from .documents import Document
-from .nodes import Node
+from torchtally.errors import Refused
+from torchtally.inject.documents import Document
+from torchtally.inject.nodes import Node
 
 _GROUPS = {
     "PyTorchJob": "kubeflow.org",
@@ -67,14 +66,14 @@ class Workload:
     def trains(self, wanted: Sequence[str]) -> list[tuple[Node, list[Node]]]:
         """Its pods, each with the containers that train: those of these names, or else the usual one or the only one.
 
-        Raises BadInput.
+        Raises Refused.
         """
         if not self.pods:
-            raise BadInput(f"{self.title} has no pod: its spec names no container")
+            raise Refused(f"{self.title} has no pod: its spec names no container")
         found = [(pod, _named(pod, wanted or self._usual(pod))) for pod in self.pods]
         chosen = [(pod, containers) for pod, containers in found if containers]
         if not chosen:
-            raise BadInput(self.none(wanted or self._usual(self.pods[0])))
+            raise Refused(self.none(wanted or self._usual(self.pods[0])))
         return chosen
 
     def has(self, wanted: Sequence[str]) -> bool:
@@ -130,12 +129,12 @@ def edited(text: str, line: int, number: int, edit: Callable[[Document, Workload
 def chosen(workloads: Sequence[Workload], wanted: Sequence[str]) -> list[Workload]:
     """Those that train: the ones with a container of these names, or else no Job and no Pod beside another kind.
 
-    Raises BadInput.
+    Raises Refused.
     """
     if wanted:
         missing = [name for name in wanted if not any(each.has([name]) for each in workloads)]
         if missing and workloads:
-            raise BadInput(workloads[0].none(missing))
+            raise Refused(workloads[0].none(missing))
         return [each for each in workloads if each.has(wanted)]
     return [each for each in workloads if each.kind not in ("Job", "Pod")] or list(workloads)
 

@@ -1,4 +1,4 @@
-"""The parts of torchtally_jobs.
+"""The parts of `torchtally jobs`.
 
 commands   what each command does
 cluster    jobs, pods, and logs as the cluster has them

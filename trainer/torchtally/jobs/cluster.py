@@ -11,9 +11,9 @@ import urllib3
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from torchtally.cluster import batch_kinds, job_kinds, logs
+from torchtally.cluster.job_kinds import TIMEOUT, ClusterJob, Unreachable
 from torchtally.record.model import Life
-from verify import batch_kinds, cluster, job_kinds
-from verify.job_kinds import TIMEOUT, ClusterJob, Unreachable
 
 Pod = Any  # a V1Pod, of which the client's types have each part as optional
 _WARNINGS = 3  # that are shown
@@ -23,7 +23,7 @@ class Cluster:
     """A namespace of a cluster. All methods raise ClusterError."""
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
-        self.settings, own = cluster.connect(context)
+        self.settings, own = logs.connect(context)
         self.namespace = namespace or own
         self.api = client.ApiClient(self.settings)
         self.core = client.CoreV1Api(self.api)
@@ -36,7 +36,7 @@ class Cluster:
             return sorted([*found, *others], key=lambda job: job.name)
 
     def job(self, name: str) -> ClusterJob:
-        return cluster.find(client.CustomObjectsApi(self.api), name, self.namespace)
+        return logs.find(client.CustomObjectsApi(self.api), name, self.namespace)
 
     def pods(self, job: ClusterJob | None = None) -> dict[str, Pod]:
         """Those that exist, by name, of one job or of all."""
@@ -63,7 +63,7 @@ class Cluster:
         stream: TextIO = io.StringIO()
         with self.told(f"the log of pod {pod}", "pods/log", "get"):
             try:
-                stream = cluster.stream(self.core, pod, job, **options)
+                stream = logs.stream(self.core, pod, job, **options)
             except ApiException as error:
                 if error.status not in (400, 404):
                     raise
@@ -102,7 +102,7 @@ def waits(pod: Pod) -> str | None:
     """Why a pod does not run, None if it does or has ended."""
     if pod.status.phase != "Pending":
         return None
-    return ", ".join(cluster.reasons(pod.status)) or "Pending"
+    return ", ".join(logs.reasons(pod.status)) or "Pending"
 
 
 def restarts(pod: Pod, container: str) -> int:

@@ -1,20 +1,19 @@
-"""What each command does; returns the exit status. They raise ClusterError, NoLogs, and BadInput."""
+"""What each command does; returns the exit status. They raise ClusterError, NoLogs, and Refused."""
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from torchtally.cluster.job_kinds import NoJob
+from torchtally.errors import Refused
+from torchtally.jobs import fetching, files, gathering, rendering, watching
+from torchtally.jobs.cluster import Cluster
+from torchtally.jobs.overview import Overview
+from torchtally.jobs.standing import Standing
 from torchtally.page import document
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.verdict import judge
-from verify.errors import BadInput
-from verify.job_kinds import NoJob
-
-from . import fetching, files, gathering, rendering, watching
-from .cluster import Cluster
-from .overview import Overview
-from .standing import Standing
 
 Options = argparse.Namespace | SimpleNamespace
 
@@ -59,28 +58,28 @@ def watch(options: Options) -> int:
 def fetch(options: Options) -> int:
     """The results of a job."""
     if files.is_path(options.job):
-        raise BadInput(f"fetch copies from a job in the cluster, and {options.job} names logs")
+        raise Refused(f"fetch copies from a job in the cluster, and {options.job} names logs")
     folder = Path(options.folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} exists and is no empty folder: name another one")
+        raise Refused(f"{folder} exists and is no empty folder: name another one")
     cluster = _cluster(options)
     try:
         job = cluster.job(options.job)
     except NoJob as error:
         source = fetching.of_claim(cluster, options.job, str(error))
-        print(f"torchtally_jobs: {error}: its claim is read", file=rendering.errors())
+        print(f"torchtally jobs: {error}: its claim is read", file=rendering.errors())
     else:
         if not job.ended:
-            print(f"torchtally_jobs: {job.sentence}: its results are not complete", file=rendering.errors())
+            print(f"torchtally jobs: {job.sentence}: its results are not complete", file=rendering.errors())
             running = job.progress in ("running", "restarting")
             return (Standing.RUNNING if running else Standing.PENDING).status
         source = fetching.of_job(cluster, job)
     try:
         names = fetching.fetch(cluster, source, folder, checkpoints=options.checkpoints)
     except OSError as error:
-        raise BadInput(f"cannot write {error.filename or folder}: {error.strerror}") from error
+        raise Refused(f"cannot write {error.filename or folder}: {error.strerror}") from error
     except fetching.Wrong as error:
-        print(f"torchtally_jobs: {error}", file=rendering.errors())
+        print(f"torchtally jobs: {error}", file=rendering.errors())
         return Standing.DISPROVED.status
     rendering.output(
         rendering.dumped({"folder": str(folder), "files": names}) if options.json else _copied(folder, names)
@@ -106,9 +105,9 @@ def report(options: Options) -> int:
             outcome = outcome_of(observation, log.job)
             document.write_observed(snapshot, outcome, path)
         else:
-            raise BadInput(f"the logs of {options.job} hold no run yet, so there is no page to write")
+            raise Refused(f"the logs of {options.job} hold no run yet, so there is no page to write")
     except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror}") from error
+        raise Refused(f"cannot write {path}: {error.strerror}") from error
     told = f"{outcome}: see {path.absolute().as_uri()}"
     rendering.output(rendering.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
     return 0

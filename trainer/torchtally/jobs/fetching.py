@@ -17,10 +17,9 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream.ws_client import STDERR_CHANNEL, STDOUT_CHANNEL
 from websocket import WebSocketException
 
+from torchtally.cluster.job_kinds import TIMEOUT, ClusterError, ClusterJob, PyTorchJob, Unreachable
+from torchtally.jobs.cluster import Cluster, waits
 from torchtally.proof.statement import Statement, sha256_of
-from verify.job_kinds import TIMEOUT, ClusterError, ClusterJob, PyTorchJob, Unreachable
-
-from .cluster import Cluster, waits
 
 _OUTPUT = "/output"
 _READER = "torchtally/reader"  # the chart's annotation of its claim: the spec of a pod that mounts it

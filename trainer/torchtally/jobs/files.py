@@ -1,4 +1,4 @@
-"""Logs in a file or a folder, in place of a cluster: of run_local, or collected from pods."""
+"""Logs in a file or a folder, in place of a cluster: of `torchtally local`, or collected from pods."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 from torchtally.proof import statement
 
 _CRI = re.compile(r"\S+ (?:stdout|stderr) [FP] ")
-_POD = re.compile(r"\[(?:pod/)?([a-z0-9][a-z0-9.-]*)(?:/[a-z0-9-]+)?\] ")  # before each line by run_local and kubectl
+_POD = re.compile(r"\[(?:pod/)?([a-z0-9][a-z0-9.-]*)(?:/[a-z0-9-]+)?\] ")  # by `torchtally local` and kubectl
 
 
 class NoLogs(Exception):
@@ -24,7 +24,7 @@ def found(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             if statement.is_one(path):
-                raise NoLogs(f"{path} is a proof and no log, which only verify_shards.py takes")
+                raise NoLogs(f"{path} is a proof and no log, which only `torchtally verify` takes")
             return [path]
         files = sorted(file for file in path.rglob("*") if file.is_file() and not statement.is_one(file))
     except OSError as error:

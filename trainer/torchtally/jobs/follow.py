@@ -5,9 +5,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from verify.job_kinds import ClusterError, ClusterJob
-
-from .cluster import Cluster, Pod, restarts, runs, started
+from torchtally.cluster.job_kinds import ClusterError, ClusterJob
+from torchtally.jobs.cluster import Cluster, Pod, restarts, runs, started
 
 MOST = 100  # logs that are followed at a time; the kubelets serve each by a connection
 _WAITING = 20000  # lines that wait to be read

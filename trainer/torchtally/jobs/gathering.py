@@ -5,6 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from torchtally.cluster import carried, logs
+from torchtally.cluster.job_kinds import ClusterError, ClusterJob, Unreachable
+from torchtally.jobs import overview, standing
+from torchtally.jobs.cluster import Cluster, Pod, lives, restarts, waits
+from torchtally.jobs.files import found
+from torchtally.jobs.overview import Overview
+from torchtally.jobs.standing import Standing
 from torchtally.observed import report as observed
 from torchtally.record.record import Record
 from torchtally.verifier.conclusion import conclusion, summary_of_runs
@@ -12,15 +19,6 @@ from torchtally.verifier.log import Log
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
-from verify import carried
-from verify import cluster as verified
-from verify.job_kinds import ClusterError, ClusterJob, Unreachable
-
-from . import overview, standing
-from .cluster import Cluster, Pod, lives, restarts, waits
-from .files import found
-from .overview import Overview
-from .standing import Standing
 
 Pods = dict[str, Pod]
 
@@ -40,7 +38,7 @@ def read_job(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str], Record
             with cluster.log(name, job, previous=True) as stream:
                 for line in stream:
                     log.add_event(name, line)
-    verified.read(cluster.core, job, log)
+    logs.read(cluster.core, job, log)
     tell(log, job, pods)
     return pods, warnings, log
 
@@ -55,9 +53,9 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
     expected = job.pods(cluster.core)
     names = [name for name in expected if name in own] or expected[:1]  # one that is gone, to say so
     first = names[:1] if job.has_leader else names
-    verified.read(cluster.core, job, log, first)
+    logs.read(cluster.core, job, log, first)
     if (log.observed or any(map(carried.carries, own.values()))) and not log.runs:
-        verified.read(cluster.core, job, log, [name for name in expected if name not in first])
+        logs.read(cluster.core, job, log, [name for name in expected if name not in first])
     tell(log, job, own)
     return judged(log, job, own)
 

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchtally.jobs import starting
+from torchtally.jobs.standing import Standing
 from torchtally.observed.judge import Observation
 from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Restart, Run, Snapshot, State, Straggler
-
-from . import starting
-from .standing import Standing
 
 # What a pod does, by the first moment of a start that has not come yet.
 _STEPS = (

@@ -12,14 +12,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from torchtally.console import show
+from torchtally.jobs.overview import Overview, PodRow
+from torchtally.jobs.standing import Standing
+from torchtally.jobs.starting import Start
 from torchtally.proof import table
 from torchtally.record import sentences
 from torchtally.record.model import Restart, Straggler
-from verify import program
-
-from .overview import Overview, PodRow
-from .standing import Standing
-from .starting import Start
 
 _COLOURS = {
     Standing.PROVED: "green",
@@ -49,7 +48,7 @@ def as_json(overview: Overview) -> dict[str, Any]:
 
 def output(text: str) -> None:
     """Print a text, whatever the encoding."""
-    program.show(text)
+    show(text)
 
 
 def errors() -> TextIO:

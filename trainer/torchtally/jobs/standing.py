@@ -1,9 +1,9 @@
-"""What a job comes to, and the exit status that tells it: those of verify_shards, and what only a job tells."""
+"""What a job comes to, and the exit status that tells it: those of `torchtally verify`, and what only a job tells."""
 
 from enum import StrEnum
 
+from torchtally.cluster.job_kinds import ClusterJob
 from torchtally.verifier.outcome import Outcome
-from verify.job_kinds import ClusterJob
 
 MISTAKE = 2
 UNREACHABLE = 7

@@ -8,17 +8,16 @@ from pathlib import Path
 
 from rich.live import Live
 
+from torchtally.cluster.job_kinds import Unreachable
+from torchtally.cluster.logs import read
+from torchtally.cluster.wait import Looking
+from torchtally.jobs import gathering, overview, rendering
+from torchtally.jobs.cluster import Cluster
+from torchtally.jobs.files import Growing, found, parted
+from torchtally.jobs.follow import MOST, Follower
+from torchtally.jobs.overview import Overview
+from torchtally.jobs.standing import Standing
 from torchtally.record.record import Record
-from verify import cluster as verified
-from verify.job_kinds import Unreachable
-from verify.wait import Looking
-
-from . import gathering, overview, rendering
-from .cluster import Cluster
-from .files import Growing, found, parted
-from .follow import MOST, Follower
-from .overview import Overview
-from .standing import Standing
 
 _LOOK = 2.0  # seconds between two looks at the cluster
 _REDRAW = 0.5
@@ -100,7 +99,7 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
                 if not follower.busy or time.monotonic() - ended_at > _REST:
                     break
             screen.show(gathering.so_far(log, name, found_job, pods, [*warnings, *follower.errors.values()]))
-    verified.read(cluster.core, found_job, log)
+    read(cluster.core, found_job, log)
     last = gathering.judged(log, found_job, pods)
     screen.end(last)
     return last.standing

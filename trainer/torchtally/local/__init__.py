@@ -13,10 +13,3 @@ controller   the operator's part: restarts, limits, deletion, suspension, the jo
 output       the pods' lines, each with the name of its pod
 observed     what was observed of the pods' programs, from their lines
 """
-
-import importlib.util
-import sys
-from pathlib import Path
-
-if not importlib.util.find_spec("torchtally"):  # not installed: take it from this checkout
-    sys.path.append(str(Path(__file__).resolve().parents[2] / "trainer"))

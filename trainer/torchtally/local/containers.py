@@ -11,10 +11,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from local import environment, machine
-from local.errors import EngineError
-from local.job import LocalJob, Pod, quantity
-from local.unsupported import Support
+from torchtally.local import environment, machine
+from torchtally.local.job import LocalJob, Pod, quantity
+from torchtally.local.unsupported import Support
 
 SUPPORTED = Support(
     pod=frozenset({"volumes", "securityContext"}),
@@ -30,6 +29,10 @@ docker container ls --all --quiet --filter "label=$0" | xargs docker container r
 docker network ls --quiet --filter "label=$0" | xargs docker network rm
 docker volume ls --quiet --filter "label=$0" | xargs docker volume rm
 """
+
+
+class EngineError(Exception):
+    """The container engine did not do what was asked; the text is its own."""
 
 
 class Containers:

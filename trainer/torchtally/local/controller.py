@@ -10,8 +10,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol
 
-from local.job import LocalJob, Pod
-from local.output import Output
+from torchtally.local.job import LocalJob, Pod
+from torchtally.local.output import Output
 
 _SHOWN_AT = 3  # restarts of a pod, with which its last line is shown: it may never start
 _FAREWELL = 10  # seconds for a process that was killed

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from local.job import LocalJob, Pod, quantity
+from torchtally.local.job import LocalJob, Pod, quantity
 
 # What every process needs, and what a network with a proxy and its own certificates asks for.
 _INHERITED = re.compile(

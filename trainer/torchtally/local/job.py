@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from kubernetes.utils.quantity import parse_quantity
 
-from local.webhook import CONTAINER, REPLICA_TYPES
+from torchtally.local.webhook import CONTAINER, REPLICA_TYPES
 
 PORT_NAME, DEFAULT_PORT = "pytorchjob-port", 23456
 LABELS = "training.kubeflow.org"

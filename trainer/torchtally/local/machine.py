@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
 
-from local.job import Pod
+from torchtally.local.job import Pod
 
 NVIDIA_GPU = "nvidia.com/gpu"
 

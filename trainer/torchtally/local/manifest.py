@@ -10,12 +10,11 @@ from typing import Any
 
 import yaml
 
-from inject import adding
-from inject.observer import map_name
-from local import schema, webhook
-from local.errors import Refused
-from local.job import LocalJob
-from verify.errors import BadInput
+from torchtally.errors import Refused
+from torchtally.inject import adding
+from torchtally.inject.observer import map_name
+from torchtally.local import schema, webhook
+from torchtally.local.job import LocalJob
 
 API_VERSION, KIND = "kubeflow.org/v1", "PyTorchJob"
 
@@ -72,7 +71,7 @@ def _documents(path: str, source: str, observe: bool) -> Iterator[dict[str, Any]
         if observe:
             text, _ = adding.injected(text)
         documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
-    except BadInput as error:
+    except Refused as error:
         raise Refused(f"{source}: {error}") from None
     except OSError as error:
         raise Refused(f"{source}: {error.strerror}") from None

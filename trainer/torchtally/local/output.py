@@ -87,4 +87,4 @@ def _for_people(line: bytearray) -> bytearray | None:
 
 def say(text: str) -> None:
     with contextlib.suppress(OSError):  # the reader has left
-        print(f"run_local: {text}", file=sys.stderr, flush=True)
+        print(f"torchtally local: {text}", file=sys.stderr, flush=True)

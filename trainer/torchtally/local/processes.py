@@ -13,11 +13,11 @@ from types import TracebackType
 
 import psutil
 
-from inject import observer
-from inject.observer import PATH
-from local import environment, machine
-from local.job import LocalJob, Pod
-from local.unsupported import Support
+from torchtally.inject import observer
+from torchtally.inject.observer import PATH
+from torchtally.local import environment, machine
+from torchtally.local.job import LocalJob, Pod
+from torchtally.local.unsupported import Support
 
 # A CPU limit has an effect where the system can bind a process to cores.
 SUPPORTED = Support(limits=frozenset({"cpu"} if hasattr(os, "sched_setaffinity") else ()))

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inject import observer
-from local import environment, machine
-from local.job import LocalJob, Pod
-from local.webhook import CONTAINER
+from torchtally.inject import observer
+from torchtally.local import environment, machine
+from torchtally.local.job import LocalJob, Pod
+from torchtally.local.webhook import CONTAINER
 
 # Fields that matter to a cluster alone and do not change what a pod computes.
 _IMMATERIAL = {
