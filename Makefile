@@ -196,11 +196,11 @@ clean: ## delete all generated files, including .venv and .tools
 
 # The demo needs no development tools, but uses an environment that has them.
 .venv/.scripts: $(LOCK)
-	scripts/env.sh --only-group scripts --inexact
+	scripts/env.sh --no-dev --inexact
 	@touch $@
 
 .venv/.demo: $(LOCK)
-	scripts/env.sh --no-dev --group scripts --inexact
+	scripts/env.sh --no-dev --extra train --inexact
 	@touch $@
 
 .venv/.dev: $(LOCK)

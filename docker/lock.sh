@@ -22,7 +22,7 @@ done
 extras=(gpt keras mlflow parquet s3 spark tensorboard webdataset)
 
 export_lock() {
-    "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --group scripts "$@" \
+    "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --extra train --extra vision "$@" \
         --no-annotate --no-header --format requirements-txt
 }
 
