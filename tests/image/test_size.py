@@ -11,7 +11,7 @@ import pytest
 from pods import IMAGE
 
 ROOT = Path(__file__).parents[2]
-REPORT = ROOT / "docker/image_size.py"
+REPORT = ROOT / "tools/image_size.py"
 
 
 @pytest.fixture(scope="module")

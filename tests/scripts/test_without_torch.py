@@ -34,7 +34,7 @@ def running(folder: Path, programs: Path) -> Run:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs a program of an environment that has the wheel, and what it asks for."""
     folder = tmp_path_factory.mktemp("installed")
-    made("uv", "build", "--quiet", "--wheel", "--out-dir", folder, ROOT / "trainer")
+    made("uv", "build", "--quiet", "--out-dir", folder, ROOT / "trainer")  # the wheel is made from the sdist
     [wheel] = folder.glob("*.whl")
     made("uv", "venv", "--quiet", "--python", "3.11", folder / "venv")
     made("uv", "pip", "install", "--quiet", "--python", folder / "venv", wheel)

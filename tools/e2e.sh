@@ -96,7 +96,7 @@ use_kind() {
     docker info >/dev/null 2>&1 || fail "kind needs a Docker engine, and none is running; start one, or set E2E_CONTEXT to use another cluster"
     [ -n "${E2E_IMAGE:-}" ] || docker image inspect torchtally:cpu >/dev/null 2>&1 ||
         fail "image torchtally:cpu doesn't exist; to build it, run make image"
-    scripts/tools.py kind
+    tools/install.py kind
     if [ -z "${E2E_KEEP:-}" ]; then
         trap delete_cluster EXIT
         delete_cluster
@@ -118,7 +118,7 @@ use_kind() {
     export E2E_REGISTRY
 }
 
-scripts/tools.py helm kubectl
+tools/install.py helm kubectl
 mkdir -p build/e2e
 if [ -n "${E2E_CONTEXT:-}" ]; then use_context; else use_kind; fi
 export E2E_IMAGE E2E_TASKS_IMAGE=${E2E_TASKS_IMAGE:-}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write Kubernetes' own definitions of the parts of a pod into the chart's values.schema.json.
 
-    scripts/kubernetes_schema.py [--check]
+    tools/kubernetes_schema.py [--check]
 
 The Go module k8s.io/kubernetes provides them: its OpenAPI document has the types, and the source of the API server has
 the allowed words. Each definition takes one line, after the chart's own definitions. With --check, the script writes
@@ -67,7 +67,7 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"kubernetes_schema: go cannot download {MODULE}: {error.stderr or error.stdout}", file=sys.stderr)
         return 2
-    lines = [f'"What follows is of {MODULE}, written by scripts/kubernetes_schema.py"}}']
+    lines = [f'"What follows is of {MODULE}, written by tools/kubernetes_schema.py"}}']
     lines += [f"    {json.dumps(name)}: {json.dumps(defined[name], sort_keys=True)}" for name in sorted(defined)]
     before = SCHEMA.read_text()
     after = before.partition(FIRST)[0] + FIRST + ",\n".join(lines) + "\n  }\n}\n"

