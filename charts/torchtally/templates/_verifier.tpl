@@ -26,7 +26,7 @@ spec:
   {{- end }}
   containers:
     - name: verify
-      image: {{ include "torchtally.image" $ | quote }}
+      image: {{ $.Values.verifier.image | default (include "torchtally.image" $) | quote }}
       imagePullPolicy: {{ $.Values.image.pullPolicy | quote }}
       command: [torchtally, verify]
       args: {{ concat (list "--job" (include "torchtally.job" $) "-n" $.Release.Namespace) .options | toJson }}
