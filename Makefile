@@ -47,10 +47,16 @@ test: .venv/.dev ## run all tests except those of the image and of a cluster; wi
 test-image: .venv/.dev ## run the tests of the image (TORCHTALLY_IMAGE=torchtally:cpu)
 	python -m pytest tests/image $(TEST_OPTIONS) $(ARGS)
 
-.PHONY: test-newest-torch
-test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
+.PHONY: test-newest-torch test-oldest-torch
+test-newest-torch: PYTORCH = --upgrade torch torchvision
+test-oldest-torch: PYTORCH = torch==2.9.0 torchvision==0.24.0
+test-newest-torch: test-another-torch ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
+test-oldest-torch: test-another-torch ## the same, with the oldest PyTorch that trainer/pyproject.toml allows
+
+.PHONY: test-another-torch
+test-another-torch: .venv/.dev
 	rm .venv/.dev
-	uv pip install --python .venv --upgrade torch torchvision
+	uv pip install --python .venv $(PYTORCH)
 	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test-minio
@@ -200,7 +206,7 @@ clean: ## delete all generated files, including .venv and .tools
 	@touch $@
 
 .venv/.demo: $(LOCK)
-	tools/env.sh --no-dev --extra train --inexact
+	tools/env.sh --no-dev --extra train --extra vision --inexact
 	@touch $@
 
 .venv/.dev: $(LOCK)
