@@ -49,7 +49,7 @@ test-image: .venv/.dev ## run the tests of the image (TORCHTALLY_IMAGE=torchtall
 
 .PHONY: test-newest-torch test-oldest-torch
 test-newest-torch: PYTORCH = --upgrade torch torchvision
-test-oldest-torch: PYTORCH = torch==2.9.0 torchvision==0.24.0
+test-oldest-torch: PYTORCH = torch==2.10.0 torchvision==0.25.0
 test-newest-torch: test-another-torch ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
 test-oldest-torch: test-another-torch ## the same, with the oldest PyTorch that trainer/pyproject.toml allows
 
