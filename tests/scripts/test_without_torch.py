@@ -67,6 +67,12 @@ def test_what_trains_says_what_it_needs(run: Run, command: tuple[str, ...]) -> N
     assert "install torchtally with its extra `train`" in ended.stderr and ended.stderr.count("\n") == 1
 
 
+def test_an_import_of_what_trains_says_what_it_needs(run: Run) -> None:
+    said = run("python", "-c", "from torchtally import Account").stderr.splitlines()[-1]
+    assert said.startswith("ModuleNotFoundError: torchtally.Account needs the Python package ")
+    assert said.endswith(": install torchtally with its extra `train`")
+
+
 def test_verify_and_page_name_what_is_wrong(run: Run, log: Path, tmp_path: Path) -> None:
     verified = run("torchtally", "verify", log)
     assert (verified.returncode, verified.stderr) == (1, "")
