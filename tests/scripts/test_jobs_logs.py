@@ -332,6 +332,7 @@ for output in (without_reader, os.open("/dev/full", os.O_WRONLY)):
 """
 
 
+@pytest.mark.cold  # a fork of another process has its standard output, whatever that was
 def test_an_output_that_is_full_or_that_nobody_reads_ends_with_1(tmp_path: Path) -> None:
     programs = ["status", "watch", "watch --json"]
     command = [sys.executable, "-c", PROGRAMS, str(JOBS), written(tmp_path, ALL), *programs]
