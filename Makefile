@@ -40,22 +40,28 @@ scripts: .venv/.scripts ## install what torchtally_jobs, verify_shards, observe 
 
 .PHONY: test
 test: .venv/.dev ## run all tests except those of the image and of a cluster; without a Docker engine, skip those that need one
-	@scripts/tools.py helm
+	@tools/install.py helm
 	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test-image
 test-image: .venv/.dev ## run the tests of the image (TORCHTALLY_IMAGE=torchtally:cpu)
 	python -m pytest tests/image $(TEST_OPTIONS) $(ARGS)
 
-.PHONY: test-newest-torch
-test-newest-torch: .venv/.dev ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
+.PHONY: test-newest-torch test-oldest-torch
+test-newest-torch: PYTORCH = --upgrade torch torchvision
+test-oldest-torch: PYTORCH = torch==2.10.0 torchvision==0.25.0
+test-newest-torch: test-another-torch ## the same, with the newest PyTorch in place of the locked one, which comes back afterwards
+test-oldest-torch: test-another-torch ## the same, with the oldest PyTorch that trainer/pyproject.toml allows
+
+.PHONY: test-another-torch
+test-another-torch: .venv/.dev
 	rm .venv/.dev
-	uv pip install --python .venv --upgrade torch torchvision
+	uv pip install --python .venv $(PYTORCH)
 	python -m pytest $(addprefix --ignore=tests/,e2e image tasks) $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test-minio
 test-minio: .venv/.dev ## run the tests of an object store with MinIO, which Go builds, in place of moto
-	@scripts/tools.py minio
+	@tools/install.py minio
 	TEST_S3=minio python -m pytest tests/trainer -k 's3 or object_store' $(ARGS)
 
 TORCH ?= 2.0.1
@@ -80,12 +86,12 @@ endif
 
 .PHONY: tasks
 tasks: .venv/.dev ## run each task in full with run_local and with docker run (the image with all extras), and print a table
-	@scripts/tools.py helm
+	@tools/install.py helm
 	@python -m pytest tests/tasks $(ARGS) && status=0 || status=$$?; cat build/tasks/tasks.md; exit $$status
 
 .PHONY: bench
 bench: .venv/.bench ## compare throughput, start-up, sampler and verifier with alternatives: bench/results/, up to 30 minutes
-	@scripts/tools.py helm
+	@tools/install.py helm
 	@python -m bench
 
 .PHONY: bench-compare
@@ -94,7 +100,7 @@ bench-compare: .venv/.bench ## print the changes of the latest results that exce
 
 .PHONY: bench-cluster
 bench-cluster: .venv/.bench ## compare the time to the first step, by phase, with a handwritten job on the e2e cluster (ARGS='--rounds 3')
-	scripts/e2e.sh -- python -m bench.cluster $(ARGS)
+	tools/e2e.sh -- python -m bench.cluster $(ARGS)
 
 .PHONY: bench-gpu-pack
 bench-gpu-pack: .venv/.bench ## fill build/bench-gpu with the data and wheels of `make bench-gpu`, which needs no network then
@@ -102,7 +108,7 @@ bench-gpu-pack: .venv/.bench ## fill build/bench-gpu with the data and wheels of
 
 .PHONY: bench-gpu
 bench-gpu: ## compare throughput on one GPU within 10 minutes: bench/results/gpu/ (ARGS=cpu rehearses on CPUs)
-	@scripts/bench_gpu.sh $(ARGS)
+	@tools/bench_gpu.sh $(ARGS)
 
 .PHONY: image
 image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,gpt,keras,mlflow,parquet,s3,spark,tensorboard,webdataset, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
@@ -114,29 +120,29 @@ image-again: ## rebuild that image without the cache, and fail if the result dif
 
 .PHONY: image-report
 image-report: .venv/.dev ## print the size of the image by layer and by package, and check its limits (IMAGE=torchtally:cpu)
-	@docker/image_size.py --check $(IMAGE)
+	@tools/image_size.py --check $(IMAGE)
 
 .PHONY: push
 push: ## push that image to a registry (REGISTRY=ghcr.io/me)
 	docker/image.sh push
 
 .PHONY: e2e
-e2e: .venv/.dev ## test chart and image on a kind cluster (E2E_CONTEXT=, E2E_IMAGE=, E2E_KEEP=: see scripts/e2e.sh)
-	scripts/e2e.sh $(ARGS)
+e2e: .venv/.dev ## test chart and image on a kind cluster (E2E_CONTEXT=, E2E_IMAGE=, E2E_KEEP=: see tools/e2e.sh)
+	tools/e2e.sh $(ARGS)
 
 .PHONY: e2e-faults
 e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/faults/cluster.md (ARGS='-k out-of-memory')
-	scripts/e2e.sh -k test_fault -m '' $(ARGS)
+	tools/e2e.sh -k test_fault -m '' $(ARGS)
 
 .PHONY: lint
 lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint, and Helm's lint and unit tests, and check that generated files are up to date
-	@scripts/tools.py helm helm-docs actionlint
+	@tools/install.py helm helm-docs actionlint
 	ruff check
 	ruff format --check
 	lint-imports --no-logo
 	mypy --package torchtally
 	mypy scripts
-	mypy docker/image_size.py
+	mypy tools
 	mypy bench
 	git ls-files -z | xargs -0 grep -lZE '^#!.*\b(ba)?sh$$' -- | xargs -0 shellcheck
 	hadolint docker/Dockerfile
@@ -144,45 +150,45 @@ lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionl
 	helm lint --strict $(CHART)
 	helm lint --strict $(CHART) --values $(CHART)/ci/kind-values.yaml
 	if helm plugin list | grep -q ^unittest; then helm unittest --strict $(CHART); \
-		else echo "lint: the chart's unit tests are skipped: scripts/tools.py helm-unittest installs Helm's plugin for them"; fi
+		else echo "lint: the chart's unit tests are skipped: tools/install.py helm-unittest installs Helm's plugin for them"; fi
 	$(HELM_DOCS) --dry-run | diff --ignore-trailing-space --ignore-blank-lines - $(CHART)/README.md
 	uv lock --quiet --project trainer --check
-	docker/lock.sh --check
+	tools/lock.sh --check
 	$(MAKE) --no-print-directory docs-site
 
 .PHONY: lock
 lock: .venv/.dev ## update trainer/uv.lock and the image's requirements after a change of trainer/pyproject.toml
 	uv lock --project trainer
-	docker/lock.sh
+	tools/lock.sh
 
 .PHONY: audit
 audit: ## check the locked packages, and those in an IMAGE=, for known vulnerabilities (OSV_DB=: see docs/contributing/audit.md)
-	@scripts/tools.py osv-scanner
-	@scripts/audit.py $(if $(IMAGE),--image $(IMAGE)) $(if $(OSV_DB),--database $(OSV_DB))
+	@tools/install.py osv-scanner
+	@tools/audit.py $(if $(IMAGE),--image $(IMAGE)) $(if $(OSV_DB),--database $(OSV_DB))
 
 .PHONY: mutations
 mutations: .venv/.dev ## check that the chart's tests fail without any single line of its templates (ARGS='--sample 100')
-	@scripts/tools.py helm
+	@tools/install.py helm
 	@python tests/chart/mutate.py $(ARGS)
 
 .PHONY: examples
 examples: .venv/.dev ## render examples/ from the chart
-	@scripts/tools.py helm
+	@tools/install.py helm
 	helm template demo $(CHART) --skip-tests --values $(CHART)/ci/kind-values.yaml >examples/fashion-mnist.yaml
 	helm template demo $(CHART) --skip-tests >examples/fashion-mnist-gpu.yaml
 
 .PHONY: docs
 docs: ## generate the chart's README from its values
-	@scripts/tools.py helm-docs
+	@tools/install.py helm-docs
 	$(HELM_DOCS)
 
 .PHONY: schema
 schema: ## write Kubernetes' definitions of the parts of a pod into the chart's values.schema.json (needs Go)
-	@scripts/kubernetes_schema.py
+	@tools/kubernetes_schema.py
 
 .PHONY: vega
 vega: .venv/.dev ## write the JavaScript of a run's page from the locked package vl-convert-python
-	@scripts/vega.py
+	@tools/vega.py
 
 .PHONY: docs-site
 docs-site: .venv/.dev ## build the documentation's site in build/docs; a broken link or anchor fails it
@@ -196,17 +202,17 @@ clean: ## delete all generated files, including .venv and .tools
 
 # The demo needs no development tools, but uses an environment that has them.
 .venv/.scripts: $(LOCK)
-	scripts/env.sh --only-group scripts --inexact
+	tools/env.sh --no-dev --inexact
 	@touch $@
 
 .venv/.demo: $(LOCK)
-	scripts/env.sh --no-dev --group scripts --inexact
+	tools/env.sh --no-dev --extra train --extra vision --inexact
 	@touch $@
 
 .venv/.dev: $(LOCK)
-	scripts/env.sh --all-extras --no-extra spark
+	tools/env.sh --all-extras --no-extra spark
 	@touch $@ .venv/.demo
 
 .venv/.bench: $(LOCK)
-	scripts/env.sh --all-extras --no-extra spark --group bench
+	tools/env.sh --all-extras --no-extra spark --group bench
 	@touch $@ .venv/.demo .venv/.dev

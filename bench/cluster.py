@@ -1,6 +1,6 @@
 """Seconds from `helm install` to the first step of 4 pods, by phase, compared with a manifest written by hand.
 
-`make bench-cluster` runs it on the cluster of scripts/e2e.sh. Writes bench/results/cluster/ and cluster.md.
+`make bench-cluster` runs it on the cluster of tools/e2e.sh. Writes bench/results/cluster/ and cluster.md.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _PEERS = ROOT / "bench/peers"
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     if missing := [name for name in ("E2E_IMAGE", "E2E_DATA") if not os.environ.get(name)]:
-        _say(f"{' and '.join(missing)} must be set: `make bench-cluster` makes a cluster (scripts/e2e.sh)")
+        _say(f"{' and '.join(missing)} must be set: `make bench-cluster` makes a cluster (tools/e2e.sh)")
         return 2
     began, now = time.monotonic(), datetime.now(UTC)
     if not os.environ.get("E2E_CONTEXT"):

@@ -113,8 +113,9 @@ def _locked() -> dict[str, Any]:
 
 
 def _own() -> list[str]:
-    """The requirements of this package."""
-    return [each["name"] for each in _locked()["torchtally"]["dependencies"]]
+    """The requirements of this package, where it trains."""
+    own = _locked()["torchtally"]
+    return [each["name"] for each in own["dependencies"] + own["optional-dependencies"]["train"]]
 
 
 def _needed(roots: tuple[str, ...]) -> set[str]:

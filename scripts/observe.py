@@ -1,89 +1,9 @@
 #!/usr/bin/env python3
-"""Observe a training in any image: what its DataLoaders hand out to each rank, without a changed line.
+"""`torchtally observe`, from a clone."""
 
-`inject` prints a manifest with the observer in it. `path` prints a folder for PYTHONPATH, where there is no manifest.
-"""
-
-import argparse
-import io
 import sys
-from pathlib import Path
 
-import verify  # first, as it finds torchtally in this checkout
-
-with verify.packages():
-    from inject import adding, observer, removing
-    from inject.workloads import KINDS
-    from verify import program
-    from verify.errors import BadInput
-
-EXAMPLES = """\
-examples:
-  scripts/observe.py inject -f job.yaml | kubectl apply -f -
-  helm template my-chart | scripts/observe.py inject -f - | kubectl apply -f -
-  kubectl get pytorchjob job -o yaml | scripts/observe.py inject -f - | kubectl replace --force -f -
-  PYTHONPATH=$(scripts/observe.py path) python train.py
-
-exit status: 0, or 2 for a manifest that cannot be read or changed; standard output is then empty.
-"""
-
-
-def main(argv: list[str] | None = None) -> int:
-    options = _options(argv)
-    if options.command == "path":
-        program.show(str(observer.SOURCE))
-        return 0
-    source = "standard input" if options.file == "-" else options.file
-    try:
-        text = _read(options.file)
-        if options.remove:
-            text, notes = removing.removed(text)
-        else:
-            text, notes = adding.injected(text, options.container, options.pythonpath)
-    except BadInput as error:
-        print(f"observe: {source}: {error}", file=sys.stderr)
-        return 2
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="")  # the text is the manifest's own
-    program.show(text, end="")
-    for note in notes:
-        print(f"observe: {note}", file=sys.stderr)
-    return 0
-
-
-def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="observe", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    inject = kinds.add_parser(
-        "inject", help=f"print a manifest ({KINDS}) with a ConfigMap, a volume, and PYTHONPATH added"
-    )
-    inject.add_argument("-f", "--file", required=True, metavar="FILE", help="the manifest; - reads standard input")
-    inject.add_argument(
-        "--container",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a container that trains; repeatable (default: a PyTorchJob's pytorch, a JobSet's node, or the only one)",
-    )
-    inject.add_argument(
-        "--pythonpath", default="", metavar="VALUE", help="PYTHONPATH of the image, which that of a manifest hides"
-    )
-    inject.add_argument("--remove", action="store_true", help="take the observer out of the manifest again")
-    kinds.add_parser("path", help="print the folder of the observer, for PYTHONPATH")
-    return parser.parse_args(argv)
-
-
-def _read(path: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadInput("not a text in UTF-8") from None
-
+from from_clone import main
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    sys.exit(main("observe"))

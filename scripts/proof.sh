@@ -42,7 +42,7 @@ sign() {
     readable "$1"
     local signed=${1%.json}.sigstore.json
     local -a signer
-    "$root/scripts/tools.py" cosign
+    "$root/tools/install.py" cosign
     if [ -n "${COSIGN_KEY:-}" ]; then
         signer=(--key "$COSIGN_KEY" --use-signing-config=false --tlog-upload=false) # a key needs no transparency log
     elif [ -n "${COSIGN_IDENTITY:-}" ]; then
@@ -83,7 +83,7 @@ verify() {
     local signed=$1
     local -a of
     shift
-    "$root/scripts/tools.py" cosign
+    "$root/tools/install.py" cosign
     if [ -n "${COSIGN_PUB:-}" ]; then
         of=(--key "$COSIGN_PUB" --insecure-ignore-tlog=true)
     elif [ -n "${COSIGN_IDENTITY:-}" ]; then
@@ -113,7 +113,7 @@ push() {
     local ref=$1 signed=$2 file pushed
     local -a plain names=()
     shift 2
-    "$root/scripts/tools.py" oras
+    "$root/tools/install.py" oras
     readable "$signed"
     mkdir "$folder/files"
     for file in "$@"; do
@@ -135,7 +135,7 @@ pull() {
     [ $# -eq 2 ] || fail "pull needs REF and a folder"
     local ref=$1 found
     local -a plain
-    "$root/scripts/tools.py" oras
+    "$root/tools/install.py" oras
     choose_scheme "$ref"
     found=$(oras discover "${plain[@]}" --depth 1 --artifact-type "$BUNDLE" \
         --format go-template='{{range .referrers}}{{println .reference}}{{end}}' "$ref") || fail "cannot read $ref"

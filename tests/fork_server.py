@@ -39,7 +39,7 @@ ALL += ["mlflow", "pooch", "pytest", "scipy.stats", "testcontainers.core.contain
 ALL += ["torchmetrics", "transformers.trainer"]
 PYTEST = "import torch, sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"  # `python -c` of it starts as a fork
 ROOT = Path(__file__).parents[1]
-SHIM = ROOT / "scripts/local/shim.py"  # starts pods, and so needs a server of its own
+SHIM = ROOT / "trainer/torchtally/local/shim.py"  # starts pods, and so needs a server of its own
 RANKS = str(ROOT / "tests/helpers/ranks.py")  # its program needs the tests' modules
 TORCHRUN = "torch.distributed.run"  # likewise: it starts ranks
 # As an agent starts a rank. What follows is the agent's process id, and the program.

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from bench import cluster, cluster_table
-from local import environment, manifest
 from torchtally import events
+from torchtally.local import environment, manifest
 
 
 class Applied(cluster.Namespace):

@@ -18,10 +18,10 @@ VARIABLES = {"$namespace": "team", "$pod": "demo-.*", "$__rate_interval": "1m"}
 
 
 def tool(name: str) -> str:
-    """As `scripts/tools.py` installs it."""
+    """As `tools/install.py` installs it."""
     found = shutil.which(name, path=f"{os.environ.get('TOOLS_DIR', '')}{os.pathsep}{os.environ.get('PATH', '')}")
     if not found:
-        pytest.skip(f"{name} is not there: `scripts/tools.py {name}` builds it")
+        pytest.skip(f"{name} is not there: `tools/install.py {name}` builds it")
     return found
 
 

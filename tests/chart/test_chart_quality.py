@@ -36,7 +36,7 @@ def test_examples_are_what_the_chart_renders(render: Render, example: str, value
 
 
 def test_the_definitions_of_kubernetes_are_its_own() -> None:
-    result = subprocess.run(["scripts/kubernetes_schema.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run(["tools/kubernetes_schema.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     if result.returncode == 2:
         pytest.skip(result.stderr)
     assert result.returncode == 0, result.stderr

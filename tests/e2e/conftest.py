@@ -1,4 +1,4 @@
-"""The cluster that scripts/e2e.sh names, the operator on it, and a namespace for each test."""
+"""The cluster that tools/e2e.sh names, the operator on it, and a namespace for each test."""
 
 import os
 import re

@@ -10,7 +10,7 @@ from cluster import Namespace, run, wait_for
 
 CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-SHARED = "/e2e/shared"  # one folder of this machine in all nodes (scripts/e2e.sh)
+SHARED = "/e2e/shared"  # one folder of this machine in all nodes (tools/e2e.sh)
 PIPE = "train-images-idx3-ubyte.gz"
 _SMALL = 24  # MiB: some checkpoints
 _KEPT = ["--set", "model.existingClaim=kept"]

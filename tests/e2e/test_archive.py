@@ -18,7 +18,7 @@ pytestmark = pytest.mark.nightly
 def test_a_proof_is_verified_after_its_job_and_logs_are_gone(
     own_cluster: None, operator: None, namespace: Namespace, tmp_path: Path
 ) -> None:
-    run(str(ROOT / "scripts/tools.py"), "cosign", "oras")
+    run(str(ROOT / "tools/install.py"), "cosign", "oras")
     keys, results = key_pair(tmp_path / "keys"), tmp_path / "results"
     environment = os.environ | keys | {"PYTHON": sys.executable}
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from cluster import (
     CHART,
     CONTAINER,
     KIND_VALUES,
-    ROOT,
     Namespace,
     Object,
     image_values,
@@ -21,9 +19,7 @@ from cluster import (
     wait_for,
 )
 
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from local import environment, manifest
+from torchtally.local import environment, manifest
 
 # The master stays: workers that start later look for its name.
 PRINT = """

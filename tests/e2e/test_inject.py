@@ -15,7 +15,7 @@ CLEAN = """
 FROM {base}
 USER 0
 RUN cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && rm -r *torchtally* \\
-    && rm -r /opt/torchtally/scripts && if python -c 'import torchtally'; then exit 1; fi
+    && if python -c 'import torchtally'; then exit 1; fi
 USER 1000:0
 ENV TORCHTALLY_OBSERVE=
 WORKDIR /app

@@ -30,7 +30,7 @@ FAST = ["--batch-size", "500", "--epochs", "1"]
 LINE = "TORCHTALLY-OBSERVED {"
 SAME_ORDER = "the order is the same in each of 2 passes; the program never calls set_epoch(epoch) of its sampler"
 
-HERE = ROOT / "build/e2e/shared"  # the nodes' folder on this machine (scripts/e2e.sh)
+HERE = ROOT / "build/e2e/shared"  # the nodes' folder on this machine (tools/e2e.sh)
 WHOLE, FEW = "torchvision", "torchvision-few"  # folders in it: 60000 samples for the training, and 10000
 
 

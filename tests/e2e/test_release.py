@@ -17,7 +17,7 @@ VALUES = f"--values={CHART / 'ci/restricted-values.yaml'}"
 
 @pytest.fixture
 def registry(own_cluster: None) -> str:
-    run(str(ROOT / "scripts/tools.py"), "cosign", "syft")
+    run(str(ROOT / "tools/install.py"), "cosign", "syft")
     return os.environ["E2E_REGISTRY"]
 
 
@@ -31,7 +31,7 @@ def key_pair(folder: Path) -> dict[str, str]:
 
 
 def release(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(ROOT / "scripts/release.sh"), *arguments]
+    command = [str(ROOT / "tools/release.sh"), *arguments]
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT)
 
 

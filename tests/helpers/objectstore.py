@@ -80,7 +80,7 @@ def _moto() -> Iterator[Store]:
 
 @contextmanager
 def _minio(folder: Path) -> Iterator[Store]:
-    """MinIO as `scripts/tools.py minio` builds it."""
+    """MinIO as `tools/install.py minio` builds it."""
     store = Store(free_port(), "torchtally", "a secret of this test")
     tools = os.environ.get("TOOLS_DIR") or Path(__file__).parents[2] / ".tools/bin"
     environment = {

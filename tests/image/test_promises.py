@@ -12,7 +12,7 @@ pytestmark = pytest.mark.engine
 def test_entry_point_without_arguments_is_the_help(start: Start) -> None:
     pod = start()
     assert pod.wait() == 0
-    assert pod.stdout.startswith("usage: torchtally run TASK")
+    assert pod.stdout.startswith("usage: torchtally COMMAND")
 
 
 def test_labels(image: dict[str, Any], start: Start) -> None:

@@ -54,8 +54,7 @@ def test_alone_and_restricted_it_trains_proves_and_can_verify_itself(start: Star
     # As `helm test` calls it, but on a file.
     log = tmp_path / "pod.log"
     log.write_text(pod.stdout)
-    script = "/opt/torchtally/scripts/verify_shards.py"
-    verifier = start(script, "/pod.log", entrypoint="python", volumes=[(str(log), "/pod.log", "ro")])
+    verifier = start("verify", "/pod.log", entrypoint="torchtally", volumes=[(str(log), "/pod.log", "ro")])
     assert verifier.wait() == 0, verifier.stderr
 
 

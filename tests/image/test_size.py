@@ -11,7 +11,7 @@ import pytest
 from pods import IMAGE
 
 ROOT = Path(__file__).parents[2]
-REPORT = ROOT / "docker/image_size.py"
+REPORT = ROOT / "tools/image_size.py"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_it_is_within_its_limits(report: subprocess.CompletedProcess[str]) -> No
 def test_layers_go_from_what_changes_least_to_the_trainer(report: subprocess.CompletedProcess[str]) -> None:
     found = json.loads(report.stdout)
     *_, trainer = layers = found["layers"]
-    assert trainer["compressed"] < 1_800_000 < max(layer["compressed"] for layer in layers)
+    assert trainer["compressed"] < 2_000_000 < max(layer["compressed"] for layer in layers)
     assert found["compressed"] == sum(layer["compressed"] for layer in layers) < found["unpacked"]
     assert next(iter(found["packages"])) == "torch"
 

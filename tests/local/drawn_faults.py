@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from livejobs import Part, agent, rank
 
-from local.controller import Controller
+from torchtally.local.controller import Controller
 
 SCRIPT = Path(__file__).parents[1] / "helpers/scripts/drawn_loop.py"
 JOBS = 4  # seeds that share one job, whose undisturbed run is made once

@@ -17,10 +17,10 @@ from typing import Self, TypeVar
 import psutil
 from localjobs import LIMIT, Object, Run, load
 
-from local import containers, output, processes
-from local.controller import Controller
-from local.job import LocalJob, Pod
 from torchtally import events
+from torchtally.local import containers, output, processes
+from torchtally.local.controller import Controller
+from torchtally.local.job import LocalJob, Pod
 
 Engine = processes.Processes | containers.Containers
 Part = Callable[[psutil.Process], list[psutil.Process]]  # of a pod's shim

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_local
 import yaml
 
-from local import manifest
-from local.controller import Status, Verdict
-from local.job import LocalJob
+from torchtally.commands import local
+from torchtally.local import manifest
+from torchtally.local.controller import Status, Verdict
+from torchtally.local.job import LocalJob
 
-RUN_LOCAL = Path(run_local.__file__)
+RUN_LOCAL = Path(__file__).parents[2] / "scripts/run_local.py"
 LIMIT = 240.0  # seconds for anything to come
 Object = dict[str, Any]
 
@@ -85,11 +85,10 @@ def run_script(file: str, *options: str, stdin: str = "", **variables: str) -> s
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     arguments = command(file, *options)[1:]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", arguments)
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         for name, value in variables.items():
             patch.setenv(name, value)
-        status = run_local.main()
+        status = local.main(arguments[1:])
     said = [each.buffer.getvalue().decode() for each in (out, err)]  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(arguments, status, *said)
 

@@ -21,8 +21,8 @@ from filelock import FileLock
 from livejobs import Live, Over
 from localjobs import RUN_LOCAL, load, pytorchjob
 
-from local.controller import Outcome
 from torchtally import atomic_file, events
+from torchtally.local.controller import Outcome
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -13,8 +13,8 @@ import pytest
 from livejobs import Live
 from localjobs import Object, container, load, pod_spec, pytorchjob, read, run_script, start_script, until, write
 
-from local import containers, environment
-from local.controller import Controller
+from torchtally.local import containers, environment
+from torchtally.local.controller import Controller
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 IMAGE = "debian:trixie-slim"
@@ -224,7 +224,7 @@ def test_a_failure_of_the_engine_is_one_sentence(tmp_path: Path, name: str) -> N
     ended = run_script(write(tmp_path, job), "--docker")
     assert ended.returncode == 1
     assert ended.stderr.splitlines() == [
-        "run_local: docker container create: Error response from daemon: No such image: no/such-image:1"
+        "torchtally local: docker container create: Error response from daemon: No such image: no/such-image:1"
     ]
 
 
@@ -240,7 +240,7 @@ def test_a_name_in_use_is_said_and_left_alone(tmp_path: Path, name: str) -> None
 
 def test_no_docker_is_one_sentence(tmp_path: Path) -> None:
     ended = run_script(write(tmp_path, pytorchjob("true")), "--docker", PATH=str(tmp_path))
-    assert (ended.returncode, ended.stderr) == (1, "run_local: docker: no such command on PATH\n")
+    assert (ended.returncode, ended.stderr) == (1, "torchtally local: docker: no such command on PATH\n")
 
 
 def test_what_docker_supports_is_not_ignored(tmp_path: Path, name: str) -> None:
@@ -251,5 +251,6 @@ def test_what_docker_supports_is_not_ignored(tmp_path: Path, name: str) -> None:
     container(job)["volumeMounts"] = [{"name": "e", "mountPath": "/e", "subPath": "x"}]
     ended = run_script(write(tmp_path, job), "--docker")
     assert ended.stderr.splitlines()[0] == (
-        "run_local: unsupported here and ignored: 1 nvidia.com/gpu (none here), nodeSelector, volume v, subPath of e"
+        "torchtally local: unsupported here and ignored: 1 nvidia.com/gpu (none here), nodeSelector, volume v, "
+        "subPath of e"
     )

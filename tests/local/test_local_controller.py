@@ -6,7 +6,7 @@ import pytest
 from livejobs import Live, run
 from localjobs import Run, load, pod_spec, pytorchjob
 
-from local.controller import Outcome, Phase
+from torchtally.local.controller import Outcome, Phase
 
 pytestmark = pytest.mark.timeout(300)  # a job that does not end
 

@@ -9,7 +9,7 @@ import pytest
 from livejobs import Live
 from localjobs import load, pod_spec, pytorchjob, until
 
-from local.controller import Controller, Outcome, Phase
+from torchtally.local.controller import Controller, Outcome, Phase
 
 pytestmark = pytest.mark.timeout(300)
 

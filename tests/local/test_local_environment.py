@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from livejobs import run
 from localjobs import Object, container, load, pytorchjob, write
 
-from local import environment, manifest
-from local.job import LocalJob
+from torchtally.local import environment, manifest
+from torchtally.local.job import LocalJob
 
 
 def static(rank: int, nodes: int, nproc: str, world: int, port: int = 23456) -> dict[str, str]:

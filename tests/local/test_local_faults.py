@@ -28,9 +28,9 @@ from fault_table import Row, last, lost_and_doubled, record
 from livejobs import Live, Part, agent, rank
 from localjobs import RUN_LOCAL, container, load, pytorchjob, until
 
-from local.controller import Controller, Outcome
 from torchtally import atomic_file, events
 from torchtally.environment import Places
+from torchtally.local.controller import Controller, Outcome
 
 pytestmark = pytest.mark.timeout(600)
 

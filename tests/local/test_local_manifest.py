@@ -11,8 +11,8 @@ import pytest
 import yaml
 from localjobs import Object, container, pod_spec, pytorchjob, run_script, write
 
-from local import manifest
-from local.errors import Refused
+from torchtally.errors import Refused
+from torchtally.local import manifest
 
 MASTER = "spec.pytorchReplicaSpecs.Master.template.spec.containers[0]"
 DNS_1035 = (
@@ -220,7 +220,7 @@ def test_several_jobs_need_a_name(tmp_path: Path) -> None:
 def test_refuses_other_files_in_a_sentence(tmp_path: Path, text: str, message: str) -> None:
     ended = run_script(write(tmp_path, text))
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("run_local: ")
+    assert ended.stderr.startswith("torchtally local: ")
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
 

@@ -27,7 +27,7 @@ from localjobs import (
     write,
 )
 
-from local import machine
+from torchtally.local import machine
 
 LOOP = "while :; do sleep 0.05; done"
 
@@ -115,7 +115,7 @@ def test_a_job_outlives_a_full_disk(tmp_path: Path) -> None:
         )
     assert ended.returncode == 0, ended.stderr
     for where in ("standard output", "--log"):
-        said = f"run_local: {where} cannot be written (No space left on device): the job continues"
+        said = f"torchtally local: {where} cannot be written (No space left on device): the job continues"
         assert ended.stderr.count(said) == 1
     assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
 
@@ -249,7 +249,7 @@ def test_two_runs_never_share_a_port() -> None:
     other = f"""
 import random, sys
 sys.path.insert(0, {str(RUN_LOCAL.parent)!r})
-from local import machine
+from torchtally.local import machine
 random.sample = lambda ports, count: [{mine}, *(port for port in ports if port != {mine})]
 print(next(machine.ports()))
 """

@@ -50,12 +50,13 @@ spec:
     ended = run_script(write(tmp_path, text), PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     assert ended.returncode == 0
     assert sorted(ended.stdout.splitlines()) == ["[mnist-master-0] rank 0 of 2", "[mnist-worker-0] rank 1 of 2"]
-    late = "run_local: cleanPodPolicy None leaves 1 pod running: waiting until they end"  # as a worker may be
+    late = "torchtally local: cleanPodPolicy None leaves 1 pod running: waiting until they end"  # as a worker may be
     assert [line for line in ended.stderr.splitlines() if line != late] == [
-        "run_local: runs PyTorchJob mnist; not applied: Service dashboard",
-        "run_local: unsupported here and ignored: 2 nvidia.com/gpu (none here), image registry.example/mnist:latest, "
-        "annotation sidecar.istio.io/inject, nodeSelector, tolerations, volume data, limit memory 8Gi",
-        "run_local: PyTorchJob mnist is successfully completed.",
+        "torchtally local: runs PyTorchJob mnist; not applied: Service dashboard",
+        "torchtally local: unsupported here and ignored: 2 nvidia.com/gpu (none here), "
+        "image registry.example/mnist:latest, annotation sidecar.istio.io/inject, nodeSelector, tolerations, "
+        "volume data, limit memory 8Gi",
+        "torchtally local: PyTorchJob mnist is successfully completed.",
     ]
 
 
@@ -70,7 +71,7 @@ def test_what_else_is_ignored(tmp_path: Path) -> None:
     ended = run_script(write(tmp_path, job))
     assert ended.returncode == 0
     assert (
-        "run_local: unsupported here and ignored: ttlSecondsAfterFinished, schedulingPolicy, "
+        "torchtally local: unsupported here and ignored: ttlSecondsAfterFinished, schedulingPolicy, "
         "managedBy kueue.x-k8s.io/multikueue, "
         "label kueue.x-k8s.io/queue-name, image debian:trixie-slim, initContainers, container istio-proxy, "
         "livenessProbe, env KEY from secretKeyRef keys\n"
@@ -81,7 +82,7 @@ def test_a_container_that_only_pulls_its_image_is_not_missed(tmp_path: Path) -> 
     job = pytorchjob("true", "true")
     pod_spec(job, "Worker")["initContainers"] = [{"name": "pull", "image": "debian:trixie-slim", "command": ["true"]}]
     ended = run_script(write(tmp_path, job))
-    assert "run_local: unsupported here and ignored: image debian:trixie-slim\n" in ended.stderr
+    assert "torchtally local: unsupported here and ignored: image debian:trixie-slim\n" in ended.stderr
 
 
 def test_a_container_without_a_command_runs_the_entrypoint(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_reads_stdin() -> None:
     ended = run_script("-", stdin=yaml.safe_dump(pytorchjob("echo hello")))
     assert ended.stdout == "[demo-master-0] hello\n"
     ended = run_script("-", stdin="")
-    assert ended.stderr == "run_local: stdin: no PyTorchJob in it, only nothing\n"
+    assert ended.stderr == "torchtally local: stdin: no PyTorchJob in it, only nothing\n"
 
 
 def test_outcome_as_json(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_outcome_as_json(tmp_path: Path) -> None:
 def test_a_suspended_job_is_not_run(tmp_path: Path) -> None:
     ended = run_script(write(tmp_path, pytorchjob("echo ran", runPolicy={"suspend": True})), "--json")
     assert ended.returncode == 1
-    assert "run_local: PyTorchJob demo is suspended." in ended.stderr
+    assert "torchtally local: PyTorchJob demo is suspended." in ended.stderr
     told = json.loads(ended.stdout)
     assert (told["outcome"], told["message"], told["pods"]) == ("Suspended", "PyTorchJob demo is suspended.", [])
 
@@ -140,7 +141,7 @@ def test_without_its_packages_it_says_where_they_are() -> None:
     ended = subprocess.run([sys.executable, "-S", script, "-f", "job.yaml"], capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stderr == (
-        "run_local: the Python package psutil is missing: run `make scripts`, then `. .venv/bin/activate`\n"
+        "torchtally local: the Python package psutil is missing: run `make scripts`, then `. .venv/bin/activate`\n"
     )
 
 
@@ -159,6 +160,6 @@ def test_a_log_that_cannot_be_written_is_refused_before_the_job_runs(tmp_path: P
     ended = run_script(write(tmp_path, pytorchjob(f"touch {tmp_path}/ran", policy="Never")), "--log", str(log))
     assert (ended.returncode, ended.stderr) == (
         2,
-        f"run_local: --log {log} cannot be written: No such file or directory\n",
+        f"torchtally local: --log {log} cannot be written: No such file or directory\n",
     )
     assert not (tmp_path / "ran").exists()

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import seen
 import torch.utils.data  # noqa: F401  the observer looks for it in sys.modules
-import verify_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import N
 
+from torchtally.commands.verify import main
 from torchtally.observed import judge, sets
 from torchtally.observed.judge import Observation
 from torchtally.observed.line import Samples
@@ -223,7 +223,7 @@ def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Verify:
 
     def called(texts: Iterable[str], *options: str) -> tuple[int, str]:
         (log := tmp_path / "log").write_text("\n".join(texts) + "\n")
-        return verify_shards.main([*options, str(log)]), capsys.readouterr().out
+        return main([*options, str(log)]), capsys.readouterr().out
 
     return called
 

@@ -2,8 +2,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torchtally_jobs
 from answering import Server, serving
+
+from torchtally.commands import jobs
 
 Ask = Callable[..., tuple[int, str]]
 
@@ -19,7 +20,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     """The exit status of torchtally_jobs with these arguments, and its words, each after one space."""
 
     def asked(*arguments: object) -> tuple[int, str]:
-        status = torchtally_jobs.main([*map(str, arguments)])
+        status = jobs.main([*map(str, arguments)])
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
         return status, " ".join((out + err).split())

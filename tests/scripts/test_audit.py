@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-AUDIT = Path(__file__).parents[2] / "scripts/audit.py"
+AUDIT = Path(__file__).parents[2] / "tools/audit.py"
 OS_RELEASE = 'ID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n'
 OPENSSL = "Package: libssl3t64\nStatus: install ok installed\nSource: openssl\nVersion: 3.5.1-1\n\n"
 DEBIAN = {"etc/os-release": OS_RELEASE, "var/lib/dpkg/status": OPENSSL}
@@ -22,7 +22,7 @@ DEBIAN = {"etc/os-release": OS_RELEASE, "var/lib/dpkg/status": OPENSSL}
 @pytest.fixture(autouse=True)
 def scanner() -> None:
     if not shutil.which("osv-scanner"):
-        pytest.skip("osv-scanner is not on PATH: scripts/tools.py osv-scanner builds it")
+        pytest.skip("osv-scanner is not on PATH: tools/install.py osv-scanner builds it")
 
 
 def vulnerability(id_: str, ecosystem: str, package: str, fixed: str | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import told
 from answering import JOB, LAST, LINES, NODES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 from answering import PODS as NAMES
 
-from jobs import follow, watching
+from torchtally.jobs import follow, watching
 
 PODS = "/api/v1/namespaces/trial/pods"
 OF_JOB = f"{PODS}?labelSelector=training.kubeflow.org/job-name%3Ddemo"
@@ -121,7 +121,7 @@ def test_the_exit_status_tells_a_job_that_is_not_proved(
     found, said = ask("status", "demo", "--json")
     assert (found, json.loads(said)["state"]) == (status, state)
     if status in (4, 6):
-        sentence = f"torchtally_jobs: PyTorchJob demo is {state}: its results are not complete"
+        sentence = f"torchtally jobs: PyTorchJob demo is {state}: its results are not complete"
         assert ask("fetch", "demo", "nowhere") == (status, sentence)
 
 

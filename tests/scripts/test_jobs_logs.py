@@ -13,11 +13,11 @@ import bruteforce
 import pytest
 import seen
 import told
-import verify_shards
 
-from jobs import files, overview, rendering
-from jobs.standing import Standing
 from torchtally import events
+from torchtally.commands import verify
+from torchtally.jobs import files, overview, rendering
+from torchtally.jobs.standing import Standing
 from torchtally.record.record import Record
 
 JOBS = Path(__file__).parents[2] / "scripts/torchtally_jobs.py"
@@ -279,7 +279,7 @@ def test_the_end_of_a_watch_is_what_the_verifier_says(tmp_path: Path, ask: Ask) 
     path = Path(written(tmp_path, ALL))
     with path.open("a") as log:
         log.write(contradicts)
-    assert ask("watch", path)[0] == verify_shards.main([str(path)]) == 1
+    assert ask("watch", path)[0] == verify.main([str(path)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_the_end_of_a_watch_is_what_the_verifier_says(tmp_path: Path, ask: Ask) 
 def test_a_mistake_is_a_sentence(arguments: list[str], said: str, tmp_path: Path, ask: Ask) -> None:
     (tmp_path / "empty").mkdir()
     status, found = ask(*(each.format(tmp_path=tmp_path) for each in arguments))
-    assert status == 2 and found.startswith(f"torchtally_jobs: {said.format(tmp_path=tmp_path)}")
+    assert status == 2 and found.startswith(f"torchtally jobs: {said.format(tmp_path=tmp_path)}")
 
 
 def test_what_is_no_log_is_incomplete(tmp_path: Path, ask: Ask) -> None:
@@ -319,7 +319,7 @@ PROGRAMS = """
 import os, runpy, sys
 path, log, *programs = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(path))
-import jobs.commands
+import torchtally.commands.jobs
 reader, without_reader = os.pipe()
 os.close(reader)
 for output in (without_reader, os.open("/dev/full", os.O_WRONLY)):
@@ -332,9 +332,10 @@ for output in (without_reader, os.open("/dev/full", os.O_WRONLY)):
 """
 
 
+@pytest.mark.cold  # a fork of another process has its standard output, whatever that was
 def test_an_output_that_is_full_or_that_nobody_reads_ends_with_1(tmp_path: Path) -> None:
     programs = ["status", "watch", "watch --json"]
     command = [sys.executable, "-c", PROGRAMS, str(JOBS), written(tmp_path, ALL), *programs]
     ended = subprocess.run(command, capture_output=True, text=True)
-    said = "torchtally_jobs: the result cannot be written to standard output: No space left on device\n"
+    said = "torchtally jobs: the result cannot be written to standard output: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (0, said * len(programs))  # to nobody, nothing needs to be said

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jobs import starting
+from torchtally.jobs import starting
 from torchtally.record.model import Life, Pod
 
 # In whole seconds, as a cluster tells its moments; those of the pods are finer.

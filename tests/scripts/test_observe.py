@@ -11,12 +11,12 @@ from typing import Any
 
 import hypothesis.strategies as st
 import manifests
-import observe
 import pytest
 import yaml
 from hypothesis import given
 
-from inject import observer
+from torchtally.commands import observe
+from torchtally.inject import observer
 
 ADDED = "PYTHONPATH", "torchtally-observer", "env:", "volumeMounts:", "volumes:", "configMap:", "readOnly: true"
 Documents = list[dict[str, Any]]
@@ -161,7 +161,7 @@ def test_what_cannot_be_observed_is_refused_in_a_sentence(text: str | bytes, sen
         if more and status == 0:  # what cannot be observed has nothing to remove
             continue
         assert (status, out) == (2, "")
-        assert err.startswith("observe: standard input: ") and sentence in err and err.count("\n") == 1
+        assert err.startswith("torchtally observe: standard input: ") and sentence in err and err.count("\n") == 1
 
 
 def test_the_path_that_counts_is_extended() -> None:

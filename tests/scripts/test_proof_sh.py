@@ -28,7 +28,7 @@ LIMIT = 300  # seconds
 
 def needs(program: str) -> pytest.MarkDecorator:
     missing = not shutil.which(program, path=PATH)
-    return pytest.mark.skipif(missing, reason=f"{program} is not there: `scripts/tools.py {program}` installs it")
+    return pytest.mark.skipif(missing, reason=f"{program} is not there: `tools/install.py {program}` installs it")
 
 
 pytestmark = needs("cosign")

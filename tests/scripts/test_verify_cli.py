@@ -11,13 +11,13 @@ from typing import Any
 import bruteforce
 import numpy
 import pytest
-import verify_shards
 
+from torchtally.commands import verify
+from torchtally.verifier import report
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import judge
-from verify import report
 
-SCRIPT = Path(verify_shards.__file__)
+SCRIPT = Path(__file__).parents[2] / "scripts/verify_shards.py"
 LINES = bruteforce.run()
 TEXT = bruteforce.text(LINES)
 
@@ -39,7 +39,7 @@ def script(*args: object, stdin: str = "", **options: Any) -> subprocess.Complet
 def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     """The last line of standard error, where bad input ends in exit status 2."""
     try:
-        status: object = verify_shards.main([str(arg) for arg in args])
+        status: object = verify.main([str(arg) for arg in args])
     except SystemExit as error:
         status = error.code
     out, err = capsys.readouterr()
@@ -57,47 +57,49 @@ def test_a_file_a_folder_and_standard_input(log: Path, tmp_path: Path, capsys: p
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.endswith("✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 2 epochs, test 2 epochs\n")
     for paths in ([log], [folder], [folder / "deeper", log]):
-        assert verify_shards.main([*map(str, paths)]) == 0
+        assert verify.main([*map(str, paths)]) == 0
         assert capsys.readouterr().out == ended.stdout
 
 
 def test_bytes_that_are_no_text_are_no_matter(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\x00 50%\r" + TEXT.encode())
-    assert verify_shards.main([str(log)]) == 0
+    assert verify.main([str(log)]) == 0
 
 
 def test_a_proof_that_does_not_hold(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_text(TEXT.replace('"consumed":15', '"consumed":16', 1))
-    assert verify_shards.main([str(log)]) == 1
+    assert verify.main([str(log)]) == 1
     assert "✗ train epoch 1: rank 0 consumed 16, but expected" in capsys.readouterr().out
     log.write_text("hello\n")
-    assert verify_shards.main([str(log)]) == 3
+    assert verify.main([str(log)]) == 3
     assert f"no tally line in {log}\n" in capsys.readouterr().out
 
 
 def test_options_reach_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify_shards.main([str(log), "--expect-per-pod", "15"]) == 0
-    assert verify_shards.main([str(log), "--expect-per-pod", "16"]) == 1
+    assert verify.main([str(log), "--expect-per-pod", "15"]) == 0
+    assert verify.main([str(log), "--expect-per-pod", "16"]) == 1
     log.write_text(TEXT + bruteforce.text(bruteforce.run(run="another")[:-1]))
-    assert verify_shards.main([str(log)]) == 3
+    assert verify.main([str(log)]) == 3
     log.write_text(TEXT + bruteforce.text(bruteforce.run(run="another")))
-    assert verify_shards.main([str(log)]) == 0
-    assert verify_shards.main([str(log), "--run", "another"]) == 0
+    assert verify.main([str(log)]) == 0
+    assert verify.main([str(log), "--run", "another"]) == 0
     capsys.readouterr()
-    assert verify_shards.main([str(log), "--run", "another", "--json"]) == 0
+    assert verify.main([str(log), "--run", "another", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "another"
 
 
 def test_bad_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    either = "verify_shards: error: give either --job NAME or logs to read (files, folders, or - for standard input)"
+    either = (
+        "torchtally verify: error: give either --job NAME or logs to read (files, folders, or - for standard input)"
+    )
     assert refused(capsys) == either
     assert refused(capsys, log, "--job", "demo") == either
-    assert refused(capsys, log, "-n", "default") == "verify_shards: error: -n, --context, and --wait go with --job"
+    assert refused(capsys, log, "-n", "default") == "torchtally verify: error: -n, --context, and --wait go with --job"
     missing = tmp_path / "none.log"
-    assert refused(capsys, missing) == f"verify_shards: cannot read {missing}: No such file or directory"
+    assert refused(capsys, missing) == f"torchtally verify: cannot read {missing}: No such file or directory"
     (tmp_path / "empty").mkdir()
-    assert refused(capsys, tmp_path / "empty") == f"verify_shards: the folder {tmp_path / 'empty'} holds no file"
-    said = "verify_shards: no tally line of run another; found: 3f9c2a7b10de (20 lines)"
+    assert refused(capsys, tmp_path / "empty") == f"torchtally verify: the folder {tmp_path / 'empty'} holds no file"
+    said = "torchtally verify: no tally line of run another; found: 3f9c2a7b10de (20 lines)"
     assert refused(capsys, log, "--run", "another") == said
     assert refused(capsys, log, "--expect-per-pod", "-1").endswith("--expect-per-pod is -1, must be 0 or more")
     assert "invalid int value: 'many'" in refused(capsys, log, "--expect-per-pod", "many")
@@ -105,7 +107,7 @@ def test_bad_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_help_tells_the_exit_status_and_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        verify_shards.main(["--help"])
+        verify.main(["--help"])
     told = capsys.readouterr().out
     assert "exit status: 0" in told and '"tallies"' in told
     fields = {word.strip('"') for word in told.split("--json prints")[1].replace(",", " ").split() if word[0] == '"'}
@@ -147,7 +149,7 @@ def test_a_reader_that_leaves_early(log: Path) -> None:
 def test_an_output_that_cannot_be_written(log: Path, how: str, cause: str) -> None:
     command = ["sh", "-c", f'exec "$@" {how}', "sh", sys.executable, str(SCRIPT), str(log)]
     child = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    said = f"verify_shards: the result cannot be written to standard output: {cause}\n"
+    said = f"torchtally verify: the result cannot be written to standard output: {cause}\n"
     assert (child.returncode, child.stderr) == (1, said)
 
 
@@ -157,7 +159,7 @@ def without_site(packages: Path, *args: object) -> subprocess.CompletedProcess[s
 
 
 def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
-    said = "verify_shards: the Python package numpy is missing: run `make scripts`, then `. .venv/bin/activate`\n"
+    said = "torchtally verify: the Python package numpy is missing: run `make scripts`, then `. .venv/bin/activate`\n"
     assert without_site(tmp_path, log).stderr == said
     installed = Path(numpy.__file__).parents[1]
     for name in "numpy", "numpy.libs":
@@ -167,7 +169,7 @@ def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     result = without_site(tmp_path, "--job", "demo")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("verify_shards: the Python package ")
+    assert result.stderr.startswith("torchtally verify: the Python package ")
 
     def late(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
         return shard[1:] if rank == 1 else [*shard, shard[0], shard[0]] if rank == 2 else shard

@@ -9,9 +9,10 @@ from typing import Any
 import bruteforce
 import pytest
 import seen
-import verify_shards
 from answering import JOB, LAST, LINES, NODES, PODS, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 from kubernetes.config import kube_config
+
+from torchtally.commands.verify import main
 
 Verify = Callable[..., tuple[int, str]]
 
@@ -21,7 +22,7 @@ def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
     """The exit status, and what was said: on standard error only where the status is 2."""
 
     def verified(*args: str) -> tuple[int, str]:
-        status = verify_shards.main(["--job", "demo", *args])
+        status = main(["--job", "demo", *args])
         out, err = capsys.readouterr()
         assert bool(err) == (status == 2) and bool(out) == (status != 2)
         return status, out + err
@@ -48,7 +49,7 @@ def test_the_namespace_is_that_of_the_context(server: Server, verify: Verify) ->
     assert status == 2 and "PyTorchJob or TrainJob demo in namespace default" in said
     assert verify("--context", "second", "-n", "trial")[0] == 0
     status, said = verify("--context", "third")
-    assert status == 2 and said.startswith("verify_shards: cannot use the context third: ")
+    assert status == 2 and said.startswith("torchtally verify: cannot use the context third: ")
 
 
 def test_a_job_of_a_master_alone(server: Server, verify: Verify) -> None:
@@ -149,7 +150,7 @@ ROLE = "in namespace trial: a role must allow get on"
 def test_what_cannot_be_read(server: Server, verify: Verify, answers: dict[str, Any], said: str) -> None:
     server.answers |= answers
     status, found = verify()
-    assert status == 2 and found.startswith(f"verify_shards: {said}")
+    assert status == 2 and found.startswith(f"torchtally verify: {said}")
 
 
 def test_a_log_that_breaks_off(server: Server, verify: Verify, monkeypatch: Any) -> None:
@@ -166,7 +167,7 @@ def test_a_log_that_breaks_off(server: Server, verify: Verify, monkeypatch: Any)
 
     monkeypatch.setattr(Server, "answer", broken)
     status, said = verify()
-    assert status == 2 and said.startswith("verify_shards: the log of pod demo-worker-1 was interrupted: ")
+    assert status == 2 and said.startswith("torchtally verify: the log of pod demo-worker-1 was interrupted: ")
 
 
 def test_a_cluster_that_does_not_answer(
@@ -176,7 +177,7 @@ def test_a_cluster_that_does_not_answer(
         port = closed.server_port
     kubeconfig(tmp_path, monkeypatch, port)
     status, said = verify()
-    assert status == 2 and said.startswith(f"verify_shards: cannot reach the cluster at http://127.0.0.1:{port}: ")
+    assert status == 2 and said.startswith(f"torchtally verify: cannot reach the cluster at http://127.0.0.1:{port}: ")
     assert not caplog.records  # nothing is tried again, with a warning each
 
 
@@ -184,7 +185,9 @@ def test_no_cluster_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, veri
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     status, said = verify()
-    assert status == 2 and said.startswith("verify_shards: no cluster: not in a pod with a service account, and no ")
+    assert status == 2 and said.startswith(
+        "torchtally verify: no cluster: not in a pod with a service account, and no "
+    )
 
 
 def train_job(server: Server, *nodes: tuple[int, str], state: str = "Complete", count: int = 4) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import bruteforce
 import pytest
-import verify_shards
 from answering import LAST, LINES, PODS, Server, pod, refusal
 from bruteforce import Line
 from judged import line, read, verdict
 
+from torchtally.commands import verify
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import judge
 
@@ -91,9 +91,9 @@ def test_pods_that_must_have_consumed_a_number_of_samples() -> None:
 
 def judged(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     """The exit status and the last line, which agree with the JSON."""
-    status = verify_shards.main(["--job", "demo", *args])
+    status = verify.main(["--job", "demo", *args])
     said = capsys.readouterr().out.splitlines()[-1]
-    assert verify_shards.main(["--job", "demo", "--json", *args]) == status
+    assert verify.main(["--job", "demo", "--json", *args]) == status
     found = json.loads(capsys.readouterr().out)["outcome"]
     assert Outcome(found).status == status
     assert said.startswith(f"✗ {found}: ") or (status == 0 and said.startswith("✓ "))
@@ -162,7 +162,7 @@ def test_of_several_runs_the_worst_counts(server: Server, capsys: Any) -> None:
     server.log("demo-master-0", bruteforce.text([*master, LAST, *later]))
     status, said = judged(capsys)
     assert status == 4 and said.startswith("✗ pending: 1 of 2 runs is proved: 3f9c2a7b10de; not proved: later (")
-    assert verify_shards.main(["--job", "demo", "--json"]) == 4
+    assert verify.main(["--job", "demo", "--json"]) == 4
     told = json.loads(capsys.readouterr().out)
     assert [each["outcome"] for each in told["runs"]] == ["proved", "pending"]
     assert judged(capsys, "--run", "3f9c2a7b10de")[0] == 0
@@ -171,4 +171,4 @@ def test_of_several_runs_the_worst_counts(server: Server, capsys: Any) -> None:
 def test_files_are_never_pending(tmp_path: Path) -> None:
     log = tmp_path / "demo.log"
     log.write_text(bruteforce.text(LINES[:3]))
-    assert verify_shards.main([str(log)]) == 3
+    assert verify.main([str(log)]) == 3

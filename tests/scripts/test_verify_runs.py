@@ -6,15 +6,15 @@ from pathlib import Path
 
 import bruteforce
 import pytest
-import verify_shards
 from bruteforce import BEGAN, Line
 from hypothesis import given
 from hypothesis import strategies as st
 from judged import UNKNOWN, read, verdicts
 
 from torchtally import events
+from torchtally.commands import verify
+from torchtally.verifier import report
 from torchtally.verifier.verdict import judge
-from verify import report
 
 RESUMED = events.Resumed(task="t", world=2, checkpoint=None, epoch=1, position=4, discarded=0)
 SMALL = {"train": 1, "test": 1}
@@ -147,9 +147,9 @@ def test_the_exit_status_is_that_of_all_runs(tmp_path: Path, capsys: pytest.Capt
     folder.mkdir()
     for number, lines in enumerate(FOLDS):
         (folder / f"{number}.log").write_text(bruteforce.text(lines))
-    assert verify_shards.main([str(folder)]) == 0
+    assert verify.main([str(folder)]) == 0
     assert capsys.readouterr().out.endswith(".3\n")
     (folder / "2.log").write_text(bruteforce.text(FOLDS[2][:4]))
-    assert verify_shards.main([str(folder)]) == 3
-    assert verify_shards.main([str(folder), "--json"]) == 3
-    assert verify_shards.main([str(folder), "--run", "3f9c2a7b10de.2"]) == 0
+    assert verify.main([str(folder)]) == 3
+    assert verify.main([str(folder), "--json"]) == 3
+    assert verify.main([str(folder), "--run", "3f9c2a7b10de.2"]) == 0

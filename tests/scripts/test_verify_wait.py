@@ -12,13 +12,13 @@ from typing import Any
 
 import bruteforce
 import pytest
-import verify_shards
 from answering import JOB, LAST, LINES, PODS, TRAIN_JOB, Server, pod, refusal
 from kubernetes.config import kube_config
 
-from verify import wait
+from torchtally.cluster import wait
+from torchtally.commands import verify
 
-SCRIPT = Path(verify_shards.__file__)
+SCRIPT = Path(__file__).parents[2] / "scripts/verify_shards.py"
 NONE = refusal(404, 'pytorchjobs.kubeflow.org "demo" not found', "demo")
 
 
@@ -41,7 +41,7 @@ def waiting(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cal
             original(self, handler)
 
         monkeypatch.setattr(Server, "answer", answer)
-        status = verify_shards.main(["--job", "demo", "--wait"])
+        status = verify.main(["--job", "demo", "--wait"])
         out, err = capsys.readouterr()
         assert not left
         return status, out, err.splitlines()
@@ -75,7 +75,7 @@ def test_the_lines_are_read_when_the_job_has_ended(server: Server, waiting: Any)
     running = state(server, "Created", "Running")
     status, out, progress = waiting(state(server, "Created"), running, running, end)
     assert (status, "has not ended" in out) == (0, False)  # the last line alone is proof enough
-    assert progress == [f"verify_shards: waiting: PyTorchJob demo is {each}" for each in ("starting", "running")]
+    assert progress == [f"torchtally verify: waiting: PyTorchJob demo is {each}" for each in ("starting", "running")]
 
 
 def test_a_job_that_fails_ends_the_wait(server: Server, waiting: Any) -> None:
@@ -95,8 +95,8 @@ def test_a_job_that_is_created_after_the_verifier(server: Server, waiting: Any) 
     missing = answers(server, *NONE)
     status, _, progress = waiting(missing, missing, state(server, "Created"), state(server, "Succeeded"))
     assert status == 0
-    assert progress[0].startswith("verify_shards: waiting for the job: no PyTorchJob demo in namespace trial (")
-    assert progress[1:] == ["verify_shards: waiting: PyTorchJob demo is starting"]
+    assert progress[0].startswith("torchtally verify: waiting for the job: no PyTorchJob demo in namespace trial (")
+    assert progress[1:] == ["torchtally verify: waiting: PyTorchJob demo is starting"]
 
 
 def test_a_job_that_never_comes(server: Server, waiting: Any, monkeypatch: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_job_that_never_comes(server: Server, waiting: Any, monkeypatch: Any) 
     status, out, progress = waiting(answers(server, *NONE))
     assert (status, out) == (2, "")
     assert progress == [
-        "verify_shards: no PyTorchJob demo in namespace trial (ttlSecondsAfterFinished deletes old ones)"
+        "torchtally verify: no PyTorchJob demo in namespace trial (ttlSecondsAfterFinished deletes old ones)"
     ]
 
 
@@ -114,7 +114,7 @@ def test_a_job_that_is_deleted(server: Server, waiting: Any) -> None:
     def another() -> None:
         server.job["metadata"]["uid"] = "another"
 
-    said = "verify_shards: PyTorchJob demo in namespace trial was deleted while it was running"
+    said = "torchtally verify: PyTorchJob demo in namespace trial was deleted while it was running"
     for change, more in (answers(server, *NONE), ""), (another, ", and another one of that name exists"):
         status, out, progress = waiting(state(server, "Running"), change)
         assert (status, out, progress[-1]) == (2, "", said + more)
@@ -125,10 +125,10 @@ def test_an_api_server_that_is_away(server: Server, waiting: Any, answer: Any) -
     running, away = state(server, "Running"), answers(server, *answer)
     status, _, progress = waiting(running, away, away, running, state(server, "Succeeded"))
     assert status == 0
-    assert [re.sub(r"\(.*", "", each)[:35] for each in progress] == [
-        "verify_shards: waiting: PyTorchJob ",
-        "verify_shards: trying again: cannot",
-        "verify_shards: waiting: PyTorchJob ",
+    assert [re.sub(r"\(.*", "", each)[:39] for each in progress] == [
+        "torchtally verify: waiting: PyTorchJob ",
+        "torchtally verify: trying again: cannot",
+        "torchtally verify: waiting: PyTorchJob ",
     ]
 
 
@@ -145,7 +145,7 @@ def test_a_connection_that_breaks_off(server: Server, waiting: Any, monkeypatch:
     monkeypatch.setattr(Server, "answer", cut)
     status, _, progress = waiting()
     assert status == 0 and len(progress) == 1
-    assert progress[0].startswith("verify_shards: trying again: cannot reach the cluster at http://127.0.0.1:")
+    assert progress[0].startswith("torchtally verify: trying again: cannot reach the cluster at http://127.0.0.1:")
 
 
 def test_a_train_job_is_not_missing_while_only_its_kind_is_away(server: Server, waiting: Any) -> None:
@@ -163,7 +163,7 @@ def test_a_train_job_is_not_missing_while_only_its_kind_is_away(server: Server, 
 def test_no_access_is_no_reason_to_wait(server: Server, waiting: Any) -> None:
     server.answers.pop(JOB)
     status, _, [said] = waiting()
-    assert status == 2 and said.startswith("verify_shards: forbidden to read PyTorchJob demo in namespace trial: ")
+    assert status == 2 and said.startswith("torchtally verify: forbidden to read PyTorchJob demo in namespace trial: ")
 
 
 def test_logs_are_read_again(server: Server, waiting: Any) -> None:
@@ -179,7 +179,7 @@ def test_logs_are_read_again(server: Server, waiting: Any) -> None:
     status, out, progress = waiting(away, back, path=path)
     assert status == 0 and out.count("✓ every sample exactly once") == 4  # no line counts twice
     assert progress == [
-        "verify_shards: trying again: cannot read the log of pod demo-worker-1 in namespace trial: 503 not now"
+        "torchtally verify: trying again: cannot read the log of pod demo-worker-1 in namespace trial: 503 not now"
     ]
 
 
@@ -196,7 +196,7 @@ def test_a_signal_ends_the_wait(server: Server, number: signal.Signals) -> None:
     environment = {**os.environ, "KUBECONFIG": str(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)}
     command = [sys.executable, str(SCRIPT), "--job", "demo", "--wait"]
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stderr and child.stderr.readline() == "verify_shards: waiting: PyTorchJob demo is running\n"
+    assert child.stderr and child.stderr.readline() == "torchtally verify: waiting: PyTorchJob demo is running\n"
     child.send_signal(number)
     assert child.communicate(timeout=300) == ("", "")
     assert child.returncode == 128 + number

@@ -1,9 +1,9 @@
-"""The scripts need no PyTorch, and `make scripts` installs all that they need."""
+"""What runs beside a job needs no PyTorch: installed from the wheel, and from a clone by `make scripts`."""
 
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import bruteforce
@@ -12,82 +12,108 @@ from answering import Server
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/fashion-mnist.yaml"
-# Runs a script as `python SCRIPT …` does, where torch cannot be imported.
-BLOCKED = """\
-import os, runpy, sys
-
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ImportError(f"a script imported {name}")
-
-sys.meta_path.insert(0, Block())
-del sys.argv[0]
-sys.path[0] = os.path.dirname(sys.argv[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def blocked(script: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BLOCKED, str(ROOT / "scripts" / script), *map(str, arguments)]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+def made(*command: object, folder: Path = ROOT) -> str:
+    ended = subprocess.run([*map(str, command)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
-def test_the_block_blocks(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import torch.nn\n")
-    assert "ImportError: a script imported torch\n" in blocked(str(tmp_path / "script.py")).stderr
+def running(folder: Path, programs: Path) -> Run:
+    def run(program: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [str(programs / program), *map(str, arguments)]
+        return subprocess.run(command, cwd=folder, env=ENVIRONMENT | variables, capture_output=True, text=True)
+
+    return run
 
 
-def test_verify_shards_proves_a_run_and_names_what_is_wrong(tmp_path: Path) -> None:
-    log = tmp_path / "demo.log"
-    lines = bruteforce.run()
-    log.write_text(bruteforce.text([*lines, bruteforce.last(lines)]))
-    proved = blocked("verify_shards.py", log)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program of an environment that has the wheel, and what it asks for."""
+    folder = tmp_path_factory.mktemp("installed")
+    made("uv", "build", "--quiet", "--out-dir", folder, ROOT / "trainer")  # the wheel is made from the sdist
+    [wheel] = folder.glob("*.whl")
+    made("uv", "venv", "--quiet", "--python", "3.11", folder / "venv")
+    made("uv", "pip", "install", "--quiet", "--python", folder / "venv", wheel)
+    return running(folder, folder / "venv/bin")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Of a run of 2 ranks, of which rank 1 has lost a sample."""
+    path = tmp_path / "demo.log"
+    path.write_text(bruteforce.text(bruteforce.run(consume=lambda phase, epoch, rank, shard: shard[rank == 1 :])))
+    return path
+
+
+def test_no_torch_is_installed(run: Run) -> None:
+    assert "No module named 'torch'" in run("python", "-c", "import torch").stderr
+    helped = run("torchtally", "--help")
+    assert helped.returncode == 0
+    for command in ("verify", "jobs", "page", "local", "observe"):
+        assert f"\n  {command} " in helped.stdout
+        shown = run("torchtally", command, "--help")
+        assert (shown.returncode, shown.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [("run", "fashion-mnist"), ("run", "--", "true"), ("spark", "fashion-mnist")])
+def test_what_trains_says_what_it_needs(run: Run, command: tuple[str, ...]) -> None:
+    ended = run("torchtally", *command)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("torchtally: training needs the Python package ")
+    assert "install torchtally with its extra `train`" in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_an_import_of_what_trains_says_what_it_needs(run: Run) -> None:
+    said = run("python", "-c", "from torchtally import Account").stderr.splitlines()[-1]
+    assert said.startswith("ModuleNotFoundError: torchtally.Account needs the Python package ")
+    assert said.endswith(": install torchtally with its extra `train`")
+
+
+def test_verify_and_page_name_what_is_wrong(run: Run, log: Path, tmp_path: Path) -> None:
+    verified = run("torchtally", "verify", log)
+    assert (verified.returncode, verified.stderr) == (1, "")
+    assert "rank 1: 1 (" in verified.stdout and "sympy" not in verified.stdout
+    shown = run("torchtally", "page", log, tmp_path / "page.html")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "<!doctype html>" in (tmp_path / "page.html").read_text().lower()
+
+
+@pytest.mark.parametrize("command", [("verify", "--job", "demo"), ("jobs", "status", "demo")])
+def test_a_cluster_is_read(run: Run, server: Server, tmp_path: Path, command: tuple[str, ...]) -> None:
+    proved = run("torchtally", *command, KUBECONFIG=str(tmp_path / "kubeconfig"))
     assert (proved.returncode, proved.stderr) == (0, "")
-    wrong = bruteforce.run(plan={"train": 1}, consume=lambda phase, epoch, rank, shard: shard[rank == 1 :])
-    log.write_text(bruteforce.text(wrong))
-    assert "rank 1: 1 (" in blocked("verify_shards.py", log).stdout
 
 
-@pytest.mark.parametrize("command", [("verify_shards.py", "--job", "demo"), ("torchtally_jobs.py", "status", "demo")])
-def test_a_cluster_is_read(server: Server, tmp_path: Path, command: tuple[str, ...]) -> None:
-    proved = blocked(*command, KUBECONFIG=str(tmp_path / "kubeconfig"))
-    assert (proved.returncode, proved.stderr) == (0, "")
-
-
-def test_run_local_runs_a_manifest() -> None:
-    ended = blocked("run_local.py", "-f", EXAMPLE, "--entrypoint", "echo")
+def test_local_runs_a_manifest_and_observe_extends_it(run: Run) -> None:
+    ended = run("torchtally", "local", "-f", EXAMPLE, "--entrypoint", "echo")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count(" run fashion-mnist") == 4
+    added = run("torchtally", "observe", "inject", "-f", EXAMPLE)
+    assert added.returncode == 0 and "name: torchtally-observer" in added.stdout
+    assert (Path(run("torchtally", "observe", "path").stdout.strip()) / "sitecustomize.py").exists()
 
 
 @pytest.mark.nightly
-def test_make_scripts_installs_all_that_they_need(tmp_path: Path) -> None:
+def test_make_scripts_installs_all_that_the_scripts_of_a_clone_need(tmp_path: Path, log: Path) -> None:
     """In a fresh clone, from the package index."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in filter(None, tracked.stdout.split("\0")):
-        if name.startswith(("Makefile", "examples/", "scripts/", "trainer/")):
+    for name in filter(None, made("git", "ls-files", "-z").split("\0")):
+        if name.startswith(("Makefile", "examples/", "scripts/", "tools/", "trainer/")):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    made = subprocess.run(["make", "scripts"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    log = tmp_path / "demo.log"
-    log.write_text(bruteforce.text(bruteforce.run(consume=lambda phase, epoch, rank, shard: shard[rank == 1 :])))
-
-    def run(*command: object) -> subprocess.CompletedProcess[str]:
-        python = [str(tmp_path / ".venv/bin/python"), *map(str, command)]
-        return subprocess.run(python, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    assert "No module named 'torch'" in run("-c", "import torch").stderr
-    verified = run("scripts/verify_shards.py", log)
-    assert (verified.returncode, verified.stderr) == (1, "")
-    assert "rank 1: 1 (" in verified.stdout and "sympy" not in verified.stdout
-    asked = run("scripts/verify_shards.py", "--job", "demo", "--context", "nowhere")
+    made("make", "scripts", folder=tmp_path)
+    run = running(tmp_path, tmp_path)
+    path = f"{tmp_path / '.venv/bin'}:{os.environ['PATH']}"
+    assert "No module named 'torch'" in run(".venv/bin/python", "-c", "import torch").stderr
+    for command in ("scripts/verify_shards.py", "scripts/torchtally_jobs.py status"):
+        script, *first = command.split()
+        shown = run(script, *first, log, PATH=path)
+        assert (shown.returncode, shown.stderr) == (1, "")
+    asked = run("scripts/torchtally_jobs.py", "list", "--context", "nowhere", PATH=path)
     assert "cannot use the context nowhere" in asked.stderr
-    shown = run("scripts/torchtally_jobs.py", "list", "--context", "nowhere")
-    assert "cannot use the context nowhere" in shown.stderr
-    shown = run("scripts/torchtally_jobs.py", "status", log)
-    assert (shown.returncode, "disproved" in shown.stdout) == (1, True), shown.stderr
-    ended = run("scripts/run_local.py", "-f", EXAMPLE, "--entrypoint", "echo")
+    ended = run("scripts/run_local.py", "-f", EXAMPLE, "--entrypoint", "echo", PATH=path)
     assert (ended.returncode, ended.stdout.count(" run fashion-mnist")) == (0, 4), ended.stderr
+    assert run("scripts/observe.py", "path", PATH=path).stdout == f"{tmp_path / 'trainer/torchtally_observer'}\n"

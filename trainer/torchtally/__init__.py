@@ -54,7 +54,11 @@ def __getattr__(name: str) -> Any:
     """Import an export where it is first used: they need torch, which `torchtally --help` does without."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    try:
+        return getattr(import_module(_EXPORTS[name]), name)
+    except ModuleNotFoundError as error:
+        needs = f"torchtally.{name} needs the Python package {error.name}: install torchtally with its extra `train`"
+        raise ModuleNotFoundError(needs, name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -6,28 +6,56 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchtally import standard_output, tasks
+from torchtally import console, standard_output, tasks
 from torchtally.errors import Exhausted, Refused
 from torchtally.pod import termination_message
 
-_USAGE = """torchtally run TASK [options]
-       torchtally run -- COMMAND [arguments]
-       torchtally run SCRIPT.py [arguments]
-       torchtally evaluate TASK --checkpoint PATH [options]
-       torchtally spark [options of Spark] TASK [options]"""
+_HELP = f"""\
+Distributed PyTorch on Kubernetes that accounts for every sample.
+
+In the pods of a job, or on this machine; these need PyTorch:
+  run TASK [options]            train a built-in task
+  run SCRIPT.py [arguments]     train with a script of your own
+  run -- COMMAND [arguments]    train with any program
+  evaluate TASK --checkpoint PATH [options]
+                                evaluate a trained model
+  spark [options of Spark] TASK [options]
+                                train in the executors of a Spark cluster
+
+Beside a job, without PyTorch:
+  verify PATH… | --job NAME     prove from logs that each sample was consumed as the contract says
+  jobs COMMAND                  list, show, and watch the jobs of a cluster, and copy their results
+  page JOB FILE                 write a page of a run, with charts
+  local -f FILE                 run a PyTorchJob on this machine as the training operator does in a cluster
+  observe COMMAND               observe a training in any image, without a changed line
+
+Tasks: {", ".join(tasks.OPTIONS)}.
+`torchtally COMMAND --help` shows the options of a command, and `torchtally run TASK --help` those of a task.
+"""
+# The command of the module torchtally.commands.NAME, and its first arguments.
+_BESIDE = {
+    "verify": ["verify"],
+    "jobs": ["jobs"],
+    "page": ["jobs", "report"],
+    "local": ["local"],
+    "observe": ["observe"],
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run `argv` and return the exit code (see errors.py)."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["spark"]:
-        from torchtally import spark
-
-        return spark.main(argv[1:], _is_complete)
+    if argv and argv[0] in _BESIDE:
+        name, *first = _BESIDE[argv[0]]
+        module = import_module(f"torchtally.commands.{name}")
+        return console.run(f"torchtally {name}", partial(module.main, [*first, *argv[1:]]))
     try:
+        if argv[:1] == ["spark"]:
+            return int(_training("torchtally.spark").main(argv[1:], _is_complete))
         rank = _launch(_parse(argv))
     except (Refused, Exhausted) as ending:
         termination_message.announce(ending)
@@ -60,12 +88,12 @@ def _parse(argv: list[str]) -> _Program:
             return _Program(_python("-m", "torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
     parser = argparse.ArgumentParser(
         prog="torchtally",
-        usage=_USAGE,
-        description="Run distributed PyTorch in the pods of a PyTorchJob, or on this machine, and account for every "
-        f"sample. Tasks: {', '.join(tasks.OPTIONS)}. Options: torchtally run TASK --help.",
+        usage="torchtally COMMAND [options]",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    parser.add_argument("command", choices=("run", "evaluate", "spark"))
+    parser.add_argument("command", choices=("run", "evaluate", "spark", *_BESIDE), help=argparse.SUPPRESS)
     parser.parse_args(argv)
     raise AssertionError("argparse has ended the program")
 
@@ -84,13 +112,23 @@ def _python(*program: str) -> list[str]:
     return [sys.executable, "-u", *program]
 
 
+def _training(module: str) -> Any:
+    """A module that imports torch. Raises Refused where a package of the extra `train` is missing."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"training needs the Python package {error.name}: install torchtally with its extra `train`, as "
+            "`pip install './trainer[train]'` does in a clone of its repository"
+        ) from None
+
+
 def _launch(program: _Program) -> Callable[[], int]:
     """Return in a forked rank alone, with what it runs."""
-    from torchtally.pod import launch  # imports torch
-
+    launch = _training("torchtally.pod.launch")
     is_complete = partial(_is_complete, program.task) if program.task else lambda _: False
     output = tasks.options_of(program.task).output if program.task else None
-    code = launch.launch(program.command, os.environ, is_complete, program.module, output)
+    code: Callable[[], int] | int = launch.launch(program.command, os.environ, is_complete, program.module, output)
     if callable(code):
         return code
     standard_output.flush()

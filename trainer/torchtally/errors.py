@@ -31,7 +31,7 @@ def require(package: str, needs: str, extra: str) -> None:
     """Raise Refused if `package` of this extra is not installed. `needs` begins the sentence: "this task needs"."""
     if importlib.util.find_spec(package) is None:
         raise Refused(
-            f"{needs} the extra `{extra}`: pip install 'torchtally[{extra}]', or use an image with EXTRAS={extra}"
+            f"{needs} the Python package {package}: pip install {package}, or use an image with the extra `{extra}`"
         )
 
 

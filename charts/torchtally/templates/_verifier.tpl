@@ -26,9 +26,9 @@ spec:
   {{- end }}
   containers:
     - name: verify
-      image: {{ include "torchtally.image" $ | quote }}
+      image: {{ $.Values.verifier.image | default (include "torchtally.image" $) | quote }}
       imagePullPolicy: {{ $.Values.image.pullPolicy | quote }}
-      command: [python, /opt/torchtally/scripts/verify_shards.py]
+      command: [torchtally, verify]
       args: {{ concat (list "--job" (include "torchtally.job" $) "-n" $.Release.Namespace) .options | toJson }}
       resources:
         {{- include "torchtally.ownResources" $ | nindent 8 }}

@@ -82,10 +82,10 @@ class Prometheus:
 
 @pytest.fixture
 def program() -> str:
-    """As `scripts/tools.py prometheus` installs it."""
+    """As `tools/install.py prometheus` installs it."""
     found = shutil.which("prometheus", path=f"{os.environ.get('TOOLS_DIR', '')}{os.pathsep}{os.environ['PATH']}")
     if not found:
-        pytest.skip("prometheus is not there: `scripts/tools.py prometheus` builds it")
+        pytest.skip("prometheus is not there: `tools/install.py prometheus` builds it")
     return found
 
 

@@ -166,5 +166,5 @@ def test_a_store_that_never_answers_does_not_hold_up_the_end(
 
 def test_without_tensorboard_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Refused, match=r"'board' .*needs the extra `tensorboard`"):
+    with pytest.raises(Refused, match=r"'board' .*needs .*the extra `tensorboard`"):
         tensorboard.check("board")

@@ -20,7 +20,7 @@ def test_pyspark_is_not_installed(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["spark", "fashion-mnist", "--output", str(tmp_path)]) == 2
-    assert "pip install 'torchtally[spark]'" in capsys.readouterr().err
+    assert "pip install pyspark, or use an image with the extra `spark`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["spark.executor.memory", "=1g"])

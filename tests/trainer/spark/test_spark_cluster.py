@@ -26,7 +26,7 @@ from torchtally import events
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="no pyspark (scripts/env.sh --all-extras)"),
+    pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="no pyspark (tools/env.sh --all-extras)"),
 ]
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

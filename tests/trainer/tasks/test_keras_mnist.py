@@ -293,7 +293,9 @@ def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch, mnist: Path
 
 def test_without_keras_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, mnist: Path) -> None:
     monkeypatch.setitem(sys.modules, "keras", None)
-    with pytest.raises(Refused, match=r"pip install 'torchtally\[keras\]', or use an image with EXTRAS=keras"):
+    with pytest.raises(
+        Refused, match=r"needs the Python package keras: pip install keras, or use an image with the extra `keras`"
+    ):
         keras_mnist.load(mnist, mnist)
 
 

@@ -13,7 +13,7 @@ from judged import UNKNOWN, line, sentences, verdict, verdicts
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest
 from torchtally.proof.shards import Shard
-from verify import report
+from torchtally.verifier import report
 
 ENDS = {"train": (2, 40)}
 PLANNED = bruteforce.run(contract="padded", ends=ENDS)

@@ -7,12 +7,12 @@ from typing import Any
 import bruteforce
 import numpy as np
 import pytest
-import verify_shards
 from bruteforce import Line, Local
 from hypothesis import given
 from hypothesis import strategies as st
 from judged import line, read, sentences, verdict
 
+from torchtally.commands import verify
 from torchtally.proof import local_order
 from torchtally.proof.order import Order, parse
 from torchtally.proof.shard_sizes import ShardSizes
@@ -160,14 +160,14 @@ def test_the_sizes_are_told_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = bruteforce.run(contract="padded", local=LOCAL)
     log.write_text(bruteforce.text(bare([*lines, bruteforce.last(lines)])))
     sizes.write_text(json.dumps(LOCAL.sizes))
-    assert verify_shards.main([str(log)]) == 3
-    assert verify_shards.main([str(log), "--sizes", str(sizes)]) == 0
+    assert verify.main([str(log)]) == 3
+    assert verify.main([str(log), "--sizes", str(sizes)]) == 0
     for wrong in ("[1, 2.5]", "{}", "[", "[-1]", "[]", "[[1]]", '["1"]'):
         sizes.write_text(wrong)
         capsys.readouterr()
-        assert verify_shards.main([str(log), "--sizes", str(sizes)]) == 2
+        assert verify.main([str(log), "--sizes", str(sizes)]) == 2
         assert f"{sizes} must have sizes of shard files as a list in JSON" in capsys.readouterr().err
-    assert verify_shards.main([str(log), "--sizes", str(tmp_path / "none")]) == 2
+    assert verify.main([str(log), "--sizes", str(tmp_path / "none")]) == 2
 
 
 def test_a_line_states_sizes_of_its_own_order_only() -> None:

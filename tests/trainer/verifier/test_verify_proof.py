@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged import changed, line, sentences, verdict, verdicts, with_word
 
+from torchtally.verifier import report
 from torchtally.verifier.phrasing import numbers
-from verify import report
 
 # Whole runs
 

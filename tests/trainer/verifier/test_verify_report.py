@@ -7,7 +7,7 @@ import pytest
 from bruteforce import Line
 from judged import UNKNOWN, sentences, verdicts
 
-from verify import report
+from torchtally.verifier import report
 
 
 @pytest.mark.parametrize(

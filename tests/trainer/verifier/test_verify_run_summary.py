@@ -17,8 +17,8 @@ from torchtally.accounting.ledger.state import PhaseState
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.proofs.last_line import summary_of
 from torchtally.proof.worlds import World
+from torchtally.verifier import report
 from torchtally.verifier.verdict import judge
-from verify import report
 
 PROOF_ENOUGH = "; the run's last line is proof enough"
 LINES = bruteforce.run()

@@ -10,11 +10,10 @@ import bruteforce
 import jsonschema
 import pytest
 import stated
-import torchtally_jobs
-import verify_shards
 from stated import Forge, change, forged, statement, written
 
 from torchtally.checkpoints.manifest import File, Manifest
+from torchtally.commands import jobs, verify
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/reference/statement-v1.schema.json").read_text())
@@ -55,7 +54,7 @@ Said = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
     """Calls the verifier. Returns its exit code and what it prints."""
-    return lambda *arguments: (verify_shards.main([str(each) for each in arguments]), *capsys.readouterr())
+    return lambda *arguments: (verify.main([str(each) for each in arguments]), *capsys.readouterr())
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -176,7 +175,7 @@ def test_what_cannot_be_read_is_bad_input(name: str, tmp_path: Path, said: Said)
     proof.write_text(damage(json.dumps(PROOF, indent=1)), errors="surrogateescape")
     status, out, err = said(proof)
     assert (status, out) == (2, "")
-    assert err.startswith(f"verify_shards: cannot read the proof {proof}: ") and reason in err
+    assert err.startswith(f"torchtally verify: cannot read the proof {proof}: ") and reason in err
 
 
 @pytest.mark.parametrize("indent", [1, None])
@@ -243,8 +242,8 @@ def test_a_proof_is_judged_by_itself_and_is_no_log(
     assert said(tmp_path)[0] == 3
     for command in ("status", "report"):
         page = [str(tmp_path / "page.html")] * (command == "report")
-        assert torchtally_jobs.main([command, str(proof), *page]) == 2
-        assert f"{proof} is a proof and no log, which only verify_shards.py takes" in capsys.readouterr().err
+        assert jobs.main([command, str(proof), *page]) == 2
+        assert f"{proof} is a proof and no log, which only `torchtally verify` takes" in capsys.readouterr().err
 
 
 def test_options_of_the_verifier(tmp_path: Path, said: Said) -> None:

@@ -14,6 +14,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchtally.errors import Refused
 from torchtally.options import Training
 
 if TYPE_CHECKING:  # imports torch, which --help does without
@@ -32,7 +33,10 @@ OPTIONS: Mapping[str, type[Training]] = {
 
 def load(name: str, options: Training | None = None) -> "Task":
     """The built-in task with this name and these options (default: its own). Raises Refused."""
-    found: Any = importlib.import_module(f"{__name__}.{name.replace('-', '_')}.task").TASK
+    try:
+        found: Any = importlib.import_module(f"{__name__}.{name.replace('-', '_')}.task").TASK
+    except ModuleNotFoundError as error:
+        raise Refused(f"the task {name} needs the Python package {error.name}: pip install {error.name}") from None
     task: Task = found(options or OPTIONS[name]()) if callable(found) else found
     return task
 

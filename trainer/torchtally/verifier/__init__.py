@@ -12,5 +12,6 @@ digest_check   the lost and doubled samples of a line, against its digest (diagn
 summary_check  the last line of the run, against its own fields and the other lines
 conclusion     the final sentence on a run, or on several
 phrasing       the wording of parts of sentences
+report         the verdicts as a table or JSON
 observation    that in a log: see torchtally.observed
 """

@@ -1,0 +1,69 @@
+"""A proof that was archived, in place of logs, and the files that it must be of."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchtally.checkpoints import manifest
+from torchtally.errors import Refused
+from torchtally.proof import statement
+from torchtally.proof.shard_sizes import ShardSizes
+from torchtally.proof.statement import Statement
+from torchtally.verifier import statement_check
+from torchtally.verifier.problem import Problem
+from torchtally.verifier.verdict import Verdict
+
+
+def is_one(path: Path) -> bool:
+    """Whether a path is that of a proof. What cannot be read is none: reading it as a log tells why."""
+    try:
+        return path.is_file() and statement.is_one(path)
+    except OSError:
+        return False
+
+
+def verdict(
+    path: Path, models: Sequence[str], run: str | None, expect_per_pod: int | None, told: Sequence[ShardSizes]
+) -> Verdict:
+    """The verdict about a proof, of which `models` must be. Raises Refused and UnknownRun."""
+    try:
+        stated = Statement.parse(path.read_bytes())
+        found = statement_check.verdict(stated, run, expect_per_pod, told)
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise Refused(f"cannot read the proof {path}: {error}") from error
+    for model in models:
+        _compare(stated, Path(model), found)
+    return found
+
+
+def _compare(stated: Statement, model: Path, found: Verdict) -> None:
+    """Add to a verdict whether the statement is of a file."""
+    try:
+        file, sha256 = statement.sha256_of(model)
+        damage = _damage(file) if model.is_dir() else None
+    except OSError as error:
+        raise Refused(f"cannot read {error.filename or model}: {error.strerror}") from error
+    names = [name for name, each in stated.subjects.items() if each == sha256]
+    if not names:
+        subjects = ", ".join(f"{name} (sha256:{each})" for name, each in stated.subjects.items())
+        found.problems.append(Problem(f"{file} has sha256:{sha256}, and the proof is of {subjects}"))
+    elif damage:
+        found.problems.append(Problem(f"{model} is not the checkpoint that was saved: {damage}"))
+    else:
+        found.notes.append(f"{file} is the {names[0]} of the proof")
+
+
+def _damage(file: Path) -> str | None:
+    """What is wrong with the files that a checkpoint's manifest names. Raises Refused, and OSError."""
+    try:
+        files = manifest.parse(file.read_bytes(), str(file.parent)).files
+    except manifest.Torn as torn:
+        return str(torn)
+    for name, stated in files.items():
+        each = file.parent / name
+        if not each.is_file():
+            return f"{name} is missing"
+        if statement.sha256_of(each)[1] != stated.sha256:
+            return f"{name} has another SHA-256 than its manifest says"
+    return None

@@ -1,0 +1,149 @@
+"""Prove from a job's logs, or its proof.json, that every rank consumed exactly the samples that its contract names.
+
+Of a program that keeps no account, tell from its logs what was handed out to each rank, and what is wrong with it."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+
+from torchtally import console
+from torchtally.commands import archived
+from torchtally.errors import Refused
+from torchtally.observed.judge import Observation
+from torchtally.verifier import report
+from torchtally.verifier.log import Log
+from torchtally.verifier.observation import observation_of, outcome_of
+from torchtally.verifier.outcome import Outcome, worst
+from torchtally.verifier.verdict import UnknownRun, Verdict, judge
+
+EPILOG = f"""\
+exit status: 0 proved: of each run in the logs the last line, or else every phase and epoch of every rank, is there, and
+all lines agree; or observed: no fault was seen; 1 disproved, or faulty: lines contradict the contract or
+each other, or a program was handed out samples wrongly; 2 bad input (options, files, no such job, no
+access to the cluster); 3 incomplete: nothing contradicts, but lines are missing; with --job, in place of 3: 4 pending:
+the job has not ended; 5 failed: the job has failed. Of several runs, the first of 1, 5, 4, 3 that one of them has.
+
+{report.JSON_HELP}
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
+    try:
+        verdicts, observation, outcome = _verdicts(options)
+    except (Refused, UnknownRun) as error:
+        print(f"torchtally verify: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        console.show(report.as_json(verdicts, observation, outcome))
+    else:
+        encoding, colour = sys.stdout.encoding, sys.stdout.isatty()
+        console.show(report.as_text(verdicts, observation, encoding=encoding, colour=colour))
+    return outcome.status
+
+
+def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation | None, Outcome]:
+    """The verdicts on runs, the observation of what keeps no account, and what they come to."""
+    documents = [path for path in map(Path, options.paths) if archived.is_one(path)]
+    if documents and len(options.paths) > 1:
+        raise Refused(f"{documents[0]} is a proof, which is judged by itself: give no other path")
+    log = _read_job(options) if options.job else Log()
+    for path in options.sizes:
+        _read_sizes(log, path)
+    if documents:
+        proof = archived.verdict(documents[0], options.model, options.run, options.expect_per_pod, log.told)
+        return [proof], None, proof.outcome
+    if options.model:
+        raise Refused("--model goes with a proof: the logs have the model's hash at most")
+    for path in options.paths:
+        _read(log, path)
+    observation = None if options.run else observation_of(log, options.expect_per_pod)
+    verdicts = [] if observation and not log.runs else judge(log, options.run, options.expect_per_pod)
+    outcomes = [verdict.outcome for verdict in verdicts]
+    outcomes += [outcome_of(observation, log.job)] if observation else []
+    return verdicts, observation, worst(outcomes)
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="torchtally verify",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="logs: files, folders, or - for standard input; or a proof.json"
+    )
+    parser.add_argument("--job", metavar="NAME", help="read the logs of this job's pods in the cluster")
+    parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
+    parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
+    parser.add_argument("--wait", action="store_true", help="wait until the job has ended")
+    parser.add_argument("--run", metavar="ID", help="judge this run alone, where the logs hold several")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument(
+        "--expect-per-pod", type=int, metavar="COUNT", help="samples that each pod must have consumed in a train epoch"
+    )
+    parser.add_argument(
+        "--sizes",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="sizes of a dataset's shard files, as a list in JSON",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file, or a folder of a checkpoint, that the proof must be of; repeatable",
+    )
+    options = parser.parse_args(argv)
+    if bool(options.job) == bool(options.paths):
+        parser.error("give either --job NAME or logs to read (files, folders, or - for standard input)")
+    if not options.job and (options.namespace or options.context or options.wait):
+        parser.error("-n, --context, and --wait go with --job")
+    if options.expect_per_pod is not None and options.expect_per_pod < 0:
+        parser.error(f"--expect-per-pod is {options.expect_per_pod}, must be 0 or more")
+    return options
+
+
+def _read_sizes(log: Log, path: str) -> None:
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            log.tell(json.load(file))
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, OverflowError) as error:
+        raise Refused(f"{path} must have sizes of shard files as a list in JSON: {error}") from error
+
+
+def _read_job(options: argparse.Namespace) -> Log:
+    from torchtally.cluster import job_kinds, logs  # files need no Kubernetes client, which takes a second to load
+
+    try:
+        return logs.read_job(options.job, options.namespace, options.context, until_end=options.wait)
+    except job_kinds.ClusterError as error:
+        raise Refused(error) from error
+
+
+def _read(log: Log, path: str) -> None:
+    if path == "-":
+        # newline="": progress bars end their lines by a carriage return
+        log.read("standard input", io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace", newline=""))
+        return
+    files = [str(Path(path))]
+    if Path(path).is_dir():
+        files = [str(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]  # each Path takes 0.5 KB
+        if not files:
+            raise Refused(f"the folder {path} holds no file")
+    for file in map(Path, files):
+        if archived.is_one(file):
+            log.notes.append(f"{file} is a proof and no log: verify it by itself")
+            continue
+        try:
+            with file.open(encoding="utf-8", errors="replace", newline="") as stream:
+                log.read(str(file), stream)
+        except OSError as error:
+            raise Refused(f"cannot read {file}: {error.strerror}") from error

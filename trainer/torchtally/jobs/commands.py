@@ -1,0 +1,128 @@
+"""What each command does; returns the exit status. They raise ClusterError, NoLogs, and Refused."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from torchtally.cluster.job_kinds import NoJob
+from torchtally.errors import Refused
+from torchtally.jobs import fetching, files, gathering, rendering, watching
+from torchtally.jobs.cluster import Cluster
+from torchtally.jobs.overview import Overview
+from torchtally.jobs.standing import Standing
+from torchtally.page import document
+from torchtally.verifier.observation import observation_of, outcome_of
+from torchtally.verifier.verdict import judge
+
+Options = argparse.Namespace | SimpleNamespace
+
+
+def list_(options: Options) -> int:
+    """The jobs of a namespace."""
+    cluster = _cluster(options)
+    jobs = cluster.jobs()
+    pods = cluster.pods() if jobs else {}
+    overviews = [gathering.briefly(cluster, job, pods) for job in jobs]
+    if options.json:
+        rendering.output(
+            rendering.dumped({"namespace": cluster.namespace, "jobs": [rendering.as_json(each) for each in overviews]})
+        )
+    elif overviews:
+        console = rendering.console()
+        console.print(rendering.jobs(overviews, console.encoding, console.width))
+    else:
+        rendering.output(f"no PyTorchJob or TrainJob in namespace {cluster.namespace}")
+    return 0
+
+
+def status(options: Options) -> int:
+    """A job now."""
+    overview = _overview(options)
+    if options.json:
+        rendering.output(rendering.dumped(rendering.as_json(overview)))
+    else:
+        console = rendering.console()
+        console.print(rendering.whole(overview, console.encoding, console.width))
+    return overview.standing.status
+
+
+def watch(options: Options) -> int:
+    """A job until it ends."""
+    screen = watching.Screen(as_json=options.json)
+    if files.is_path(options.job):
+        return watching.logs(Path(options.job), screen).status
+    return watching.job(_cluster(options), options.job, screen).status
+
+
+def fetch(options: Options) -> int:
+    """The results of a job."""
+    if files.is_path(options.job):
+        raise Refused(f"fetch copies from a job in the cluster, and {options.job} names logs")
+    folder = Path(options.folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refused(f"{folder} exists and is no empty folder: name another one")
+    cluster = _cluster(options)
+    try:
+        job = cluster.job(options.job)
+    except NoJob as error:
+        source = fetching.of_claim(cluster, options.job, str(error))
+        print(f"torchtally jobs: {error}: its claim is read", file=rendering.errors())
+    else:
+        if not job.ended:
+            print(f"torchtally jobs: {job.sentence}: its results are not complete", file=rendering.errors())
+            running = job.progress in ("running", "restarting")
+            return (Standing.RUNNING if running else Standing.PENDING).status
+        source = fetching.of_job(cluster, job)
+    try:
+        names = fetching.fetch(cluster, source, folder, checkpoints=options.checkpoints)
+    except OSError as error:
+        raise Refused(f"cannot write {error.filename or folder}: {error.strerror}") from error
+    except fetching.Wrong as error:
+        print(f"torchtally jobs: {error}", file=rendering.errors())
+        return Standing.DISPROVED.status
+    rendering.output(
+        rendering.dumped({"folder": str(folder), "files": names}) if options.json else _copied(folder, names)
+    )
+    return 0
+
+
+def report(options: Options) -> int:
+    """The page of the newest run, or of what was observed."""
+    if files.is_path(options.job):
+        log = gathering.read_files(Path(options.job))
+    else:
+        cluster = _cluster(options)
+        _, _, log = gathering.read_job(cluster, cluster.job(options.job))
+    observation = observation_of(log)
+    snapshot, path = replace(log.snapshot, observation=observation), Path(options.page)
+    try:
+        if snapshot.run:
+            verdict = judge(log, snapshot.run.id)[0]
+            outcome = verdict.outcome
+            document.write(snapshot, verdict, path)
+        elif observation:
+            outcome = outcome_of(observation, log.job)
+            document.write_observed(snapshot, outcome, path)
+        else:
+            raise Refused(f"the logs of {options.job} hold no run yet, so there is no page to write")
+    except OSError as error:
+        raise Refused(f"cannot write {path}: {error.strerror}") from error
+    told = f"{outcome}: see {path.absolute().as_uri()}"
+    rendering.output(rendering.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
+    return 0
+
+
+def _copied(folder: Path, names: list[str]) -> str:
+    return f"copied to {folder}: {', '.join(names)}" if names else f"the claim has no file yet: {folder} is empty"
+
+
+def _cluster(options: Options) -> Cluster:
+    return Cluster(options.context, options.namespace)
+
+
+def _overview(options: Options) -> Overview:
+    if files.is_path(options.job):
+        return gathering.of_files(Path(options.job))
+    cluster = _cluster(options)
+    return gathering.of_job(cluster, cluster.job(options.job))

@@ -1,0 +1,149 @@
+"""A file's documents, and which PyTorchJob of them is meant."""
+
+import secrets
+import string
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchtally.errors import Refused
+from torchtally.inject import adding
+from torchtally.inject.observer import map_name
+from torchtally.local import schema, webhook
+from torchtally.local.job import LocalJob
+
+API_VERSION, KIND = "kubeflow.org/v1", "PyTorchJob"
+
+
+class _Loader(yaml.SafeLoader):
+    """Like Kubernetes, takes what looks like a date for text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One PyTorchJob that was found valid, and the documents that stood beside it."""
+
+    job: LocalJob
+    warnings: tuple[str, ...]
+    others: tuple[str, ...]  # "Service demo", "PyTorchJob other"
+
+
+def load(path: str, name: str | None = None, *, observe: bool = False) -> Manifest:
+    """Read the PyTorchJob of this name (if there is one only, no name is needed) from a file, or from stdin for `-`.
+
+    With `observe`, its pods have the observer.
+    """
+    source = "stdin" if path == "-" else path
+    documents = [_without_nulls(document) for document in _documents(path, source, observe)]
+    jobs = [document for document in documents if document.get("kind") == KIND]
+    names = [_title(job).partition(" ")[2] for job in jobs]
+    if not jobs:
+        kinds = ", ".join(_title(document) for document in documents) or "nothing"
+        raise Refused(f"{source}: no {KIND} in it, only {kinds}")
+    if name is None and len(jobs) > 1:
+        raise Refused(f"{source}: several PyTorchJobs ({', '.join(names)}): choose one with --name")
+    if name is not None and names.count(name) != 1:
+        found = "several PyTorchJobs" if name in names else "no PyTorchJob"
+        raise Refused(f"{source}: {found} of the name {name!r}, only {', '.join(names)}")
+    chosen = jobs[names.index(name) if name is not None else 0]
+    warnings = _check(chosen)
+    return Manifest(
+        job=LocalJob.from_manifest(chosen, config=_config(documents)),
+        warnings=tuple(warnings),
+        others=tuple(
+            _title(document) for document in documents if document is not chosen and not _is_mounted(document)
+        ),
+    )
+
+
+def _documents(path: str, source: str, observe: bool) -> Iterator[dict[str, Any]]:
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        if observe:
+            text, _ = adding.injected(text)
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
+    except Refused as error:
+        raise Refused(f"{source}: {error}") from None
+    except OSError as error:
+        raise Refused(f"{source}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Refused(f"{source}: not a text file in UTF-8") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        place = f", line {where.line + 1}, column {where.column + 1}" if where else ""
+        raise Refused(f"{source}{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    yield from _objects(documents, source)
+
+
+def _objects(documents: list[Any], source: str) -> Iterator[dict[str, Any]]:
+    for document in documents:
+        if not isinstance(document, dict):
+            found = f"{schema.json_type(document)}: {str(document)[:60]!r}"
+            raise Refused(f"{source}: not a Kubernetes object, but {found}")
+        if document.get("kind") == "List":
+            yield from _objects(document.get("items") or [], source)
+        else:
+            yield document
+
+
+def _check(document: dict[str, Any]) -> list[str]:
+    """Everything that would be refused on the way into a cluster; returns the warnings."""
+    version = document.get("apiVersion")
+    if version != API_VERSION:
+        raise Refused(f"apiVersion: {version!r} is no version of {KIND}, only {API_VERSION!r} is")
+    metadata = document.get("metadata") or {}
+    if isinstance(metadata, dict) and not metadata.get("name") and isinstance(metadata.get("generateName"), str):
+        suffix = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(5))
+        document["metadata"] = metadata | {"name": metadata["generateName"] + suffix}
+    if errors := list(schema.errors(document)):
+        raise Refused(f"{_title(document)} is invalid: {'; '.join(errors)}")
+    warnings, errors = webhook.validate(document)
+    if errors:
+        raise Refused(f"{_title(document)} is invalid: {webhook.aggregate(errors)}")
+    if not document["spec"]["pytorchReplicaSpecs"]:
+        raise Refused(f"{_title(document)} has no replicas: spec.pytorchReplicaSpecs is empty")
+    return warnings
+
+
+def _config(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:
+    """The ConfigMaps and Secrets of the file: (kind, name) -> data."""
+    found = {}
+    for document in documents:
+        kind, metadata = document.get("kind"), document.get("metadata")
+        if kind in ("ConfigMap", "Secret") and isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
+            data = _texts(document.get("data"))
+            if kind == "Secret":
+                data = {key: schema.base64_text(value) for key, value in data.items()}
+                data |= _texts(document.get("stringData"))
+            found[kind, metadata["name"]] = data
+    return found
+
+
+def _texts(data: Any) -> dict[str, str]:
+    return {key: str(value) for key, value in data.items()} if isinstance(data, dict) else {}
+
+
+def _is_mounted(document: dict[str, Any]) -> bool:
+    return _title(document) == f"ConfigMap {map_name()}"
+
+
+def _title(document: dict[str, Any]) -> str:
+    metadata = document.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    return f"{document.get('kind')} {metadata.get('name') or metadata.get('generateName') or '(no name)'}"
+
+
+def _without_nulls(value: Any) -> Any:
+    """A field that is null counts as absent, as in the API server."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
