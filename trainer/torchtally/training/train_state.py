@@ -116,6 +116,11 @@ class TrainState:
     def save_problem(self, objects: Objects) -> None:
         """What is wrong with a checkpoint of these objects: nothing."""
 
+    @property
+    def anew(self) -> bool:
+        """Whether it begins anew where its checkpoints are damaged."""
+        return False
+
     def begin_anew(self) -> None:
         """Take note that there is no checkpoint."""
 
