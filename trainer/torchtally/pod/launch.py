@@ -202,8 +202,8 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
         text = f"{pod_name(env)} was stopped by signal {int(error.sigval)} ({error.sigval.name})"
         own = Failure(Kind.KNOWN, SIGNALLED + int(error.sigval), text)
         return pods.cause(own) if pods else own
-    except rendezvous.Complete:
-        log.info("the run is complete")
+    except rendezvous.Complete as sentence:
+        log.info(str(sentence))
         return None
     except Lost as sentence:
         return Failure(Kind.CONSEQUENCE, LOST, str(sentence))
