@@ -198,6 +198,38 @@
 {{- $errors = append $errors (printf "%ssidecars: %s has restartPolicy %s, but a sidecar always restarts: remove restartPolicy, or move the container to initContainers" $prefix .name .restartPolicy) }}
 {{- end }}
 {{- end }}
+{{- range list
+    (list "env" $values.env "name")
+    (list "topologySpreadConstraints" $values.topologySpreadConstraints "topologyKey" "whenUnsatisfiable")
+    (list "resourceClaims" $values.resourceClaims "name")
+    (list "volumes" $values.volumes "name")
+    (list "volumeMounts" $values.volumeMounts "mountPath")
+    (list "initContainers and sidecars" (concat $values.initContainers $values.sidecars) "name")
+}}
+{{- range include "torchtally.duplicates" . | fromYamlArray }}{{ $errors = append $errors (print $prefix .) }}{{ end }}
+{{- end }}
+{{- range $list := list "initContainers" "sidecars" }}
+{{- range $i, $container := index $values $list }}
+{{- range list (list "env" "name") (list "ports" "containerPort" "protocol") (list "volumeMounts" "mountPath") }}
+{{- $of := concat (list (printf "%s%s[%d].%s" $prefix $list $i (first .)) (index $container (first .))) (rest .) }}
+{{- range include "torchtally.duplicates" $of | fromYamlArray }}{{ $errors = append $errors . }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toYaml $errors }}
+{{- end }}
+
+{{- /* What the API server would say of items of a list that have the same keys, from (list PATH ITEMS KEY …). */}}
+{{- define "torchtally.duplicates" -}}
+{{- $call := . }}
+{{- $known := list }}
+{{- $errors := list }}
+{{- range $i, $item := index . 1 | default list }}
+{{- $named := dict }}
+{{- range slice $call 2 }}{{ $_ := set $named . (get $item . | default (ternary "TCP" "" (eq . "protocol"))) }}{{ end }}
+{{- if has $named $known }}{{ $errors = append $errors (printf "%s[%d]: Duplicate value: %s" (first $call) $i (toRawJson $named)) }}{{ end }}
+{{- $known = append $known $named }}
+{{- end }}
 {{- toYaml $errors }}
 {{- end }}
 
