@@ -239,5 +239,6 @@ class TrainState:
 
     def last_line(self, model: str) -> dict[str, Any]:
         """Return the run's last line, with the hash of its model: of the attempt that has trained it."""
-        run = replace(self.run, attempt=self.lines[-1]["attempt"], pod=self.lines[-1]["pod"])
+        last = self.lines[-1]
+        run = replace(self.run, attempt=last["attempt"], began=last.get("began", 0), pod=last["pod"])
         return summary_of(run, self.progress.phases, None, (), self.discarded, model).printed()
