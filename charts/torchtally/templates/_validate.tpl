@@ -64,8 +64,9 @@
 
 {{- $bytes := 0 }}
 {{- range .Values.files }}{{ $bytes = add $bytes (len .) }}{{ end }}
-{{- if gt $bytes 1048576 }}
-{{- $errors = append $errors (printf "files have %d bytes in total, but a ConfigMap is limited to 1048576: put them into your own image or on the data volume" $bytes) }}
+{{- /* Base64 of random bytes is as long as text gets by compression. */}}
+{{- if gt $bytes 409600 }}
+{{- $errors = append $errors (printf "files have %d bytes in total, but the maximum is 409600, as Helm keeps them twice in a Secret of at most 1 MiB: put them into your own image or on the data volume" $bytes) }}
 {{- end }}
 
 {{- $name := .Values.resources.gpuResourceName }}
