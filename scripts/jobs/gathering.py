@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from torchtally.errors import Refused
 from torchtally.observed import report as observed
 from torchtally.record.record import Record
 from torchtally.verifier.conclusion import conclusion, summary_of_runs
 from torchtally.verifier.log import Log
+from torchtally.verifier.log_file import open_log
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
@@ -18,7 +20,7 @@ from verify.job_kinds import ClusterError, ClusterJob, Unreachable
 
 from . import overview, standing
 from .cluster import Cluster, Pod, lives, restarts, waits
-from .files import found
+from .files import NoLogs, found
 from .overview import Overview
 from .standing import Standing
 
@@ -79,8 +81,11 @@ def read_files(path: Path) -> Record:
     """All logs. Raises NoLogs."""
     log = Record()
     for file in found(path):
-        with file.open(encoding="utf-8", errors="replace", newline="") as stream:
-            log.read(str(file), stream)
+        try:
+            with open_log(file) as stream:
+                log.read(str(file), stream)
+        except Refused as error:
+            raise NoLogs(error) from None
     return log
 
 
