@@ -118,10 +118,12 @@ def example(schema: Schema, without: set[str]) -> tuple[dict[str, Any], dict[str
         return {"csi": found["csi"]} if {"csi", "nfs"} <= found.keys() and "name" not in found else found or None
 
     def separate(item: Any) -> list[Any]:
-        """A volume of each kind, because a volume has one."""
+        """A volume of each kind, because a volume has one. The first has the name that mounts have."""
         if not isinstance(item, dict) or not {"csi", "nfs"} <= item.keys():
             return [item]
-        return [{"name": item["name"], kind: item[kind]} for kind in item if kind != "name"]
+        kinds = [kind for kind in item if kind != "name"]
+        names = [item["name"], *map(str.lower, kinds[1:])]
+        return [{"name": name, kind: item[kind]} for name, kind in zip(names, kinds, strict=True)]
 
     def needed(part: Schema) -> Any:
         part = resolved(part)
@@ -175,12 +177,14 @@ def rendered(helm: Helm, values: dict[str, Any]) -> subprocess.CompletedProcess[
 
 
 def parsed(text: str) -> list[Any]:
-    """The manifests, without the hashes of what they contain; JSON in an annotation is what it says."""
+    """The manifests, without the hashes of what they contain; JSON in them is what it says."""
     text = re.sub("[0-9a-f]{64}|(?<=-files-)[0-9a-f]{8}|(?<=-verify-)[0-9a-f]{8}", "", text)
     manifests = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
     for annotations in (each["metadata"].get("annotations") or {} for each in manifests):
         if reader := annotations.get("torchtally/reader"):
             annotations["torchtally/reader"] = json.loads(reader)
+    for data in (each["data"] for each in manifests if "spec" in (each.get("data") or {})):
+        data["spec"] = json.loads(data["spec"])
     return manifests
 
 

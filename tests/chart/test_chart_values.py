@@ -1,6 +1,8 @@
 """Wrong values end with their name; names fit Kubernetes' limits."""
 
 import json
+import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +37,7 @@ SCHEMA = [
         "/nodeSelectorTerms/0/matchExpressions/0/operator': value must be one of 'DoesNotExist', 'Exists'",
     ),
     ("initContainers[0].resources.limits.cpu=1Gb", "at '/initContainers/0/resources/limits/cpu': '1Gb' does not match"),
+    ("network.interface=^lo", "at '/network/interface': '^lo' does not match pattern"),
     ("worker.tolerations[0].operator=Equals", "at '/worker/tolerations/0/operator': value must be one of"),
 ]
 
@@ -82,7 +85,7 @@ def test_a_release_whose_name_no_service_can_have_is_refused(helm: Helm) -> None
     assert 'jobName (or the release name) "de.mo" is not a valid Service name' in refused.stderr
 
 
-def test_a_file_arrives_as_it_is_and_is_refused_where_a_configmap_cannot_hold_it(
+def test_a_file_arrives_as_it_is_and_is_refused_where_helm_cannot_hold_it(
     helm: Helm, render: Render, tmp_path: Path
 ) -> None:
     script = tmp_path / "my.py"
@@ -90,8 +93,22 @@ def test_a_file_arrives_as_it_is_and_is_refused_where_a_configmap_cannot_hold_it
     given = ("--set-file", rf"files.my\.py={script}")
     [files] = [each for each in render(*given) if each["metadata"]["name"].startswith("demo-files-")]
     assert files["data"] == {"my.py": script.read_text()}
-    script.write_text("#" * (1 << 20))
+    script.write_text("#" * 409_600)
     assert render(*given)
     result = helm("template", "demo", CHART, *given, "--set", r"files.more\.py=pass")
     assert result.returncode != 0
-    assert "files have 1048580 bytes in total, but a ConfigMap is limited to 1048576" in result.stderr
+    assert "files have 409604 bytes in total, but the maximum is 409600" in result.stderr
+
+
+def test_another_version_of_the_chart_changes_no_pods(render: Render, tmp_path: Path) -> None:
+    newer = tmp_path / "torchtally"
+    shutil.copytree(Path(__file__).parents[2] / CHART, newer)
+    about = (newer / "Chart.yaml").read_text()
+    (newer / "Chart.yaml").write_text(re.sub("(?m)^version: .*", "version: 9.9.9", about))
+    pods = []
+    for chart in (CHART, newer):
+        [job] = [each for each in render(chart=chart) if each["kind"] == "PyTorchJob"]
+        pods.append((job["spec"], job["metadata"]["annotations"]["torchtally/pods"]))
+    assert pods[0] == pods[1]
+    [known] = [each for each in render(chart=newer) if each["metadata"]["name"] == "demo-chart"]
+    assert known["data"] == {"version": "9.9.9"}

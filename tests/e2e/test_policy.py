@@ -155,3 +155,27 @@ def test_a_change_of_the_pods_is_denied_where_they_would_differ(
             if refused.partition("denied request: ")[2].strip() != expected or bool(refused) != bool(expected):
                 wrong.append((state, patch, refused))
     assert wrong == []
+
+
+NOT_ELASTIC = (
+    "PyTorchJob demo is not elastic, and the number of its pods cannot change while it runs: replace it with a job of "
+    "another name, or suspend it first"
+)
+
+
+def test_the_scale_of_a_job_that_is_not_elastic_is_denied_while_it_runs(
+    released: None, policies: None, namespace: Namespace
+) -> None:
+    namespace.kubectl("create", "--filename=-", text=json.dumps(job("another")))
+
+    def scaled(replicas: int) -> str:
+        said = refusal(namespace, "scale", "pytorchjob", "demo", f"--replicas={replicas}", "--dry-run=server")
+        return said.partition("denied request: ")[2].strip() if "denied request: " in said else said
+
+    make(namespace, *STATES["running"])
+    # The API server learns of a parameter as it learns of any change.
+    wait_for("the job is known to the policy", lambda: scaled(2))
+    assert [scaled(2), scaled(1)] == [NOT_ELASTIC, ALLOWED]
+    for state in ("elastic", "suspended", "of another origin"):
+        make(namespace, *STATES[state])
+        wait_for(f"the policy allows it for the job {state}", lambda: scaled(2) == ALLOWED)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from livejobs import run
 from localjobs import Object, container, load, pytorchjob, write
 
-from torchtally.local import environment, manifest
+from torchtally.local import environment, manifest, unsupported
 from torchtally.local.job import LocalJob
 
 
@@ -63,9 +63,9 @@ def test_elastic(tmp_path: Path) -> None:
         "minReplicas": 1,
         "maxReplicas": 3,
         "maxRestarts": 5,
-        "rdzvBackend": "etcd",
+        "rdzvBackend": "c10d",
         "rdzvId": "run",
-        "rdzvHost": "etcd.default",
+        "rdzvHost": "store.default",
         "rdzvPort": 2379,
         "rdzvConf": [{"key": "timeout", "value": "60"}, {"key": "join_timeout", "value": "90"}],
         "standalone": True,
@@ -74,8 +74,8 @@ def test_elastic(tmp_path: Path) -> None:
     job = load(tmp_path, pytorchjob(worker="true", workers=2, elasticPolicy=policy))
     expected = {
         "PYTHONUNBUFFERED": "1",
-        "PET_RDZV_ENDPOINT": "etcd.default:2379",
-        "PET_RDZV_BACKEND": "etcd",
+        "PET_RDZV_ENDPOINT": "store.default:2379",
+        "PET_RDZV_BACKEND": "c10d",
         "PET_NNODES": "1:3",
         "PET_MAX_RESTARTS": "5",
         "PET_NPROC_PER_NODE": "4",
@@ -87,6 +87,17 @@ def test_elastic(tmp_path: Path) -> None:
     # The address is no pod's: it stays.
     local = environment.loopback(job, iter([1, 2]))
     assert environment.pod_environment(job, job.pods[0], local) == expected
+
+
+def test_pods_that_would_meet_at_an_etcd_server_meet_at_the_first_worker(tmp_path: Path) -> None:
+    policy = {"rdzvBackend": "etcd", "rdzvHost": "etcd", "rdzvPort": 2379}
+    job = load(tmp_path, pytorchjob(worker="true", workers=2, elasticPolicy=policy))
+    for each in environments(job):
+        assert (each["PET_RDZV_BACKEND"], each["PET_RDZV_ENDPOINT"]) == ("c10d", "demo-worker-0:23456")
+    assert unsupported.found_in(job, unsupported.Support(), []) == [
+        "elasticPolicy.rdzvBackend etcd at etcd:2379 (c10d in its place)",
+        "image debian:trixie-slim",
+    ]
 
 
 def test_elastic_by_default_meets_at_the_first_worker(tmp_path: Path) -> None:
@@ -144,15 +155,15 @@ def test_own_variables_are_expanded_in_their_order(tmp_path: Path) -> None:
         {"name": "EARLY", "value": "$(LATE) $(MASTER_ADDR)"},  # neither stands before it
         {"name": "LATE", "value": "late"},
         {"name": "BOTH", "value": "$(EARLY), $(LATE), $$(LATE), $(NO"},
-        {"name": "LATE", "value": "$(LATE)r"},
+        {"name": "LATER", "value": "$(LATE)r"},
         {"name": "EMPTY"},
         {"name": "WORLD_SIZE", "value": "99"},
     ]
     (found,) = environments(load(tmp_path, document))
-    assert {name: found[name] for name in ("EARLY", "BOTH", "LATE", "EMPTY", "WORLD_SIZE")} == {
+    assert {name: found[name] for name in ("EARLY", "BOTH", "LATER", "EMPTY", "WORLD_SIZE")} == {
         "EARLY": "$(LATE) $(MASTER_ADDR)",
         "BOTH": "$(LATE) $(MASTER_ADDR), late, $(LATE), $(NO",
-        "LATE": "later",
+        "LATER": "later",
         "EMPTY": "",
         "WORLD_SIZE": "1",
     }

@@ -14,6 +14,7 @@ from localjobs import Object, container, pod_spec, pytorchjob, run_script, write
 from torchtally.errors import Refused
 from torchtally.local import manifest
 
+LISTED = "spec.pytorchReplicaSpecs[Master].template.spec"
 MASTER = "spec.pytorchReplicaSpecs.Master.template.spec.containers[0]"
 DNS_1035 = (
     "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, "
@@ -108,6 +109,24 @@ def replicas(document: Object) -> Object:
             f'{MASTER}.env[0].value in body must be of type string: "integer"',
         ),
         (lambda d: container(d).update(env=[{"value": "1"}]), f"{MASTER}.env[0].name: Required value"),
+        (
+            lambda d: container(d).update(env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]),
+            f'{LISTED}.containers[0].env[1]: Duplicate value: {{"name":"A"}}',
+        ),
+        (
+            lambda d: container(d).update(
+                ports=[{"containerPort": 80}, {"containerPort": 80, "protocol": "UDP"}, {"containerPort": 80}]
+            ),
+            f'{LISTED}.containers[0].ports[2]: Duplicate value: {{"containerPort":80,"protocol":"TCP"}}',
+        ),
+        (
+            lambda d: pod_spec(d).update(containers=[*pod_spec(d)["containers"], container(d)]),
+            f'{LISTED}.containers[1]: Duplicate value: {{"name":"pytorch"}}',
+        ),
+        (
+            lambda d: pod_spec(d).update(volumes=[{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}]),
+            f'{LISTED}.volumes[1]: Duplicate value: {{"name":"v"}}',
+        ),
         (
             lambda d: container(d).update(args="a b"),
             f'{MASTER}.args: Invalid value: "string": {MASTER}.args in body must be of type array: "string"',

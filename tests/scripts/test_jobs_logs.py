@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import bruteforce
@@ -92,6 +93,16 @@ SHOWN = {
 @pytest.mark.parametrize("columns", SHOWN)
 def test_a_run_that_goes_on_after_a_kill(columns: int) -> None:
     assert drawn([*told.KILLED, *told.RESUMED], columns, Standing.RUNNING, 27) == SHOWN[columns]
+
+
+def test_one_fault_is_one_also_where_the_clock_of_a_pod_is_wrong() -> None:
+    def shifted(line: str) -> str:
+        prefix, _, text = line.partition("] ")
+        read = events.read(text) if prefix == f"[{told.WORKER}" else None
+        return f"{prefix}] {events.line(replace(read, time=read.time + 7200))}" if read else line
+
+    shown = drawn([*map(shifted, [*told.KILLED, *told.RESUMED])], 120, Standing.RUNNING, 27)
+    assert "restarts: 2 of pods, by 1 fault" in shown
 
 
 SLOW = told.straggler(28, 1, told.WORKER, loses_in="data_wait", seconds=0.31, others=0.0004)

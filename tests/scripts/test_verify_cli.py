@@ -1,6 +1,8 @@
 """The program: what it reads, its options, its exit status, and never a traceback."""
 
+import gzip
 import json
+import lzma
 import os
 import pty
 import subprocess
@@ -59,6 +61,18 @@ def test_a_file_a_folder_and_standard_input(log: Path, tmp_path: Path, capsys: p
     for paths in ([log], [folder], [folder / "deeper", log]):
         assert verify.main([*map(str, paths)]) == 0
         assert capsys.readouterr().out == ended.stdout
+
+
+def test_a_log_that_is_compressed_or_in_utf_16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (compressed := tmp_path / "0.log.20261126-080000.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (powershell := tmp_path / "powershell.log").write_text(TEXT, encoding="utf-16")
+    for path in (compressed, powershell):
+        assert verify.main([str(path)]) == 0
+        capsys.readouterr()
+    compressed.write_bytes(compressed.read_bytes()[:-9])
+    assert f"cannot read {compressed}: Compressed file ended" in refused(capsys, compressed)
+    (other := tmp_path / "demo.log.xz").write_bytes(lzma.compress(TEXT.encode()))
+    assert f"{other} is compressed (xz), and a log must be text or gzip: decompress it" in refused(capsys, other)
 
 
 def test_bytes_that_are_no_text_are_no_matter(log: Path) -> None:

@@ -129,11 +129,10 @@ point counts. A command of one's own may be another entry point. */}}
 {{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" (and .Values.model.enabled (empty .Values.command))) }}
 {{- end }}
 
-{{- /* Restarts of each pod without progress, after which the entry point gives up. Scaling an elastic job doesn't change them,
-because its pods cannot change. */}}
+{{- /* Restarts without progress, after which the entry point gives up. */}}
 {{- define "torchtally.retries" -}}
 {{- $given := .Values.backoffLimit }}
-{{- if kindIs "invalid" $given }}6{{ else }}{{ div $given (include "torchtally.podNames" . | fromYamlArray | len) }}{{ end }}
+{{- if kindIs "invalid" $given }}6{{ else }}{{ $given | int64 }}{{ end }}
 {{- end }}
 
 {{- /* The controller counts the restarts of all pods, and a fault in one pod restarts every pod. */}}

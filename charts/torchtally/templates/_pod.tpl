@@ -29,8 +29,7 @@
 {{- $given := dict }}
 {{- range .Values.env }}{{ $_ := set $given .name true }}{{ end }}
 {{- $own := dict "TORCHTALLY_DEVICE" (include "torchtally.device" .) }}
-{{- /* For the proof. */}}
-{{- $_ := set $own "TORCHTALLY_CHART" .Chart.Version }}
+{{- /* For the proof. The chart's version is in a ConfigMap, as the pods of a job cannot change. */}}
 {{- $_ := set $own "TORCHTALLY_IMAGE" $image }}
 {{- /* The agent kills the remaining ranks before the kubelet kills the agent, so that the agent sets the exit code. */}}
 {{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
@@ -56,6 +55,9 @@
 {{- $env := list }}
 {{- range $name, $value := $own }}
 {{- if not (hasKey $given $name) }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+{{- end }}
+{{- if not (hasKey $given "TORCHTALLY_CHART") }}
+{{- $env = append $env (dict "name" "TORCHTALLY_CHART" "valueFrom" (dict "configMapKeyRef" (dict "name" (printf "%s-chart" (include "torchtally.job" .)) "key" "version" "optional" true))) }}
 {{- end }}
 {{- if and .Values.preflight (not (hasKey $given "TORCHTALLY_NODE")) }}
 {{- $env = append $env (dict "name" "TORCHTALLY_NODE" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) }}

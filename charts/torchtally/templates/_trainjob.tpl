@@ -125,7 +125,6 @@ runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartP
 {{- end }}
 {{- if .Values.podGroupPolicy }}{{ $names = append $names "podGroupPolicy" }}{{ end }}
 {{- if .Values.serviceAccount.automountToken }}{{ $names = append $names "serviceAccount.automountToken" }}{{ end }}
-{{- if not .Values.serviceAccount.create }}{{ $names = append $names "serviceAccount.create=false" }}{{ end }}
 {{- if ne .Values.image.pullPolicy "IfNotPresent" }}{{ $names = append $names "image.pullPolicy" }}{{ end }}
 {{- if .Values.restartPolicy }}{{ $names = append $names "restartPolicy" }}{{ end }}
 {{- if not (kindIs "invalid" .Values.backoffLimit) }}{{ $names = append $names "backoffLimit" }}{{ end }}

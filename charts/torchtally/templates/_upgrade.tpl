@@ -1,9 +1,43 @@
-{{- /* A hash of the pods, to detect an upgrade that changes them. Comments in the templates don't change it. */}}
-{{- define "torchtally.podsHash" -}}
+{{- /* The pods, as far as an upgrade may not change them. */}}
+{{- define "torchtally.comparedPods" -}}
 {{- $pods := include "torchtally.pods" . | fromYaml }}
 {{- /* The operator does add and remove the pods of an elastic job. */}}
 {{- if .Values.elasticPolicy }}{{ $_ := unset (dig "pytorchReplicaSpecs" "Worker" dict $pods) "replicas" }}{{ end }}
-{{- toYaml $pods | sha256sum }}
+{{- toYaml $pods }}
+{{- end }}
+
+{{- /* A hash of them, to detect an upgrade that changes them. Comments in the templates don't change it. */}}
+{{- define "torchtally.podsHash" -}}
+{{- include "torchtally.comparedPods" . | sha256sum }}
+{{- end }}
+
+{{- /* What differs between two parts of a specification, from (list PATH OLD NEW). Items of lists go by their names. */}}
+{{- define "torchtally.differences" -}}
+{{- $path := index . 0 }}
+{{- $old := index . 1 }}
+{{- $new := index . 2 }}
+{{- $found := list }}
+{{- $isNamed := and (kindIs "slice" $old) (kindIs "slice" $new) (concat ($old | default list) ($new | default list) | first | kindIs "map") }}
+{{- if $isNamed }}
+{{- $old = include "torchtally.byName" $old | fromJson }}
+{{- $new = include "torchtally.byName" $new | fromJson }}
+{{- end }}
+{{- if and (kindIs "map" $old) (kindIs "map" $new) }}
+{{- range $key := concat (keys $old) (keys $new) | uniq | sortAlpha }}
+{{- $each := list (list $path $key | compact | join ".") (index $old $key) (index $new $key) }}
+{{- $found = include "torchtally.differences" $each | fromYamlArray | concat $found }}
+{{- end }}
+{{- else if ne (toJson $old) (toJson $new) }}
+{{- $where := regexReplaceAll "^pytorchReplicaSpecs\\.(Master|Worker)\\.|template\\.spec\\." $path "" }}
+{{- $found = append $found (printf "%s is %s and was %s" $where (toRawJson $new | trunc 200) (toRawJson $old | trunc 200)) }}
+{{- end }}
+{{- toYaml $found }}
+{{- end }}
+
+{{- define "torchtally.byName" -}}
+{{- $named := dict }}
+{{- range $i, $item := . }}{{ $_ := set $named (coalesce (get $item "name") (get $item "mountPath") (toString $i)) $item }}{{ end }}
+{{- toJson $named }}
 {{- end }}
 
 {{- /* The job in the cluster, as JSON. Empty if there is none, and without a cluster. */}}
@@ -55,7 +89,13 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- if and (has .type (list "Succeeded" "Complete" "Failed")) (eq .status "True") }}{{ $finished = true }}{{ end }}
 {{- end }}
 {{- $ignored := list }}
-{{- if and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished $hasPods (not $suspended)) }}{{ $ignored = list "its pods" }}{{ end }}
+{{- if and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished $hasPods (not $suspended)) }}
+{{- $ignored = list "its pods" }}
+{{- with dig "data" "spec" "" $configMap }}
+{{- $changes := include "torchtally.differences" (list "" (fromJson .) (include "torchtally.comparedPods" $ | fromYaml)) | fromYamlArray | uniq }}
+{{- $ignored = list (printf "its pods (%s)" (join ", " $changes)) }}
+{{- end }}
+{{- end }}
 {{- if and $pods $finished }}{{ $ignored = include "torchtally.ignoredChanges" (list . $existing.spec) | fromYamlArray | concat $ignored }}{{ end }}
 {{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" .Release.Name $existing }}
 {{- $scaled := include "torchtally.scaled" $existing }}
@@ -85,7 +125,7 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- end }}
 {{- $names := list }}
 {{- range $name := concat (keys $wanted) (keys $existing) | uniq | sortAlpha }}
-{{- if ne (get $wanted $name | default "" | toJson) (get $existing $name | default "" | toJson) }}{{ $names = append $names $name }}{{ end }}
+{{- if ne (get $wanted $name | default "" | toJson) (get $existing $name | default "" | toJson) }}{{ $names = append $names (printf "%s (which is %s and was %s)" $name (index $wanted $name | toRawJson) (index $existing $name | toRawJson)) }}{{ end }}
 {{- end }}
 {{- toYaml $names }}
 {{- end }}

@@ -64,8 +64,9 @@
 
 {{- $bytes := 0 }}
 {{- range .Values.files }}{{ $bytes = add $bytes (len .) }}{{ end }}
-{{- if gt $bytes 1048576 }}
-{{- $errors = append $errors (printf "files have %d bytes in total, but a ConfigMap is limited to 1048576: put them into your own image or on the data volume" $bytes) }}
+{{- /* Base64 of random bytes is as long as text gets by compression. */}}
+{{- if gt $bytes 409600 }}
+{{- $errors = append $errors (printf "files have %d bytes in total, but the maximum is 409600, as Helm keeps them twice in a Secret of at most 1 MiB: put them into your own image or on the data volume" $bytes) }}
 {{- end }}
 
 {{- $name := .Values.resources.gpuResourceName }}
@@ -197,6 +198,38 @@
 {{- if ne (.restartPolicy | default "Always") "Always" }}
 {{- $errors = append $errors (printf "%ssidecars: %s has restartPolicy %s, but a sidecar always restarts: remove restartPolicy, or move the container to initContainers" $prefix .name .restartPolicy) }}
 {{- end }}
+{{- end }}
+{{- range list
+    (list "env" $values.env "name")
+    (list "topologySpreadConstraints" $values.topologySpreadConstraints "topologyKey" "whenUnsatisfiable")
+    (list "resourceClaims" $values.resourceClaims "name")
+    (list "volumes" $values.volumes "name")
+    (list "volumeMounts" $values.volumeMounts "mountPath")
+    (list "initContainers and sidecars" (concat $values.initContainers $values.sidecars) "name")
+}}
+{{- range include "torchtally.duplicates" . | fromYamlArray }}{{ $errors = append $errors (print $prefix .) }}{{ end }}
+{{- end }}
+{{- range $list := list "initContainers" "sidecars" }}
+{{- range $i, $container := index $values $list }}
+{{- range list (list "env" "name") (list "ports" "containerPort" "protocol") (list "volumeMounts" "mountPath") }}
+{{- $of := concat (list (printf "%s%s[%d].%s" $prefix $list $i (first .)) (index $container (first .))) (rest .) }}
+{{- range include "torchtally.duplicates" $of | fromYamlArray }}{{ $errors = append $errors . }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toYaml $errors }}
+{{- end }}
+
+{{- /* What the API server would say of items of a list that have the same keys, from (list PATH ITEMS KEY …). */}}
+{{- define "torchtally.duplicates" -}}
+{{- $call := . }}
+{{- $known := list }}
+{{- $errors := list }}
+{{- range $i, $item := index . 1 | default list }}
+{{- $named := dict }}
+{{- range slice $call 2 }}{{ $_ := set $named . (get $item . | default (ternary "TCP" "" (eq . "protocol"))) }}{{ end }}
+{{- if has $named $known }}{{ $errors = append $errors (printf "%s[%d]: Duplicate value: %s" (first $call) $i (toRawJson $named)) }}{{ end }}
+{{- $known = append $known $named }}
 {{- end }}
 {{- toYaml $errors }}
 {{- end }}

@@ -39,6 +39,7 @@ class Position:
     """Hands out the samples of two epochs, and knows how many are in the weights."""
 
     task = "counting"
+    anew = False
 
     def __init__(self, seed: int = 0):
         self.seed, self.epoch, self.position, self.attempt, self.discarded = seed, 1, 0, 0, 0

@@ -96,7 +96,7 @@ def test_what_is_no_file_is_skipped_and_stays(tmp_path: Path) -> None:
     folder, pipe = (tmp_path / checkpoint_file.file_name(1, number) for number in (2, 3))
     folder.mkdir()
     os.mkfifo(pipe)
-    assert newest(tmp_path) == (1, [f"skipped checkpoint {path}: it is not a file" for path in (pipe, folder)])
+    assert newest(tmp_path) == (1, [f"checkpoint {path}: it is not a file" for path in (pipe, folder)])
     saved(tmp_path, 4, 5, 6, keep=1)
     assert newest(tmp_path) == (6, [])
     assert folder.exists()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -14,6 +15,8 @@ import ranks
 import torch
 import torch.distributed as dist
 from accounts import alone, as_rank, run, tallied
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 from witness import Direct, Noisy, Witness
 
 from torchtally import Account, Batch, exchange
@@ -366,3 +369,41 @@ def test_a_loop_that_does_not_take_up_all_is_refused(before: str, how: str, sent
     found = alone(trains, tmp_path, how)
     assert (found["code"], sentence in found["err"]) == (2, True), found["err"]
     assert not tallied(found["out"])
+
+
+def saves_early(folder: Path, anew: bool) -> bool:
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Account("t", epochs=1, anew=anew) as account:
+        account.optimizer(optimizer)
+        kept = account.checkpoints(folder, {"model": model, "optimizer": optimizer}, every=32400)
+        resumed = kept.resume()
+        for step, batch in enumerate(account.loader(TensorDataset(torch.ones(N, 1)), batch_size=SIZE)):
+            optimizer.zero_grad()
+            account.weigh(model(*batch).mean()).backward()
+            optimizer.step()
+            if step == 1 and not resumed:
+                kept.save(wait=True)
+    return resumed
+
+
+def test_damaged_checkpoints_alone_end_the_run_unless_it_is_to_begin_anew(tmp_path: Path) -> None:
+    run(2, saves_early, tmp_path, False)
+    (made,) = (each for each in tmp_path.iterdir() if each.is_dir())
+    half = tmp_path / made.name.replace("00000001", "00000002")
+    half.mkdir()
+    found = run(2, saves_early, tmp_path, False)
+    assert [each["result"] for each in found] == [True, True], found[0]["err"]
+    manifest, whole = made / "manifest.json", (made / "manifest.json").read_text()
+    manifest.write_text(whole.replace('"world": 2', '"world": 3'))
+    for each in run(2, saves_early, tmp_path, False):
+        assert each["code"] == 2
+        assert (
+            f"no checkpoint in {tmp_path} can be taken up: restore one, or delete them to begin anew; "
+            f"checkpoint {made}: its manifest is damaged\n" in each["err"]
+        )
+    assert made.exists()
+    assert [each["result"] for each in run(2, saves_early, tmp_path, True)] == [False, False]
+    shutil.rmtree(tmp_path)
+    half.mkdir(parents=True)  # what a start has left that was killed while it wrote the first one
+    assert [each["result"] for each in run(2, saves_early, tmp_path, False)] == [False, False]

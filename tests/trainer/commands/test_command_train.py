@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import clean_log
@@ -50,6 +51,8 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     }
     assert found["train", 1]["pod"] == "demo-worker-0"
     assert len({line["run"] for line in found.values()}) == 1
+    (began,) = {line["began"] for line in found.values()}
+    assert 0 < time.time() - began / 1000 < 3600 and last_line(ended[0].stdout)["began"] == began
     assert "✓ every sample exactly once" in ended[0].stdout
     assert not (tmp_path / "worker").exists()
     model, document = tmp_path / "master" / "model.pt", tmp_path / "master" / "proof.json"

@@ -105,6 +105,39 @@ def test_ranks_that_do_not_notice_are_asked_before_they_are_killed(tmp_path: Pat
     assert "in deaf" in (tmp_path / "stacks-demo-master-0.txt").read_text()
 
 
+NEVER_ENDS = """
+import os, threading, time
+import torch, torch.distributed as dist
+from torchtally import Account
+
+def uploads():
+    while not os.path.exists("{end}"):
+        time.sleep(0.1)
+
+dist.init_process_group("gloo")
+with Account("never ends", epochs=1) as account:
+    for batch in account.epoch("train", 1, account.loader(torch.ones(8, 1), "train", batch_size=1)):
+        account.commit()
+if dist.get_rank() == 0:
+    threading.Thread(target=uploads).start()
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_that_does_not_end_after_its_last_sample_is_told_and_not_ended(
+    two: launched.Job, tmp_path: Path
+) -> None:
+    (path := tmp_path / "never_ends.py").write_text(NEVER_ENDS.format(end=tmp_path / "end"))
+    pods = two.all(["run", str(path)])
+    told = "all samples were consumed 1 s ago, and the program has not ended: rank 0 stands in _shutdown (threading.py:"
+    launched.until("it is told", lambda: told in pods[0].errors)
+    assert "which waits for threads: uploads (never_ends.py:" in pods[0].errors
+    assert pods[0].process.poll() is None
+    (tmp_path / "end").touch()
+    assert [pod.wait() for pod in pods] == [0, 0]
+    assert "all samples were consumed" not in pods[1].errors
+
+
 def test_an_output_folder_that_takes_nothing_hides_no_stack(two: launched.Job, tmp_path: Path) -> None:
     (tmp_path / "output").write_text("no folder")
     command = script(tmp_path, "time.sleep(1)", 8)

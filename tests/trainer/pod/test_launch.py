@@ -303,6 +303,40 @@ def test_a_pod_that_starts_again_waits_until_the_others_do(two: launched.Job) ->
     assert [master.wait(), worker.wait()] == [0, 0]
 
 
+def test_a_pod_that_is_added_to_a_running_job_fails_nothing_and_takes_part_after_a_restart(
+    two: launched.Job, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    work = launched.shell(f"echo of $WORLD_SIZE; until [ -e {end} ]; do sleep 0.1; done")
+    scaled = {"WORLD_SIZE": "3", "PET_NNODES": "3"}
+    told = "demo-worker-1 was added to a job of 2 pods, which runs and is not elastic: it takes no part"
+    pods = two.all(work)
+    assert [pod.line() for pod in pods] == ["of 2", "of 2"]
+    added = two.start(2, work, **scaled)
+    launched.until("it is told", lambda: told in added.errors)
+    pods[0].kill()
+    assert pods[1].wait() == 203
+    # The master is made anew, by the scaled job, and the worker starts again as it was.
+    pods = [two.start(0, work, **scaled), two.start(1, work), added]
+    assert [pod.line() for pod in pods] == ["of 3"] * 3
+    end.touch()
+    assert [pod.wait() for pod in pods] == [0] * 3
+
+
+def test_a_pod_that_is_added_to_a_running_job_ends_with_it(two: launched.Job, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    work = launched.shell(f"echo of $WORLD_SIZE; until [ -e {end} ]; do sleep 0.1; done")
+    pods = two.all(work)
+    assert [pod.line() for pod in pods] == ["of 2", "of 2"]
+    added = [two.start(rank, work, WORLD_SIZE="4", PET_NNODES="4") for rank in (2, 3)]
+    for pod in added:
+        launched.until("it is told", lambda pod=pod: "was added to a job" in pod.errors)
+    end.touch()
+    assert [pod.wait() for pod in [*pods, *added]] == [0] * 4
+    assert "the run is complete, without demo-worker-1" in added[0].errors
+    assert "of" not in added[0].rest()
+
+
 # What a pod's end does to the others.
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import random
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import clean_log
@@ -234,6 +234,54 @@ def test_what_a_cluster_says_fills_what_a_pod_could_not(logs: Logs) -> None:
     assert (restart.code, restart.cause, restart.time) == (137, "OOMKilled", first + 1)
     record.add_life("demo-worker-1", Life(created=first))
     assert [pod.name for pod in record.snapshot.pods] == [*PODS, "demo-worker-1"]
+
+
+def test_a_pod_that_is_seen_before_its_container_starts_has_no_life_more(starts: list[Logs]) -> None:
+    record = recorded(starts[0])
+    (life,) = record.snapshot.pods[1].lives
+    assert life.started
+    created = life.started - 9
+    record.add_life("demo-worker-0", Life(created=created))
+    record.add_life("demo-worker-0", Life(created=created, scheduled=created + 1))
+    record.add_life("demo-worker-0", Life(created=created, scheduled=created + 1, container=int(life.started)))
+    (life,) = record.snapshot.pods[1].lives
+    assert (life.created, life.scheduled) == (created, created + 1)
+    assert record.snapshot.restarts == ()
+
+
+def later(lines: list[str], seconds: float) -> list[str]:
+    """By a clock that is so much ahead."""
+    found = [(line, events.read(line)) for line in lines]
+    return [events.line(replace(read, time=read.time + seconds)) if read else line for line, read in found]
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+def test_a_clock_that_is_wrong_makes_no_lives(ahead: float, logs: Logs, whole: Snapshot) -> None:
+    first, second = (life.started for life in whole.pods[1].lives)
+    assert first and second
+    known = [
+        Life(container=first - 1, created=first - 9, ended=second - 2, code=137, cause="OOMKilled"),
+        Life(container=second - 1),
+    ]
+    found = []
+    for lines in (logs["demo-worker-0"], later(logs["demo-worker-0"], ahead)):
+        record = recorded(logs | {"demo-worker-0": lines})
+        for life in known:
+            record.add_life("demo-worker-0", life)
+        found.append(record.snapshot)
+    right, wrong = found
+    assert [(life.code, life.container) for life in wrong.pods[1].lives] == [(137, first - 1), (0, second - 1)]
+    assert [(each.pod, each.code) for each in wrong.restarts] == [(each.pod, each.code) for each in right.restarts]
+    assert [each.time for each in wrong.restarts] == pytest.approx([each.time for each in right.restarts], abs=5)
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+def test_a_run_goes_on_as_the_clock_of_rank_0_has_it(ahead: float, starts: list[Logs]) -> None:
+    record = recorded({pod: later(lines, ahead) for pod, lines in starts[0].items()})
+    began = record.snapshot.pods[0].life.started
+    assert began
+    record.add_life("demo-master-0", Life(container=began - ahead, created=began - ahead - 9, ended=began - ahead + 99))
+    assert record.snapshot.run and record.snapshot.run.state == "stopped"
 
 
 def test_a_container_in_which_a_pod_starts_twice_ends_with_the_last_start(logs: Logs) -> None:

@@ -299,6 +299,20 @@ def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
         assert "cannot be read: [Errno 5]" in str(result)
 
 
+def test_a_training_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:
+    ranks.run(2, start, "own", tmp_path)
+    files = sorted(tmp_path.glob("*.checkpoint"))
+    for path in files:
+        path.write_bytes(path.read_bytes()[:-1])
+    for result in ranks.run(2, outcome_of, "own", tmp_path):
+        assert isinstance(result, Refused)
+        assert f"no checkpoint in {tmp_path} can be taken up" in str(result)
+        assert all(f"{path}: it is cut off" in str(result) for path in files)
+    for path in files:
+        path.unlink()
+    assert ranks.run(2, outcome_of, "own", tmp_path) == undisturbed(2)
+
+
 def test_a_folder_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert ranks.run(2, outcome_of, "own", tmp_path / "file" / "checkpoints") == undisturbed(2)

@@ -1,5 +1,7 @@
 """Tally lines out of real logs: whatever stands around them, whatever happened to them."""
 
+import csv
+import io
 import json
 import tracemalloc
 from pathlib import Path
@@ -109,7 +111,27 @@ def loki(text: str) -> str:
     return json.dumps({"status": "success", "data": {"result": [{"stream": {"pod": "a"}, "values": values}]}})
 
 
+def table(text: str, **form: Any) -> str:
+    rows = csv.writer(out := io.StringIO(), **form)
+    rows.writerows([["@timestamp", "message"], *([number, line] for number, line in enumerate(text.splitlines()))])
+    return out.getvalue()
+
+
+def cloud(text: str) -> str:
+    return json.dumps([{"textPayload": line} for line in text.splitlines()], indent=2)
+
+
+def aws(text: str) -> str:
+    messages = [json.dumps({"log": line, "stream": "stdout"}) for line in text.splitlines()]
+    return json.dumps({"events": [{"timestamp": 1, "message": each} for each in messages]}, indent=4)
+
+
 WRAPPED = {
+    "CSV": table,
+    "CSV with semicolons, all quoted": lambda text: table(text, delimiter=";", quoting=csv.QUOTE_ALL),
+    "CSV of json-file": lambda text: table(json_file(text)),
+    "gcloud": cloud,
+    "aws": aws,
     "json-file": json_file,
     "CRI": cri,
     "Fluent Bit": lambda text: collected(text, "log"),

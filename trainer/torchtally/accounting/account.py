@@ -416,6 +416,11 @@ class Account(Lifetime):
             reported = self._counting.checkpoints is not None
             stateful.load(state, self._progress, self._attempt, self._guards, reported=reported)
 
+    @property
+    def anew(self) -> bool:
+        """Whether the program has said that a restart that loads no state begins anew."""
+        return self._anew
+
     def begin_anew(self) -> None:
         """State that this start's weights are those of a beginning, as there is no checkpoint to load."""
         self._attempt.anew = True

@@ -17,18 +17,25 @@ from torchtally.log import log
 _NAME = re.compile(r"(\d{8,})-epoch-\d+-position-\d+-[0-9a-f]{8}", re.ASCII)
 _TOKEN = re.compile(r"\.shared-[0-9a-f]{8}|\.\.shared-[0-9a-f]{8}\.[a-z0-9_]{8}")  # and its half, as of `atomic_file`
 
+_HALF = "it was not written to its end"  # the manifest comes last
+
 
 class Catalog:
     """The checkpoints in `storage`, named by their numbers in the order of their making.
 
     `group` is used by the main thread alone. Names that are drawn in two starts of a run never meet.
+
+    Attributes:
+        damaged: What is wrong with each that `newest()` has skipped, apart from those that a killed start left half
+            written.
     """
 
     def __init__(self, storage: Storage, group: dist.ProcessGroup, pod: str):
         self.storage, self._group, self._pod = storage, group, pod
         self._start = on_rank_0(group, lambda: secrets.token_hex(4))
         self._number = 0
-        self._damaged: set[str] = set()
+        self.damaged: list[str] = []
+        self._skipped: set[str] = set()
 
     def check_shared(self) -> None:
         """Check that all ranks see what rank 0 writes. Raises Refused if one does not, or if rank 0 may not write."""
@@ -75,9 +82,12 @@ class Catalog:
                 wrong = next(filter(None, on_all(self._group, partial(self._wrong, name, manifest))), "")
                 if not wrong:
                     return name, manifest
-            self._damaged.add(name)
+            self._skipped.add(name)
+            sentence = f"checkpoint {self.storage.url(name)}: {wrong}"
+            if wrong != _HALF:
+                self.damaged.append(sentence)
             if dist.get_rank() == 0:
-                log.warning(f"skipped checkpoint {self.storage.url(name)}: {wrong}")
+                log.warning(f"skipped {sentence}")
         return None
 
     def next_name(self, epoch: int, position: int) -> str:
@@ -93,7 +103,7 @@ class Catalog:
         try:
             names = sorted((each for each in self.storage.names() if _NAME.fullmatch(each)), key=_number, reverse=True)
             names = [each for each in names if _number(each) <= _number(name)]
-            whole = [each for each in names if each not in self._damaged and MANIFEST in self.storage.sizes(each)]
+            whole = [each for each in names if each not in self._skipped and MANIFEST in self.storage.sizes(each)]
         except OSError:
             return
         for each in names:
@@ -113,7 +123,7 @@ class Catalog:
         try:
             return parse(self.storage.read(f"{name}/{MANIFEST}"), self.storage.url(name)).contents(), ""
         except FileNotFoundError:
-            return None, "it was not written to its end"
+            return None, _HALF
         except NotADirectoryError:
             return None, "it is not a folder"
         except IsADirectoryError:

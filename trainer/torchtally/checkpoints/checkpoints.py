@@ -76,7 +76,8 @@ class Checkpoints(Rounds):
         Call it on all ranks before the first epoch. Checkpoints that are not whole are skipped with a warning.
 
         Raises:
-            Refused: The checkpoint is of another run, or holds other objects.
+            Refused: The checkpoint is of another run, or holds other objects. Or all are damaged, and the account has
+                no `anew=True`.
             Volume: The folder cannot be read.
         """
         self._resumed = True
@@ -157,6 +158,7 @@ class Checkpoints(Rounds):
     def _load_newest(self) -> bool:
         found = self._catalog.newest()
         if not found:
+            self._refuse_damaged(self._catalog.damaged)
             self._account.begin_anew()
             return False
         name, manifest = found

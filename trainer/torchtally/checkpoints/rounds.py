@@ -15,7 +15,7 @@ from torchtally import events
 from torchtally.checkpoints.objects import Objects
 from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.together import on_rank_0
-from torchtally.errors import Stopped
+from torchtally.errors import Refused, Stopped
 from torchtally.log import log
 from torchtally.pod import retries
 
@@ -29,6 +29,10 @@ class Account(Protocol):
 
     @property
     def task(self) -> str: ...
+
+    @property
+    def anew(self) -> bool:
+        """Whether the program has said that a restart without a state begins anew."""
 
     @property
     def source(self) -> events.Source: ...
@@ -166,6 +170,14 @@ class Rounds(ABC):
             event = events.Stopped(signal=number, saved=stopped.saved, epoch=epoch, position=position)
             events.emit(event, self._account.source)
         raise stopped
+
+    def _refuse_damaged(self, wrong: list[str]) -> None:
+        """Refuse to begin anew where checkpoints were written and all are damaged: what is `wrong` with them."""
+        if wrong and not self._account.anew:
+            raise Refused(
+                f"no checkpoint in {self._where} can be taken up: restore one, or delete them to begin anew; "
+                + "; ".join(wrong)
+            )
 
     def _resumes(self, path: str, attempt: int, epoch: int, position: int, consumed: int) -> None:
         """Take note of a loaded checkpoint of an `attempt`, and of what is lost after it. A call of all ranks."""

@@ -107,8 +107,8 @@ def _find_in(folder: Path) -> SavedModel:
         return find(folder / MODEL)
     for place in (folder / FOLDER, folder):
         found = checkpoint_file.newest(place, clear=False)  # a training can be writing there
-        for warning in found.skipped:
-            log.warning(warning)
+        for sentence in found.skipped:
+            log.warning(f"skipped {sentence}")
         if found.payload and found.path:
             return SavedModel(found.path, checkpoint_file.load(found.payload)["model"], None)
     raise Refused(f"--checkpoint {folder} has neither {MODEL} nor an intact checkpoint")

@@ -31,6 +31,7 @@ class RankContext:
 
     process: Process
     run: str  # the run's id
+    began: int  # when rank 0 began this start: milliseconds since 1970
     task: Task
     train: Samples  # on the CPU
     test: Samples  # on the CPU
@@ -50,6 +51,7 @@ class RankContext:
             world=self.process.world,
             seed=seed,
             data=self.task.fingerprint,
+            began=self.began,
         )
 
 
@@ -79,10 +81,10 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
         exporter = requested.exporter(process)
         if process.rank == 0:
             prepare()
-        began = time.monotonic()
+        loading = time.monotonic()
         train, test = task.load(data or places.data, places.cache)
         if process.local_rank == 0:
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - loading
             log.info(
                 f"rank {process.rank} has {len(train)} samples to train with and {len(test)} to test with, "
                 f"after {seconds:.1f} s"
@@ -100,11 +102,19 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
         **facts,
         "device": where.type if where else None,
     }
-    store, run = process_group.join(process, facts, problem)
+    store, run, began = process_group.join(process, facts, problem)
     assert train is not None and test is not None and where is not None
 
     process_group.create(store, process, where)
     preflight.run(process, where)
     return RankContext(
-        process=process, run=run, task=task, train=train, test=test, device=where, pace=pace, exporter=exporter
+        process=process,
+        run=run,
+        began=began,
+        task=task,
+        train=train,
+        test=test,
+        device=where,
+        pace=pace,
+        exporter=exporter,
     )

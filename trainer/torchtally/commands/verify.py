@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import sys
+import zlib
 from pathlib import Path
 
 from torchtally import console
@@ -14,6 +15,7 @@ from torchtally.errors import Refused
 from torchtally.observed.judge import Observation
 from torchtally.verifier import report
 from torchtally.verifier.log import Log
+from torchtally.verifier.log_file import open_log
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import UnknownRun, Verdict, judge
@@ -143,7 +145,7 @@ def _read(log: Log, path: str) -> None:
             log.notes.append(f"{file} is a proof and no log: verify it by itself")
             continue
         try:
-            with file.open(encoding="utf-8", errors="replace", newline="") as stream:
+            with open_log(file) as stream:
                 log.read(str(file), stream)
-        except OSError as error:
-            raise Refused(f"cannot read {file}: {error.strerror}") from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise Refused(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error

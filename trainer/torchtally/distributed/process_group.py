@@ -1,5 +1,6 @@
 """The process group of all ranks: its creation after the handshake, and a rank's exit code."""
 
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,14 +34,18 @@ def run(main: Callable[[], None]) -> int:
     return OK
 
 
-def join(process: Process, facts: Mapping[str, Any], problem: str | None) -> tuple[Store, str]:
-    """Join the rendezvous and the handshake of all ranks; returns the job's store and the run's id.
+def join(process: Process, facts: Mapping[str, Any], problem: str | None) -> tuple[Store, str, int]:
+    """Join the rendezvous and the handshake of all ranks.
+
+    Returns the job's store, the run's id, and when rank 0 began, in milliseconds since 1970.
 
     Raises Refused on every rank if facts differ or any rank has a problem, and Lost.
     """
     store, _, _ = next(rendezvous("env://"))
-    own = {"world size": process.world, **facts, "PyTorch": torch.__version__, "_run": process.run}
-    return store, handshake.agree(store, process.rank, process.world, process.pod, own, problem)["_run"]
+    own = {"world size": process.world, **facts, "PyTorch": torch.__version__}
+    own |= {"_run": process.run, "_began": time.time_ns() // 1_000_000}
+    agreed = handshake.agree(store, process.rank, process.world, process.pod, own, problem)
+    return store, agreed["_run"], agreed["_began"]
 
 
 def of_one(env: Mapping[str, str]) -> bool:

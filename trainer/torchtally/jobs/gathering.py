@@ -7,15 +7,17 @@ from typing import Any
 
 from torchtally.cluster import carried, logs
 from torchtally.cluster.job_kinds import ClusterError, ClusterJob, Unreachable
+from torchtally.errors import Refused
 from torchtally.jobs import overview, standing
 from torchtally.jobs.cluster import Cluster, Pod, lives, restarts, waits
-from torchtally.jobs.files import found
+from torchtally.jobs.files import NoLogs, found
 from torchtally.jobs.overview import Overview
 from torchtally.jobs.standing import Standing
 from torchtally.observed import report as observed
 from torchtally.record.record import Record
 from torchtally.verifier.conclusion import conclusion, summary_of_runs
 from torchtally.verifier.log import Log
+from torchtally.verifier.log_file import open_log
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.outcome import Outcome, worst
 from torchtally.verifier.verdict import Verdict, judge
@@ -77,8 +79,11 @@ def read_files(path: Path) -> Record:
     """All logs. Raises NoLogs."""
     log = Record()
     for file in found(path):
-        with file.open(encoding="utf-8", errors="replace", newline="") as stream:
-            log.read(str(file), stream)
+        try:
+            with open_log(file) as stream:
+                log.read(str(file), stream)
+        except Refused as error:
+            raise NoLogs(error) from None
     return log
 
 

@@ -238,8 +238,9 @@ def _restarts(restarts: tuple[Restart, ...]) -> Iterator[RenderableType]:
     """Each fault once: the ends of other pods that it has caused are counted."""
     faults: list[list[Restart]] = []
     for restart in restarts:
-        if faults and restart.time - faults[-1][0].time < _TOGETHER:
-            faults[-1].append(restart)
+        fault = next((each for each in reversed(faults) if _same(each, restart)), None)
+        if fault:
+            fault.append(restart)
         else:
             faults.append([restart])
     yield Text(f"restarts: {len(restarts)} of pods, by {len(faults)} fault{'s' * (len(faults) > 1)}", "bold")
@@ -253,6 +254,14 @@ def _restarts(restarts: tuple[Restart, ...]) -> Iterator[RenderableType]:
             cause = f"ended with {first.code}" + (f": {first.cause}" if first.cause else "")
         others = f"; {len(fault) - 1} other{'s' * (len(fault) > 2)} with it" if len(fault) > 1 else ""
         yield Text(f"  {clock(first.time)}  {first.pod} {cause}{others}", "default")
+
+
+def _same(fault: list[Restart], restart: Restart) -> bool:
+    """Whether a restart is of a fault: by its time, or, as clocks can differ, by the attempt that has ended with it."""
+    if restart.time - fault[0].time < _TOGETHER:
+        return True
+    ended = restart.attempt is not None and (restart.run, restart.attempt) == (fault[0].run, fault[0].attempt)
+    return ended and restart.pod not in [each.pod for each in fault]
 
 
 def clock(moment: float) -> str:

@@ -136,9 +136,14 @@ def _operator_variables(job: LocalJob, pod: Pod, network: Network) -> Iterator[t
         yield from _elastic_variables(job.elastic, network.reach(_rendezvous(job)))
 
 
+def needs_server(policy: Mapping[str, Any]) -> bool:
+    """Whether an elastic job meets at an etcd server, which is not here: its pods meet at the first worker."""
+    return str(policy.get("rdzvBackend", "")).startswith("etcd")
+
+
 def _elastic_variables(policy: Mapping[str, Any], endpoint: Address) -> Iterator[tuple[str, str]]:
     yield "PET_RDZV_ENDPOINT", f"{endpoint.host}:{endpoint.port}"
-    yield "PET_RDZV_BACKEND", policy.get("rdzvBackend", "c10d")
+    yield "PET_RDZV_BACKEND", "c10d" if needs_server(policy) else policy.get("rdzvBackend", "c10d")
     yield "PET_NNODES", f"{policy['minReplicas']}:{policy['maxReplicas']}"
     for name, key in (
         ("PET_MAX_RESTARTS", "maxRestarts"),
@@ -158,7 +163,7 @@ def _master(job: LocalJob) -> Address:
 
 
 def _rendezvous(job: LocalJob) -> Address:
-    policy = job.elastic or {}
+    policy = {} if needs_server(job.elastic or {}) else job.elastic or {}
     return Address(policy.get("rdzvHost", f"{job.name}-worker-0"), policy.get("rdzvPort", job.replicas["Worker"].port))
 
 

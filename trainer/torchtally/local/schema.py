@@ -5,6 +5,7 @@ The job's own fields are few and stand here; a pod template is Kubernetes' own t
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -61,6 +62,22 @@ _OWN: Mapping[str, Shape] = {
     "ReplicaSpec": {"replicas": "int", "restartPolicy": "str", "template": "V1PodTemplateSpec"},
     "RDZVConf": {"key": "str", "value": "str"},
 }
+# Fields that name an item of a list, by the list's own type: the CRD's x-kubernetes-list-map-keys.
+_KEYS = {
+    "V1Container": ("name",),
+    "V1ContainerPort": ("containerPort", "protocol"),
+    "V1EnvVar": ("name",),
+    "V1EphemeralContainer": ("name",),
+    "V1HostAlias": ("ip",),
+    "V1LocalObjectReference": ("name",),
+    "V1PodResourceClaim": ("name",),
+    "V1PodSchedulingGate": ("name",),
+    "V1TopologySpreadConstraint": ("topologyKey", "whenUnsatisfiable"),
+    "V1Volume": ("name",),
+    "V1VolumeDevice": ("devicePath",),
+    "V1VolumeMount": ("mountPath",),
+}
+_DEFAULTS = {"protocol": "TCP"}
 _TYPES = {"str": "string", "int": "integer", "bool": "boolean", "float": "number", "datetime": "string"}
 
 
@@ -89,6 +106,7 @@ def _errors(value: Any, shape: Shape, path: str) -> Iterator[str]:
             yield from _of_type(value, "array", path)
             for i, item in enumerate(value if isinstance(value, list) else ()):
                 yield from _errors(item, inner[1], f"{path}[{i}]")
+            yield from _duplicates(value, _KEYS.get(inner[1], ()), path)
         elif inner := re.fullmatch(r"[Dd]ict[\[(]str, (.+)[\])]", shape):
             yield from _of_type(value, "object", path)
             for key, item in value.items() if isinstance(value, dict) else ():
@@ -114,6 +132,17 @@ def _errors(value: Any, shape: Shape, path: str) -> Iterator[str]:
                 yield f'strict decoding error: unknown field "{field}"'
             else:
                 yield from _errors(item, shape[key], field)
+
+
+def _duplicates(value: Any, keys: tuple[str, ...], path: str) -> Iterator[str]:
+    known = []
+    for i, item in enumerate(value if isinstance(value, list) and keys else ()):
+        if isinstance(item, dict):
+            named = {key: item.get(key, _DEFAULTS.get(key, "")) for key in keys}
+            if named in known:
+                where = re.sub(r"^spec\.pytorchReplicaSpecs\.(\w+)", r"spec.pytorchReplicaSpecs[\1]", path)
+                yield f"{where}[{i}]: Duplicate value: {json.dumps(named, separators=(',', ':'))}"
+            known.append(named)
 
 
 def _of_type(value: Any, wanted: str, path: str) -> Iterator[str]:

@@ -44,6 +44,9 @@ def found_in(job: LocalJob, support: Support, gpus: Sequence[str]) -> list[str]:
         items.append(f"managedBy {job.run_policy['managedBy']}")
     if "metrics" in (job.elastic or {}):
         items.append("elasticPolicy.metrics")
+    if environment.needs_server(policy := job.elastic or {}):
+        where = ":".join(str(policy[key]) for key in ("rdzvHost", "rdzvPort") if key in policy)
+        items.append(f"elasticPolicy.rdzvBackend {policy['rdzvBackend']}{where and f' at {where}'} (c10d in its place)")
     queue = "kueue.x-k8s.io/queue-name"
     if queue in job.metadata.get("labels", {}):
         items.append(f"label {queue}")

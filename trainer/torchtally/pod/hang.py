@@ -42,6 +42,7 @@ class Hang:
         self._pod, self._folder, self._output, self._seconds, self._share = pod, folder, output, seconds, share
         self._told: str | None = None  # where the ranks stand, if they still do
         self._count = 0  # of what they had consumed by then
+        self._late = False  # whether it is told that ranks do not end
         self._one_at_a_time = threading.Lock()
 
     @property
@@ -68,7 +69,7 @@ class Hang:
     def _watch(self) -> None:
         interval = min(1.0, self._seconds / 4)
         # Looks are counted, not time: the clock runs on while this pod is frozen itself.
-        still, before = 0, 0
+        still = before = over = 0
         while True:
             time.sleep(interval)
             now = self._consumed()
@@ -78,6 +79,10 @@ class Hang:
             before = now
             if still * interval >= self._seconds and not self._told:
                 self._write(self._seconds, wait=_OTHERS)
+            ended = any(sign.over for sign in stacks.signs(self._folder)) and not signals.begun()
+            over = over + 1 if ended else 0
+            if over * interval >= self._seconds and not self._late:
+                self._write_late()
 
     def _consumed(self) -> int:
         return sum(sign.count for sign in stacks.signs(self._folder))
@@ -104,6 +109,20 @@ class Hang:
             log.warning(f"{how}{self._told}" + (f"; their stacks are in {path}" if path else ""))
             event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
             events.emit(event, events.Source(pod=self._pod))
+
+    def _write_late(self) -> None:
+        """Say where ranks stand that have consumed all and do not end: a thread can keep one for ever."""
+        with self._one_at_a_time:
+            all_over = [sign for sign in stacks.signs(self._folder) if sign.over]
+            found = [(sign.rank, text) for sign in all_over if (text := stacks.of(self._folder, sign.rank, sign.pid))]
+            if found:
+                self._late = True
+                where = gist([(rank, self._pod, stacks.place(text)) for rank, text in found])
+                path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
+                told = f"all samples were consumed {self._seconds:g} s ago, and the program has not ended: {where}"
+                log.warning(told + (f"; their stacks are in {path}" if path else ""))
+                event = events.Stuck(seconds=self._seconds, stands=told, stacks=str(path) if path else None)
+                events.emit(event, events.Source(pod=self._pod))
 
     def _keep(self, text: str) -> Path | None:
         """Write the file of this pod, of which there is one at most."""

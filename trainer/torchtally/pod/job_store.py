@@ -119,6 +119,18 @@ class JobStore:
         found: list[bytes] = self.keys.multi_get([_beat(rank) for rank in range(self.count)])
         return found
 
+    def succeeded(self) -> bool:
+        """Whether a pod has departed without a failure: all ranks have passed the exit barrier then."""
+        return DEPARTED in self.heartbeats() and not self.failures()
+
+    def watch(self, rank: int) -> None:
+        """Let pod 0 know of a pod that waits for the end of the run without a part in it."""
+        self.keys.append("watchers", f"{rank} ")
+
+    def watchers(self) -> set[int]:
+        """Return those."""
+        return set(map(int, self.keys.get("watchers").split())) if self.keys.check(["watchers"]) else set()
+
     def _comes(self, key: str, seconds: float) -> bool:
         if seconds <= 0:
             found: bool = self.keys.check([key])

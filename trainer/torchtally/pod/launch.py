@@ -31,6 +31,7 @@ from torchtally.pod import (
     attempts,
     device,
     failure,
+    foreseen,
     lifeline,
     observed_lines,
     prefork,
@@ -65,13 +66,20 @@ def launch(
         The exit code. In a forked rank: what runs its program and returns the rank's exit code.
 
     Raises:
-        Refused: The environment contradicts itself, GPUs are requested and cannot be used, or there is no such program.
+        Refused: The environment contradicts itself, GPUs are requested and cannot be used, or there is no such program,
+            or it is another launcher.
         Exhausted: The job has no retries left.
     """
     job = Job.from_env(env)
     if not shutil.which(command[0]):
         raise Refused(f"{command[0]!r} is not a program that can be run here")
+    foreseen.check_command(command)
     main = prefork.main_of(module, command) if module else None
+    foreseen.check_environment(
+        env.get("PET_RDZV_BACKEND") if job.elastic else None,
+        own=main is not None,
+        gpus=Places.from_env(env).device == "cuda",
+    )
     observed = observes(env) and not main  # the modules of this package keep accounts
     os.environ["TORCHTALLY_OBSERVE"] = "auto" if observed else "never"
 
@@ -202,8 +210,8 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
         text = f"{pod_name(env)} was stopped by signal {int(error.sigval)} ({error.sigval.name})"
         own = Failure(Kind.KNOWN, SIGNALLED + int(error.sigval), text)
         return pods.cause(own) if pods else own
-    except rendezvous.Complete:
-        log.info("the run is complete")
+    except rendezvous.Complete as sentence:
+        log.info(str(sentence))
         return None
     except Lost as sentence:
         return Failure(Kind.CONSEQUENCE, LOST, str(sentence))

@@ -5,7 +5,7 @@ import resource
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from torch.distributed import (  # type: ignore[attr-defined]  # they are there, unannounced
@@ -45,7 +45,7 @@ _DEPART = 15  # for the other pods to depart, after which pod 0 takes the store 
 
 
 class Complete(Exception):
-    """Pod 0 has found the run complete."""
+    """Nothing is left for this pod to do: why, in a few words."""
 
 
 class Rendezvous(RendezvousHandler):
@@ -61,6 +61,7 @@ class Rendezvous(RendezvousHandler):
         self._store: TCPStore | None = None
         self._heartbeat: Heartbeat | None = None
         self._board: JobStore | None = None
+        self._added = False  # to a job that runs without this pod
         self.before_kill: Callable[[], None] = lambda: None  # of ranks that do not notice that a peer is gone
 
     def create(self, parameters: RendezvousParameters) -> RendezvousHandler:
@@ -115,13 +116,11 @@ class Rendezvous(RendezvousHandler):
     def _announce(self, decision: Decision, text: str) -> None:
         if self._count == 1:
             return
-        learned = [f"learned/{rank}" for rank in range(1, self._count)]
         until = time.monotonic() + _ANNOUNCE
         with contextlib.suppress(DistError):
             store = JobStore(self._connect(until), self._count)
             store.decide(decision, text)
-            while time.monotonic() < until and not store.keys.check(learned):
-                time.sleep(0.2)
+            _wait_until_learned(store, range(1, self._count), _ANNOUNCE)
 
     def depart(self) -> None:
         """End this pod's part after success. Pod 0 keeps the store until the others have passed the exit barrier."""
@@ -131,6 +130,7 @@ class Rendezvous(RendezvousHandler):
                 self._heartbeat.stop(store)
                 if self._rank == 0:
                     wait_until_departed(store, _DEPART, but=store.failed())
+                    _wait_until_learned(store, store.watchers(), _DEPART)
 
     def cause(self, own: Failure) -> Failure:
         """Return the failure that this pod ends with: `own`, or the one that caused it."""
@@ -160,6 +160,8 @@ class Rendezvous(RendezvousHandler):
                 # The other pods were about to fail, and their store is gone.
                 if self._rank == 0:
                     raise
+                if self._added:
+                    until = time.monotonic() + self._timeout
 
     def _connect(self, until: float) -> TCPStore:
         timeout = timedelta(seconds=self._patience.silence)
@@ -179,6 +181,8 @@ class Rendezvous(RendezvousHandler):
             except (OSError, DistError) as error:
                 why = str(error).splitlines()[0]
             if time.monotonic() > until:
+                if self._added:
+                    raise Complete(f"{self._names.one(0)} is gone, and so is the job that this pod was added to")
                 raise Lost(f"{missing} ({why}): gave up after {self._timeout:.0f} s")
             progress.say(f"{missing} yet ({why})")
             time.sleep(0.5)
@@ -225,12 +229,16 @@ class Rendezvous(RendezvousHandler):
                 raise Lost(sentence)
             case Decision.COMPLETE, _:
                 store.keys.set(f"learned/{self._rank}", "")
-                raise Complete
+                raise Complete("the run is complete")
             case Decision.EXHAUSTED, sentence:
                 store.keys.set(f"learned/{self._rank}", "")
                 raise Exhausted(sentence)
             case _, pods:
-                self._names.known = [pod for _, pod in pods]
+                # Pod 0 decides how many there are: a job can have been scaled between the starts of two pods.
+                self._names.known, store.count = [pod for _, pod in pods], len(pods)
+                if self._rank >= len(pods):
+                    self._wait_outside(store)
+                self._count = len(pods)
                 if pods[self._rank][0] != self._start:
                     self._wait_for_restart(store, until)
 
@@ -246,6 +254,20 @@ class Rendezvous(RendezvousHandler):
         store.tell_missing(len(joined), self._names.several(missing))
         if not missing:
             store.decide(Decision.MET, [joined[rank] for rank in range(self._count)])
+
+    def _wait_outside(self, store: JobStore) -> None:
+        """Wait as a pod that was added to a running job. Raises Complete once that succeeds, DistError if it ends."""
+        if not self._added:
+            log.warning(
+                f"{self._pod} was added to a job of {store.count} pods, which runs and is not elastic: it takes no "
+                "part until all pods start again"
+            )
+        self._added = True
+        store.watch(self._rank)
+        while not store.succeeded():
+            time.sleep(0.5)
+        store.keys.set(f"learned/{self._rank}", "")
+        raise Complete(f"the run is complete, without {self._pod}")
 
     def _wait_for_restart(self, store: JobStore, until: float) -> None:
         """The others still run with this pod before its restart. Wait until they end, which a failure has them do."""
@@ -298,6 +320,13 @@ class _Progress:
         if self.due:
             log.info(message)
             self.next = time.monotonic() + _PROGRESS
+
+
+def _wait_until_learned(store: JobStore, ranks: Iterable[int], seconds: float) -> None:
+    """As pod 0, wait until these pods know how the run has ended."""
+    learned, until = [f"learned/{rank}" for rank in ranks], time.monotonic() + seconds
+    while learned and time.monotonic() < until and not store.keys.check(learned):
+        time.sleep(0.2)
 
 
 def _allow_files() -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 _SIGNAL = signal.SIGRTMIN + 9 if sys.platform == "linux" else 0  # that no library uses
-_SIGN = struct.Struct("qq")  # process id, and batches that were recorded
+_SIGN = struct.Struct("qq")  # process id, and batches that were recorded, or _OVER
+_OVER = -1
 _MOST = 1 << 16  # characters of a rank's stacks
 _ANSWER = 2.0  # seconds for a rank to write them
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
@@ -59,7 +60,7 @@ def consumed() -> None:
 def over() -> None:
     """As a rank, show that all is consumed, so that nothing more is expected."""
     if _listening:
-        _SIGN.pack_into(_listening.sign, 0, _listening.pid, 0)
+        _SIGN.pack_into(_listening.sign, 0, _listening.pid, _OVER)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Sign:
     rank: int
     pid: int
     count: int  # batches that were recorded; 0 before the first and after the last
+    over: bool  # all is consumed
 
 
 def signs(folder: Path) -> Iterator[Sign]:
@@ -76,7 +78,7 @@ def signs(folder: Path) -> Iterator[Sign]:
     for path in sorted(folder.glob("*.sign")):
         with contextlib.suppress(OSError, struct.error):  # it is just being written
             pid, count = _SIGN.unpack(path.read_bytes())
-            yield Sign(int(path.stem), pid, count)
+            yield Sign(int(path.stem), pid, max(0, count), count == _OVER)
 
 
 def of(folder: Path, rank: int, pid: int) -> str:
@@ -99,10 +101,19 @@ def of(folder: Path, rank: int, pid: int) -> str:
 
 
 def place(stacks: str) -> str:
-    """Where a rank stands: the innermost frame of its main thread, which faulthandler puts last."""
-    main = re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE)[-1]
-    found = _FRAME.search(main)
-    return f"{found['function']} ({Path(found['file']).name}:{found['line']})" if found else "no Python code"
+    """Where a rank stands: the innermost frame of its main thread, which faulthandler puts last.
+
+    At Python's end, that waits for other threads: where they stand.
+    """
+    *others, main = map(_innermost, re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE))
+    if main.startswith("_shutdown (threading.py") and (threads := [each for each in others if each]):
+        return f"{main}, which waits for threads: {', '.join(dict.fromkeys(threads))}"
+    return main or "no Python code"
+
+
+def _innermost(thread: str) -> str:
+    found = _FRAME.search(thread)
+    return f"{found['function']} ({Path(found['file']).name}:{found['line']})" if found else ""
 
 
 def _catches(pid: int) -> bool:

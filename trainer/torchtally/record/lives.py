@@ -9,6 +9,8 @@ from torchtally import events
 from torchtally.record.model import Life, Pod, Restart
 
 _WHOLE_SECONDS = 2.0  # by which the cluster's moments can lie behind those of a log
+_AHEAD = 60.0  # seconds by which a clock that is wrong differs at least
+_MOMENTS = ("started", "rendezvous", "data", "first_step", "last", "stuck", "ended")  # of a pod's own clock
 
 
 class Lives:
@@ -56,7 +58,30 @@ class Lives:
         """What the cluster says of one start; said again, it replaces what was said before."""
         began = part.container or part.created
         assert began is not None
+        if part.container and part.created:  # the same start, before its container had started
+            self._of_cluster.pop(part.created, None)
         self._of_cluster[began] = part
+
+    @property
+    def ahead(self) -> float:
+        """Seconds by which the pod's clock is ahead of the cluster's: they differ if its starts lie in no container."""
+        starts = [life.started for life in self._lives if life.started is not None]
+        containers = sorted(
+            (part.container, part.ended or float("inf")) for part in self._of_cluster.values() if part.container
+        )
+        if not starts or not containers:
+            return 0.0
+
+        def empty(ahead: float) -> int:
+            """How many containers have no start."""
+            begins = [began - _WHOLE_SECONDS + ahead for began, _ in containers] + [float("inf")]
+            ends = [ended + _WHOLE_SECONDS + ahead for _, ended in containers]
+            spans = zip(begins, map(min, ends, begins[1:]), strict=False)
+            return sum(not any(begin <= start < end for start in starts) for begin, end in spans)
+
+        last, (began, _) = starts[-1], containers[-1]
+        possible = [last - began for began, _ in containers[-2:]] + [start - began for start in starts[-2:]]
+        return min([0.0, *(each for each in possible if abs(each) > _AHEAD)], key=lambda each: (empty(each), abs(each)))
 
     @property
     def pod(self) -> Pod:
@@ -100,8 +125,8 @@ class Lives:
         self._lives[at] = replace(life, **new, last=max(time, life.last or time))
 
     def _joined(self) -> list[Life]:
-        """The lives, with the cluster's parts of each, and those that only the cluster knows."""
-        joined = list(self._lives)
+        """The lives, by the cluster's clock, with its parts of each, and those that only the cluster knows."""
+        joined = [_earlier(life, ahead) for life in self._lives] if (ahead := self.ahead) else list(self._lives)
         for began, part in sorted(self._of_cluster.items()):
             following = min((other for other in self._of_cluster if other > began), default=float("inf"))
             within = [
@@ -122,6 +147,11 @@ class Lives:
 
 def _begin(life: Life) -> float:
     return next((each for each in (life.container, life.started, life.created, life.last) if each is not None), 0.0)
+
+
+def _earlier(life: Life, seconds: float) -> Life:
+    moments = {name: moment - seconds for name in _MOMENTS if (moment := getattr(life, name)) is not None}
+    return replace(life, **moments)
 
 
 def _filled(life: Life, part: Life) -> Life:

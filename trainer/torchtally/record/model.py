@@ -1,5 +1,7 @@
 """What a record holds. Times are seconds since 1970 by the clock of the pod that reports, None where no line tells.
 
+Those of a pod's lives are by the clock of its cluster, if one tells of them.
+
 `asdict` makes JSON of each of these classes. Nothing here is a verdict: a proof is stated by the lines of the pods, and
 the verifier alone judges them.
 """

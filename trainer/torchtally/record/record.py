@@ -90,12 +90,15 @@ class Record(Log):
         return sorted(found, key=_begin)
 
     def _ended(self, lines: RunLines) -> float:
-        """When a start of rank 0's pod has ended last."""
-        lives = self._pods[lines.pod].pod.lives if lines.pod in self._pods else ()
+        """When a start of rank 0's pod has ended last, by its own clock."""
+        if lines.pod not in self._pods:
+            return 0.0
+        pod = self._pods[lines.pod]
+        lives = pod.pod.lives
         ends = [life.ended for life in lives if life.ended is not None]
         # The start of the next one, of which a kill leaves no other trace.
         ends += [life.started for life in lives[1:] if life.started is not None]
-        return max(ends, default=0.0)
+        return max(ends, default=0.0) + pod.ahead
 
     def _reporting(self, log: str, pod: str) -> Lives:
         self._names[log] = pod

@@ -26,7 +26,7 @@ _NAME = re.compile(r"epoch-(\d{8})-position-(\d{19})\.checkpoint")
 
 @dataclass(frozen=True)
 class Found:
-    """The newest intact checkpoint, if there is one, and a warning for each newer file that was skipped."""
+    """The newest intact checkpoint, if there is one, and what is wrong with each newer file, which was skipped."""
 
     payload: bytes | None
     path: Path | None
@@ -76,7 +76,7 @@ def newest(folder: Path, clear: bool = True) -> Found:
             for half in folder.glob(".*.checkpoint.*") if clear else ():
                 half.unlink(missing_ok=True)
             return Found(payload, path, skipped)
-        skipped.append(f"skipped checkpoint {path}: it is {wrong}")
+        skipped.append(f"checkpoint {path}: it is {wrong}")
     return Found(None, None, skipped)
 
 

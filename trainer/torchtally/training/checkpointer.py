@@ -55,7 +55,7 @@ class Checkpointer(Rounds):
         """Go on from the newest intact checkpoint. Returns whether there is one. A collective call.
 
         Rank 0 prints a warning for each skipped file. Raises on every rank: Refused for a checkpoint of another
-        training, with both values; Volume if none can be read.
+        training, with both values, and if all are damaged; Volume if none can be read.
         """
         payload = b""  # on rank 0
 
@@ -68,7 +68,9 @@ class Checkpointer(Rounds):
             except OSError as error:  # a volume may recover
                 raise Volume(f"the checkpoints in {self._folder} cannot be read: {error}") from None
             for sentence in found.skipped:
-                log.warning(sentence)
+                log.warning(f"skipped {sentence}")
+            if found.payload is None:
+                self._refuse_damaged(found.skipped)
             payload = found.payload or b""
             return len(payload), str(found.path)
 

@@ -116,6 +116,11 @@ class TrainState:
     def save_problem(self, objects: Objects) -> None:
         """What is wrong with a checkpoint of these objects: nothing."""
 
+    @property
+    def anew(self) -> bool:
+        """Whether it begins anew where its checkpoints are damaged."""
+        return False
+
     def begin_anew(self) -> None:
         """Take note that there is no checkpoint."""
 
@@ -234,5 +239,6 @@ class TrainState:
 
     def last_line(self, model: str) -> dict[str, Any]:
         """Return the run's last line, with the hash of its model: of the attempt that has trained it."""
-        run = replace(self.run, attempt=self.lines[-1]["attempt"], pod=self.lines[-1]["pod"])
+        last = self.lines[-1]
+        run = replace(self.run, attempt=last["attempt"], began=last.get("began", 0), pod=last["pod"])
         return summary_of(run, self.progress.phases, None, (), self.discarded, model).printed()

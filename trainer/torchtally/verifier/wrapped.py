@@ -1,9 +1,11 @@
 """Extracts the lines that a program wrote from the formats of container runtimes and log collectors.
 
 A container runtime cuts a line of more than 16 KiB into pieces. Docker and collectors make each line or piece a JSON
-object with the text in one field: `log` in Docker's json-file and Fluent Bit, `message`, or `line` in Loki.
+object with the text in one field: `log` in Docker's json-file and Fluent Bit, `message`, or `line` in Loki. An export
+can have such an object on several lines, or rows of CSV, which doubles quotation marks.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +15,10 @@ _PIECE = 16 << 10  # bytes
 _OF_CRI = re.compile(r"\S+ (stdout|stderr) ([PF])(?::\S+)? ")
 _SOURCES = 64  # of pieces in one log, held at a time
 _OF_PIECE = {"log", "time", "date", "ts", "timestamp", "@timestamp", "offset", "logtag", "_p"}  # differ within a line
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_FIELD = re.compile(r'"(?:[^"]|"")*"')  # of a row of CSV
+_ESCAPED = re.compile(r"[-A-Z]*\s*\{\\")  # what follows the prefix in a string of JSON
+_DOUBLED = re.compile(r'[-A-Z]*\s*\{\\*""')  # and in a row of CSV
 _TRIED = 16  # braces of a line that begin no object
 _DECODER = json.JSONDecoder()
 
@@ -53,7 +59,7 @@ class Unwrapping:
         while (found := text.find(self._wanted, max(rest, at))) >= 0:
             begin = text.find("{", at)
             if not 0 <= begin < found or tried == _TRIED:
-                yield text[rest:]
+                yield from self._unquoted(text[rest:], found - rest)
                 return
             try:
                 value, end = _DECODER.raw_decode(text, begin)
@@ -70,6 +76,26 @@ class Unwrapping:
                     for line in each.splitlines(keepends=True):
                         yield from self._unwrapped(line)
                 rest = end
+
+    def _unquoted(self, text: str, found: int) -> Iterator[str]:
+        """Yield what is in the string around what was `found`, or else the text as it is."""
+        after = found + len(self._wanted)
+        inside = None
+        if _DOUBLED.match(text, after):
+            inside = _around(_FIELD, text, found)
+            inside = inside and inside[1:-1].replace('""', '"')
+        elif _ESCAPED.match(text, after) and (string := _around(_STRING, text, found)):
+            with contextlib.suppress(ValueError):
+                inside = json.loads(string, strict=False)
+        if inside is None:
+            yield text
+            return
+        for line in inside.splitlines(keepends=True):
+            yield from self._unwrapped(line)
+
+
+def _around(pattern: re.Pattern[str], text: str, at: int) -> str | None:
+    return next((each[0] for each in pattern.finditer(text) if each.start() < at < each.end()), None)
 
 
 def _of_docker(text: str) -> tuple[str, str, bool] | None:

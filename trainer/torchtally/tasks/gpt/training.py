@@ -198,7 +198,7 @@ def fit(name: str, options: Options, output: Path) -> None:
         problem = str(refused)
     compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
     facts = {"seed": options.seed, "options": compared, "device": where.type if where else None}
-    store, _ = process_group.join(process, facts, problem)
+    store, *_ = process_group.join(process, facts, problem)
     assert found is not None and where is not None
     process_group.create(store, process, where)
     plan = {"train": options.epochs, "test": options.epochs}

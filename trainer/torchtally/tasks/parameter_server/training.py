@@ -62,6 +62,7 @@ class RoleContext:
 
     process: Process
     run: str  # the run's id
+    began: int  # when rank 0 began this start: milliseconds since 1970
     device: torch.device
     pace: Pace | None  # on the first rank of a pod
     trainers: Any  # process group of the trainers
@@ -146,6 +147,7 @@ def fit(name: str, options: Options, output: Path) -> TrainState:
         world=context.process.world - FIRST_TRAINER,
         seed=options.seed,
         data=TASK.fingerprint,
+        began=context.began,
     )
     model = TASK.model(options)  # equal on all ranks; each uses its part
     assert isinstance(model, Model)
@@ -199,7 +201,7 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
         "seed": options.seed,
         "options": {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")},
     }
-    store, run = process_group.join(process, facts, problem)
+    store, run, began = process_group.join(process, facts, problem)
 
     network_interface.choose(*store_address())
     timeout = handshake.COLLECTIVE_TIMEOUT
@@ -216,6 +218,7 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
     return RoleContext(
         process=process,
         run=run,
+        began=began,
         device=where,
         pace=pace,
         trainers=dist.new_group([*ranks[FIRST_TRAINER:]], timeout, backend),
