@@ -237,7 +237,9 @@ class Progress:
         same = [*loaded.plan] == [*self.given]
         return not ended and whole and same and all(loaded.plan[phase] <= self.given[phase] for phase in self.given)
 
-    def last_line(self, run: Run, caveats: Sequence[str], discarded: int) -> dict[str, Any] | None:
+    def last_line(
+        self, run: Run, caveats: Sequence[str], discarded: int, model: str | None = None
+    ) -> dict[str, Any] | None:
         """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""
         for phase, planned in self.epochs.items():
             if (made := self.completed(phase)) < planned:
@@ -252,7 +254,7 @@ class Progress:
         if not begun:
             return None
         stopped = self.stopped or in_steps or None
-        last = last_line.summary_of(replace(run, plan=self.epochs), begun, stopped, caveats, discarded)
+        last = last_line.summary_of(replace(run, plan=self.epochs), begun, stopped, caveats, discarded, model)
         last_line.check(last)
         return last.printed()
 
