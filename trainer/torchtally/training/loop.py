@@ -171,7 +171,9 @@ class Loop:
         total = torch.tensor(results.loss.item(), dtype=torch.float64)
         dist.all_reduce(total)
         results.loss.zero_()
-        return total.item() / self._sampler.whole, samples / (ended - began) if samples else 0.0
+        loss_of_all = total.item() / self._sampler.whole
+        account.log(epoch_loss=loss_of_all)
+        return loss_of_all, samples / (ended - began) if samples else 0.0
 
     def _examine(self, epoch: int, loss: float, speed: float) -> None:
         """Evaluate, and tell the results of the epoch."""

@@ -17,6 +17,8 @@ from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 
+ANOTHER = "go on as before, or begin another run in another output folder"
+
 
 class Progress:
     """The plan of a run, and what its completed epochs have consumed."""
@@ -72,7 +74,7 @@ class Progress:
         known = self.phases.setdefault(phase, found)
         for name, before in known.identity.items():
             if (now := found.identity[name]) != before:
-                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}")
+                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}; {ANOTHER}")
         self.phases[phase] = replace(known, sizes=found.sizes)  # a state can have their fingerprint alone
 
     def measure(self, samplers: Mapping[str, AnySampler]) -> None:
@@ -216,7 +218,9 @@ class Progress:
     def load(self, loaded: State) -> None:
         """Go on at a state. Raises Refused if it is of other data, or of a plan that has not grown to this one."""
         if loaded.plan != self.given and not self._grows_from(loaded):
-            raise Refused(f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}")
+            raise Refused(
+                f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}; {ANOTHER}"
+            )
         declared, self.phases = self.phases, dict(loaded.phases)
         for name, phase in declared.items():
             self.declare(name, phase)
