@@ -153,7 +153,7 @@ class Counting:
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         if isinstance(batches, StepLoader):
             batches.schedule, batches.fills = current.schedule, current.weighed
-        seeded = getattr(batches, "seeds", False)
+        seeded = getattr(batches, "seeds", None) is True
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.ended:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
