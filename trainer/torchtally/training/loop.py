@@ -21,7 +21,6 @@ from torchtally.distributed import ddp, running_stats
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.monitoring.callback import LOSS_INTERVAL
 from torchtally.options import Training
 from torchtally.training import batch_norm
 from torchtally.training.cuda_graph import Captured, CudaGraph, Step
@@ -31,6 +30,7 @@ from torchtally.training.task import Samples, Task
 
 EVALUATION_BATCH = 1000
 FOLDER = "checkpoints"
+_LOGGED = 100  # steps between two whose loss is logged
 
 
 class Loop:
@@ -162,12 +162,12 @@ class Loop:
             loss = step(batch.indices, account.world / max(batch.rows, 1))
             results.loss += loss
             samples += batch.rows
-            if batch.step % LOSS_INTERVAL == 0 and len(batch.indices):
-                account.log(loss=loss / len(batch.indices))
             if batch.step == batch.steps:
                 results.loss.item()  # which waits for the device
                 ended = time.perf_counter()
             account.commit()
+            if batch.step % _LOGGED == 0 and len(batch.indices):
+                account.log(loss=loss / len(batch.indices))
         total = torch.tensor(results.loss.item(), dtype=torch.float64)
         dist.all_reduce(total)
         results.loss.zero_()

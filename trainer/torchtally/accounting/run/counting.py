@@ -493,9 +493,9 @@ class Counting:
             log.warning(caveat)
         if current.drops:
             current.drops.end()
-        if self._reports:
-            self._reports.close(current, proof)
         self._progress.close(proof.lines[-1])
+        if self._reports:  # at the step that the epoch has reached
+            self._reports.close(current, proof)
         self._proved += 1
         try:
             enforce(proof, self._proved == 1)
