@@ -22,7 +22,7 @@ from torchtally.distributed import running_stats
 from torchtally.environment import Places
 from torchtally.integrations.keras import AccountCallback, Batches
 from torchtally.tasks.keras_mnist import task as keras_mnist
-from torchtally.training.loop import Samples
+from torchtally.training.task import Samples
 
 EPOCHS = 2
 

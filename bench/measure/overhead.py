@@ -42,9 +42,8 @@ def _worker(arguments: list[str]) -> None:
     from torchtally.tasks.gpt import training
     from torchtally.training import loop
 
-    for module in (loop, counting):
-        names: Any = module
-        names.prove = _timed("proof", names.prove)
+    names: Any = counting
+    names.prove = _timed("proof", names.prove)
     loop.Loop.fit = _timed("training", loop.Loop.fit)  # type: ignore[method-assign]
     training.Trainer.train = _timed("training", training.Trainer.train)  # type: ignore[method-assign]
     EpochInProgress.hand_out = _timed("proof", EpochInProgress.hand_out)  # type: ignore[method-assign]

@@ -215,7 +215,7 @@ def test_each_room_of_the_account_is_in_the_architecture() -> None:
 
 def test_each_module_of_a_run_exists() -> None:
     steps = page("contributing/architecture.md", "## A run in order")
-    modules = re.findall(r"`([a-z_]+(?:/[a-z_]+)?)`", "\n".join(steps.splitlines()[2:]))
+    modules = re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_]+)*)`", "\n".join(steps.splitlines()[2:]))
     assert len(modules) > 9
     assert [module for module in modules if not (PACKAGE / f"{module}.py").exists()] == []
 

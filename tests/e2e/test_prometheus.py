@@ -86,7 +86,7 @@ def check_its_numbers(namespace: Namespace, pod: str) -> None:
 
     last = epochs[-1]
     assert isinstance(last, events.Epoch)
-    assert of("epoch_loss") == pytest.approx(last.loss)
+    assert of("train_epoch_loss") == pytest.approx(last.loss)
     assert of("test_loss") == pytest.approx(last.test_loss)
     assert of("test_accuracy") == pytest.approx(last.test_accuracy)
     assert of("samples_per_second") == pytest.approx(last.samples_per_second, rel=0.01)

@@ -8,7 +8,7 @@ _PREFIXES = ("TORCHTALLY {", "TORCHTALLY-EVENT {")
 _FORMS = {
     "message": r"(torchtally|run_local): \S.*",
     "epoch": r"epoch \d+/\d+: loss \d+\.\d+, test accuracy \d+\.\d+% \(\d+ of \d+\), [\d,]+ samples/s",
-    "progress": r"train epoch \d+/\d+: step \d+ of \d+",
+    "progress": r"train epoch \d+/\d+: step \d+ of \d+(, (epoch_)?loss \d+\.\d+)*",
     "header of the table": r"phase +epoch +pod +rank +expected +consumed +lost +doubled",
     "row of the table": r"\w+ +\d+ +[a-z0-9.-]+ +\d+( +\d+){4}(  ✓ [^✗]+)?",
 }

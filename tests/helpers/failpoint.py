@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchtally import atomic_file, cli, events, standard_output
-from torchtally.training import checkpoint_file
+from torchtally.checkpoints import checkpoint_file
 
 WRITING = "writing"
 reported = events.emit

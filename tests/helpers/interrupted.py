@@ -5,13 +5,13 @@ import hashlib
 from typing import Any
 
 from torch.utils._pytree import tree_flatten
+from toy import Fitted
 
 from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
 from torchtally.checkpoints.rounds import Rounds
-from torchtally.training.checkpointer import Checkpointer
-from torchtally.training.train_state import TrainState
 
-FACTS = {"task": "toy", "seed": 3}
+FACTS = {"option lr": 0.1}
 
 
 class Interrupted(Exception):
@@ -22,13 +22,17 @@ class _Interrupts(Rounds):
     """Saves after a number of steps, makes some more, and is gone. Without numbers, it is not interrupted."""
 
     interruption: tuple[int, int] | None = None
-    _made = 0
+    _made = _seen = 0
+
+    def after_commit(self) -> None:
+        super().after_commit()
+        self._made += 1
 
     def before_batch(self) -> None:
         super().before_batch()
-        if not self.interruption:
+        if not self.interruption or self._made == self._seen:
             return
-        self._made += 1
+        self._seen = self._made
         save_after, more = self.interruption
         if self._made == save_after:
             self.save(wait=True)
@@ -37,7 +41,7 @@ class _Interrupts(Rounds):
             raise Interrupted
 
 
-class Interrupting(_Interrupts, Checkpointer):
+class Interrupting(_Interrupts, CheckpointsOfRank0):
     """That of rank 0's folder."""
 
 
@@ -45,11 +49,11 @@ class InterruptingShared(_Interrupts, Checkpoints):
     """That of a folder which all ranks share."""
 
 
-def outcome(train_state: TrainState) -> dict[str, Any]:
+def outcome(fitted: Fitted) -> dict[str, Any]:
     """What must not depend on interruptions."""
-    states = (*train_state.model.state_dict().values(), *train_state.optimizer.state_dict()["state"].values())
+    states = (*fitted.model.state_dict().values(), *fitted.optimizer.state_dict()["state"].values())
     tensors, _ = tree_flatten(states)
     weights = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
-    lines = [{key: value for key, value in line.items() if key != "attempt"} for line in train_state.lines]
-    epochs = [dataclasses.replace(epoch, samples_per_second=0) for epoch in train_state.epochs]
+    lines = [{key: value for key, value in line.items() if key not in ("attempt", "began")} for line in fitted.lines]
+    epochs = [dataclasses.replace(epoch, samples_per_second=0) for epoch in fitted.epochs]
     return {"hash": weights, "lines": lines, "epochs": epochs}

@@ -1,8 +1,10 @@
 """A task small enough for eight ranks on two cores, through the same loop as the real one."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,20 +14,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.accounting.ledger.tally import Phase, Run, Tally
-from torchtally.accounting.proofs import proving
+from torchtally import Account
+from torchtally.accounting.ledger.state import PhaseState
+from torchtally.accounting.ledger.tally import Run, Tally
+from torchtally.accounting.order.schedule import Schedule
+from torchtally.accounting.proofs import kept_lines, proving
 from torchtally.accounting.proofs.proving import Proof
+from torchtally.accounting.run import attempt, counting, restart
+from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
 from torchtally.checkpoints.rounds import Rounds
 from torchtally.distributed.shared_memory import SharedGradients
-from torchtally.monitoring.callback import Callback
 from torchtally.options import Training
-from torchtally.training import loop
-from torchtally.training.batches import Batches, batches
-from torchtally.training.checkpointer import Checkpointer
+from torchtally.training.loop import Loop
+from torchtally.training.results import Epoch
 from torchtally.training.task import Samples, Task
-from torchtally.training.train_state import TrainState
 
 CPU = torch.device("cpu")
+Saving = Callable[[Loop, Account], Rounds]
 
 
 def samples(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Samples:
@@ -59,34 +64,71 @@ def run(rank: int, world: int, options: Training) -> Run:
     )
 
 
-def train(
-    task: Task,
-    options: Training,
-    run: Run,
-    train: Samples,
-    test: Samples,
-    saving: Callable[[TrainState], Rounds],
-    facts: Mapping[str, Any] | None = None,
-    place: tuple[str, str] = ("", "--output"),
-    **more: Any,
-) -> TrainState:
-    """The loop, on this rank's CPU, from the newest checkpoint on."""
-    model, optimizer = loop.build(task, options, CPU)
-    train_state = TrainState(run, model, optimizer, facts=facts or {}, place=place)
-    checkpointer = saving(train_state)
-    checkpointer.resume()
-    found: dict[str, Any] = {"device": CPU, "checkpointer": checkpointer, **more}
-    loop.Loop(task=task, options=options, train_state=train_state, train=train, test=test, **found).fit()
-    return train_state
+@dataclass(frozen=True)
+class Fitted:
+    """What came of a training on this rank."""
 
-
-def saving_to(folder: Path, *, keep: int = 2) -> Callable[[TrainState], Checkpointer]:
-    """Checkpoints of rank 0, none but those of each epoch."""
-    return lambda train_state: Checkpointer(train_state, folder, keep=keep, every=1e9)
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    epochs: list[Epoch]
+    lines: list[Mapping[str, Any]]  # on rank 0: of all ranks together
+    last: dict[str, Any]  # the last line
+    train: PhaseState
+    discarded: int
 
 
 @contextmanager
-def saving_nowhere() -> Iterator[Callable[[TrainState], Checkpointer]]:
+def account(options: Training, name: str = "toy") -> Iterator[Account]:
+    """That of one start of the run `test`, as if in a process of its own."""
+    os.environ |= {"TORCHTALLY_RUN": "test"}
+    kept_lines._kept.clear()
+    attempt._completed.clear()
+    plan = {"train": options.epochs, "test": options.epochs}
+    with (
+        patch.object(restart, "_id", lambda run, number: run),
+        Account(name, plan=plan, seed=options.seed) as account,
+    ):
+        yield account
+
+
+def train(
+    task: Task,
+    options: Training,
+    train: Samples,
+    test: Samples,
+    saving: Saving,
+    facts: Mapping[str, Any] | None = None,
+    memory: SharedGradients | None = None,
+) -> Fitted:
+    """The loop, on this rank's CPU, from the newest checkpoint on."""
+    with account(options) as made:
+        loop = Loop(made, task, options, train, test, facts or {}, memory)
+        made._counting.checkpoints = saving(loop, made)
+        loop.fit(made._counting.checkpoints)
+    assert made.last_line
+    return Fitted(
+        model=loop.model,
+        optimizer=loop.optimizer,
+        epochs=loop.results.epochs,
+        lines=kept_lines.of_all_ranks("test"),
+        last=made.last_line,
+        train=made._progress.phases["train"],
+        discarded=made.discarded,
+    )
+
+
+def objects(loop: Loop) -> dict[str, Any]:
+    """Those of its checkpoints."""
+    return {"model": loop.model, "optimizer": loop.optimizer, "results": loop.results}
+
+
+def saving_to(folder: Path, *, keep: int = 2) -> Saving:
+    """Checkpoints of rank 0, none but those of each epoch."""
+    return lambda loop, account: CheckpointsOfRank0(account, folder, objects(loop), keep=keep, every=1e9)
+
+
+@contextmanager
+def saving_nowhere() -> Iterator[Saving]:
     """The same, of which nothing is left."""
     with tempfile.TemporaryDirectory() as folder:
         yield saving_to(Path(folder))
@@ -94,15 +136,15 @@ def saving_nowhere() -> Iterator[Callable[[TrainState], Checkpointer]]:
 
 @contextmanager
 def proved() -> Iterator[list[list[dict[str, Any]]]]:
-    """The lines of each proof that the loop makes meanwhile."""
+    """The lines of each proof that the account makes meanwhile."""
     found: list[list[dict[str, Any]]] = []
 
-    def prove(tally: Tally) -> Proof:
-        proof = proving.prove(tally)
+    def prove(tally: Tally, *arguments: Any, **named: Any) -> Proof:
+        proof = proving.prove(tally, *arguments, **named)
         found.append(proof.lines)
         return proof
 
-    with patch.object(loop, "prove", prove):
+    with patch.object(counting, "prove", prove):
         yield found
 
 
@@ -113,10 +155,8 @@ def fit(
     options: Training,
     n_train: int,
     n_test: int,
-    batches: Batches = batches,
     dtype: torch.dtype = torch.float32,
     toy: Task | None = None,
-    callback: Callback | None = None,
     memory: SharedGradients | None = None,
 ) -> dict[str, Any]:
     """Train the toy on this rank: its weights, and the tally lines of all ranks for each phase."""
@@ -124,17 +164,7 @@ def fit(
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     train_samples, test_samples = samples(n_train, 1, dtype), samples(n_test, 2, dtype)
     with proved() as phases, saving_nowhere() as saving:
-        fitted = train(
-            toy or task(dtype),
-            options,
-            run(rank, world, options),
-            train_samples,
-            test_samples,
-            saving,
-            batches=batches,
-            callback=callback,
-            memory=memory,
-        )
+        fitted = train(toy or task(dtype), options, train_samples, test_samples, saving, memory=memory)
     return {
         "weights": {name: value.tolist() for name, value in fitted.model.state_dict().items()},
         "phases": phases,
@@ -142,63 +172,59 @@ def fit(
     }
 
 
-# Samplers with a fault that people really have. Each is a drop-in for batches.
+# Samplers with a fault that people really have: each yields this rank's indices of each step.
 
 
-def rank_local_shuffle(run: Run, phase: Phase) -> Iterator[Tensor]:
+def right(schedule: Schedule) -> Iterator[Tensor]:
+    return schedule.tensors(CPU)
+
+
+def rank_local_shuffle(schedule: Schedule) -> Iterator[Tensor]:
     """Each rank shuffles by itself and takes its share: all counts are right, a third of the data is never seen."""
-    random = torch.Generator().manual_seed(1000 * phase.epoch + run.rank)
-    own = phase.shard(run).size
-    yield from torch.randperm(phase.n, generator=random)[:own].split(phase.batch // run.world)
+    shard = schedule.shard
+    random = torch.Generator().manual_seed(1000 * shard.epoch + shard.rank)
+    yield from torch.randperm(shard.n, generator=random)[: shard.size].split(schedule.batch // shard.world)
 
 
-def two_swapped_for_their_neighbours(run: Run, phase: Phase) -> Iterator[Tensor]:
+def two_swapped_for_their_neighbours(schedule: Schedule) -> Iterator[Tensor]:
     """One index goes up by one and another down by one: the count and the sum of indices stay right."""
-    whole = torch.cat(list(batches(run, phase)))
-    if run.rank == 0:
+    whole = torch.cat(list(right(schedule)))
+    if schedule.shard.rank == 0:
         up, down = whole.argsort()[[len(whole) // 4, len(whole) // 2]]
         whole[up] += 1
         whole[down] -= 1
-    yield from whole.split(phase.batch // run.world)
+    yield from whole.split(schedule.batch // schedule.shard.world)
 
 
-def distributed_sampler(run: Run, phase: Phase) -> Iterator[Tensor]:
+def distributed_sampler(schedule: Schedule) -> Iterator[Tensor]:
     """torch's own, which pads to a multiple of the world size."""
     from torch.utils.data.distributed import DistributedSampler
 
-    sampler: Any = DistributedSampler(range(phase.n), run.world, run.rank, shuffle=True, seed=run.seed)  # type: ignore[arg-type]
-    sampler.set_epoch(phase.epoch)
-    yield from torch.tensor(list(sampler)).split(phase.batch // run.world)
+    shard = schedule.shard
+    sampler: Any = DistributedSampler(range(shard.n), shard.world, shard.rank, shuffle=True, seed=shard.seed)  # type: ignore[arg-type]
+    sampler.set_epoch(shard.epoch)
+    yield from torch.tensor(list(sampler)).split(schedule.batch // shard.world)
 
 
-def skips_a_batch(run: Run, phase: Phase) -> Iterator[Tensor]:
-    for step, batch in enumerate(batches(run, phase)):
+def skips_a_batch(schedule: Schedule) -> Iterator[Tensor]:
+    for step, batch in enumerate(right(schedule)):
         if step != 1:
             yield batch
 
 
-def repeats_a_batch(run: Run, phase: Phase) -> Iterator[Tensor]:
-    for step, batch in enumerate(batches(run, phase)):
+def repeats_a_batch(schedule: Schedule) -> Iterator[Tensor]:
+    for step, batch in enumerate(right(schedule)):
         yield batch
         if step == 1:
             yield batch
 
 
-def never_sets_the_epoch(run: Run, phase: Phase) -> Iterator[Tensor]:
+def never_sets_the_epoch(schedule: Schedule) -> Iterator[Tensor]:
     """Every epoch in the order of the first one."""
-    from dataclasses import replace
-
-    yield from batches(run, replace(phase, epoch=1))
+    yield from right(replace(schedule, shard=replace(schedule.shard, epoch=1)))
 
 
-def counts_from_the_end(run: Run, phase: Phase) -> Iterator[Tensor]:
+def counts_from_the_end(schedule: Schedule) -> Iterator[Tensor]:
     """Index -1, which a tensor takes for its last row."""
-    for step, batch in enumerate(batches(run, phase)):
-        yield batch - batch.max() - 1 if step == 0 and run.rank == 1 else batch
-
-
-def exchanged_shards(run: Run, phase: Phase) -> Iterator[Tensor]:
-    """Each rank takes the shard of another: all together take every sample."""
-    from dataclasses import replace
-
-    yield from batches(replace(run, rank=run.world - 1 - run.rank), phase)
+    for step, batch in enumerate(right(schedule)):
+        yield batch - batch.max() - 1 if step == 0 and schedule.shard.rank == 1 else batch

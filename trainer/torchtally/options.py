@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torchtally.proof.contract import CONTRACTS, Contract
 
 AllReduce = Literal["float32", "bfloat16"]
-_WITHOUT_EFFECT_ON_WEIGHTS = ("save_seconds", "keep", "checkpoints", "tally", "data", "output", "mlflow", "tensorboard")
+_WITHOUT_EFFECT_ON_WEIGHTS = ("save_seconds", "keep", "checkpoints", "data", "output", "mlflow", "tensorboard")
 
 
 def whole_number(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
@@ -70,11 +70,6 @@ class Training:
         "type in which gradients are summed over the ranks: bfloat16 halves the network traffic and reduces the "
         "precision of the sum; ranks of one pod that train on CPUs sum in float32 in any case",
         choices=("float32", "bfloat16"),
-    )
-    tally: Literal["enforce", "report"] = option(
-        "enforce",
-        "effect of a failed proof: enforce ends the run, report only reports it",
-        choices=("enforce", "report"),
     )
     save_seconds: float = option(
         300.0, "seconds between two checkpoints; the end of an epoch saves one, too", type=positive_number, metavar="X"

@@ -1,17 +1,21 @@
-"""What a proof finds: the faults that counts alone never show, on real ranks through the real loop."""
+"""What a proof finds: the faults that counts alone never show, on real ranks."""
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 import toy
 from torch.distributed.distributed_c10d import Store
 
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.accounting.proofs.printing import emit
+from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.errors import Unproven
 from torchtally.options import Training
 from torchtally.proof import digest
@@ -19,27 +23,37 @@ from torchtally.proof.contract import CONTRACTS
 from torchtally.proof.digest import Digest, parse
 from torchtally.proof.line import PREFIX
 from torchtally.proof.permutation import locate
-from torchtally.training import loop
 
-ONE_EPOCH = Training(epochs=1, batch_size=8)
-REPORT = Training(epochs=1, batch_size=8, tally="report")
+Fault = Callable[[Schedule], Iterator[torch.Tensor]]
 
 
-def fits(rank: int, world: int, store: Store, cases: list[tuple[Training, int, Any]]) -> list[Any]:
-    """The lines of each phase of these trainings, or what ended them."""
+def fits(rank: int, world: int, store: Store, options: list[Training], n: int) -> list[Any]:
+    """The lines of each phase of these trainings."""
+    return [toy.fit(rank, world, store, each, n, 10)["phases"] for each in options]
+
+
+def prove_all(rank: int, world: int, store: Store, cases: list[tuple[Fault, int]], epoch: int = 1) -> list[Any]:
+    """For each of these, which yields the steps of an epoch of so many samples: the lines, and what ends the run."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     found: list[Any] = []
-    for options, n, batches in cases:
+    for fault, n in cases:
+        phase = Phase(name="train", epoch=epoch, n=n, batch=8 * world, contract="exact", order="feistel-1")
+        tally = Tally(toy.run(rank, world, Training()), phase)
+        for indices in fault(Schedule(tally.shard, phase.batch)):
+            tally.record(indices)
+        proof, ends = prove(tally), None
         try:
-            found.append(toy.fit(rank, world, store, options, n, 10, batches)["phases"])
+            enforce(proof, first=True)
         except Unproven as error:
-            found.append(error)
+            ends = str(error)
+        found.append((proof.lines, ends))
     return found
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_contract_is_proved_where_n_does_not_divide(world: int) -> None:
     options = [Training(epochs=2, batch_size=8, contract=contract) for contract in CONTRACTS]
-    for result in ranks.run(world, fits, [(each, 101, loop.batches) for each in options]):
+    for result in ranks.run(world, fits, options, 101):
         for contract, phases in zip(CONTRACTS, result, strict=True):
             made = [(lines[-1]["phase"], lines[-1]["epoch"]) for lines in phases]
             assert made == [("train", 1), ("test", 1), ("train", 2), ("test", 2)]
@@ -65,8 +79,8 @@ Proofs = dict[Any, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def proofs() -> Proofs:
     """By fault, the lines of the training phase on four ranks, the line of all ranks last."""
-    [found, *_] = ranks.run(4, fits, [(REPORT, n, fault) for fault, n in FAULTS.items()])
-    return {fault: phases[0] for fault, phases in zip(FAULTS, found, strict=True)}
+    [found, *_] = ranks.run(4, prove_all, [*FAULTS.items()])
+    return {fault: lines for fault, (lines, _) in zip(FAULTS, found, strict=True)}
 
 
 def test_rank_local_shuffle_is_found_though_every_count_is_right(proofs: Proofs) -> None:
@@ -109,19 +123,16 @@ def test_a_repeated_batch_is_doubled(proofs: Proofs) -> None:
 
 
 def test_an_index_that_is_no_sample_is_found_on_every_rank() -> None:
-    results = ranks.run(2, fits, [(each, 400, toy.counts_from_the_end) for each in (REPORT, ONE_EPOCH)])
+    results = ranks.run(2, prove_all, [(toy.counts_from_the_end, 400)])
     *own, everything = results[0][0][0]
     assert (own[1]["lost"], own[1]["doubled"]) == (8, 8)
     assert own[1]["doubled_indices"][-1] == -1
     assert (everything["consumed"], everything["lost"], everything["doubled"]) == (400, 8, 8)
-    assert all(isinstance(ended, Unproven) for _, ended in results)
+    assert all(ends for [(_, ends)] in results)
 
 
 def test_an_epoch_in_the_order_of_the_first_is_found() -> None:
-    options = Training(epochs=2, batch_size=8, tally="report")
-    found = ranks.run(2, toy.fit, options, 100, 10, toy.never_sets_the_epoch)
-    first, second = found[0]["phases"][0], found[0]["phases"][2]
-    assert [line["lost"] for line in first] == [0, 0, 0]
+    ([(second, _)], _) = ranks.run(2, prove_all, [(toy.never_sets_the_epoch, 100)], 2)
     # Together the ranks still see everything once; what each should have seen says that the order did not change.
     assert second[-1]["lost"] == 0
     assert second[0]["lost"] > 0
@@ -129,10 +140,9 @@ def test_an_epoch_in_the_order_of_the_first_is_found() -> None:
 
 def test_a_failed_proof_ends_the_run_on_every_rank() -> None:
     faults = (toy.rank_local_shuffle, toy.skips_a_batch, toy.two_swapped_for_their_neighbours)
-    for results in ranks.run(3, fits, [(ONE_EPOCH, 90, fault) for fault in faults]):
-        for result in results:
-            assert isinstance(result, Unproven)
-            assert "train epoch 1 is not proved: of 90 samples" in str(result)
+    for results in ranks.run(3, prove_all, [(fault, 90) for fault in faults]):
+        for _, ends in results:
+            assert "train epoch 1 is not proved: of 90 samples" in ends
 
 
 def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:

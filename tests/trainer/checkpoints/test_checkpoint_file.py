@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from torchtally.checkpoints import checkpoint_file
 from torchtally.errors import Refused
-from torchtally.training import checkpoint_file
 
 
 def state(number: int) -> checkpoint_file.State:

@@ -13,9 +13,9 @@ import torch
 from commands import QUICK, alone, verified
 
 from torchtally import tasks
+from torchtally.checkpoints import checkpoint_file
 from torchtally.commands import evaluate
 from torchtally.errors import Refused
-from torchtally.training import checkpoint_file
 from torchtally.training.weights import mismatch
 
 ENTRY = f"import os; os.chdir(os.environ['WHERE']); {launched.ENTRY}"

@@ -73,7 +73,7 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     # The proof is as good as the logs of all pods.
     judged = verified("-", ended[0].stdout + ended[1].stdout)
     assert (judged.returncode, verified(document).stdout) == (0, judged.stdout)
-    assert sorted(path.name for path in model.parent.iterdir()) == ["checkpoints", "model.pt", "proof.json"]
+    assert sorted(path.name for path in model.parent.iterdir()) == ["checkpoints", "model.pt", "proof.json", "run.json"]
     weights = torch.load(model, weights_only=True)
     assert [tuple(value.shape) for value in weights.values()] == [
         (512, 784),
@@ -106,7 +106,8 @@ def test_a_complete_training_goes_on_to_more_epochs_and_one_proof_covers_both(
     together = [line for line in lines(first.stdout) if line["rank"] == "all"]
     every = [*together, *lines(grown.stdout), last]
     assert sorted(proofs.lines(tmp_path / "output/proof.json"), key=str) == sorted(every, key=str)
-    assert_refused(alone(two, QUICK), "its option epochs is 3 and now it is 1")
+    plans = "its plan is {'train': 3, 'test': 3}, and now it is {'train': 1, 'test': 1}"
+    assert_refused(alone(two, QUICK), plans, "go on as before")
 
 
 def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[str, str], tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[st
     assert (lines(second.stdout), last_line(second.stdout)) == ([], last_line(first.stdout))
     assert "loss" not in second.stdout
     refused = alone(environment, [*QUICK, "--seed", "9"])
-    assert_refused(refused, "is of another training: its seed is 0 and now it is 9", "--output")
+    assert_refused(refused, "is of another run: its seed is 0, and now it is 9; go on as before", "output folder")
 
 
 def test_a_master_that_is_started_again_after_the_end_waits_for_nobody(
@@ -138,7 +139,8 @@ def test_a_master_that_is_started_again_after_the_end_waits_for_nobody(
     (tmp_path / "output/model.pt").write_bytes(b"")
     second = pods(2, environment, QUICK)
     assert [pod.returncode for pod in second] == [0, 0], second[0].stderr
-    assert last_line(second[0].stdout) == last_line(first[0].stdout)
+    before, after = (last_line(each[0].stdout) for each in (first, second))
+    assert {**after, "attempt": 0, "began": before["began"]} == before
 
 
 def test_pods_that_differ_and_one_without_data_end_all(environment: dict[str, str], tmp_path: Path) -> None:
@@ -182,31 +184,7 @@ def test_a_failed_proof_ends_every_pod_with_3_and_writes_no_model(environment: d
         own = next(line for line in lines(pod.stdout) if line["rank"] != "all")
         assert own["consumed"] == own["expected"] == 30000
         assert own["lost"] > 0
-    assert [path.name for path in (tmp_path / "output").iterdir()] == ["checkpoints"]
-
-
-def test_tally_report_only_reports(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [*FAULTY, "skips_a_batch", *QUICK[1:], "--tally", "report"]
-    ended = alone(environment, command)
-    assert ended.returncode == 0, ended.stderr
-    assert "✗" in ended.stdout
-    proof = tmp_path / "output" / "proof.json"
-    assert proofs.predicate(proof).holds is False
-    judged = verified("-", ended.stdout)
-    assert (judged.returncode, verified(proof).stdout) == (1, judged.stdout)
-
-
-def test_a_wrong_rank_of_an_earlier_attempt_is_in_the_proof(environment: dict[str, str], tmp_path: Path) -> None:
-    """All ranks together were right there, so the lines that a checkpoint has of it anyway do not show it."""
-    command = [*FAULTY, "exchanged_shards", *QUICK[1:], "--tally", "report"]
-    two = {**environment, "PET_NPROC_PER_NODE": "2"}
-    first, grown = alone(two, command), alone(two, [*QUICK, "--tally", "report", "--epochs", "2"])
-    assert (first.returncode, grown.returncode) == (0, 0), first.stderr + grown.stderr
-    judged = [verified("-", first.stdout + grown.stdout), verified(tmp_path / "output/proof.json")]
-    assert [each.returncode for each in judged] == [1, 1]
-    assert [line for line in judged[0].stdout.splitlines() if line.startswith("✗")] == [
-        line for line in judged[1].stdout.splitlines() if line.startswith("✗")
-    ]
+    assert {path.name for path in (tmp_path / "output").iterdir()} == {"checkpoints", "run.json"}
 
 
 def test_a_gpu_that_was_asked_for_is_never_replaced_by_the_cpu(environment: dict[str, str]) -> None:
@@ -239,13 +217,14 @@ def test_a_rank_whose_peer_is_killed_ends_with_a_code_that_is_retried(
     environment: dict[str, str], options: list[str]
 ) -> None:
     script = (
-        "import functools, os, signal, sys; from torchtally.commands import train\n"
-        "from torchtally.pod import failure; from torchtally.training import loop\n"
-        "def batches(run, phase, *size):\n"
-        "    for step, batch in enumerate(loop.batches(run, phase, *size)):\n"
-        "        if run.rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys; from torchtally.commands import train\n"
+        "from torchtally.pod import failure; from torchtally.training.steps import Steps\n"
+        "whole = Steps.__iter__\n"
+        "def killed(steps):\n"
+        "    for step, batch in enumerate(whole(steps)):\n"
+        "        if os.environ['RANK'] == '1' and step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield batch\n"
-        "loop.Loop = functools.partial(loop.Loop, batches=batches)\n"
+        "Steps.__iter__ = killed\n"
         "sys.argv[1:] = ['fashion-mnist', '--epochs', '1', *sys.argv[1:]]; failure.exit_rank(train.main())"
     )
     ended = pods(2, environment, ["run", "--", sys.executable, "-c", script, *options])

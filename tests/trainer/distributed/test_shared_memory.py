@@ -1,9 +1,11 @@
 """Gradients summed in shared memory are gloo's, to the bit; and a rank that goes away is missed at once."""
 
 import hashlib
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import ranks
@@ -13,11 +15,11 @@ import toy
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.accounting.ledger.tally import Phase, Run
+from torchtally.accounting.batches.taken import Taken
 from torchtally.distributed.shared_memory import SharedGradients, connect
 from torchtally.errors import Lost
 from torchtally.options import Training
-from torchtally.training import loop
+from torchtally.training.steps import Steps
 
 # Less than a rank each, more than a segment of gloo's for each, and back again.
 LENGTHS = [1, 3, 97, 100_001, 2_100_001, 1000]
@@ -141,23 +143,24 @@ def test_a_training_ends_with_the_same_weights_as_by_gloo(model: Callable[[], nn
 
 
 def _trains(rank: int, world: int, store: Store, leaves: int) -> str:
-    def ends_early(run: Run, phase: Phase) -> Iterator[Tensor]:
-        for step, batch in enumerate(loop.batches(run, phase)):
-            if run.rank == leaves and step == 3:
+    def ends_early(steps: Steps) -> Iterator[Taken]:
+        for step, batch in enumerate(whole(steps)):
+            if rank == leaves and step == 3:
                 raise KeyboardInterrupt
             yield batch
 
+    whole = Steps.__iter__
     memory = _connected(rank, world, store)
     options = Training(epochs=1, batch_size=8, lr=0.3, seed=5)
-    with pytest.raises((Lost, KeyboardInterrupt)) as ended:
-        toy.fit(rank, world, store, options, 203, 31, batches=ends_early, memory=memory)
+    with pytest.raises((Lost, KeyboardInterrupt)) as ended, patch.object(Steps, "__iter__", ends_early):
+        toy.fit(rank, world, store, options, 203, 31, memory=memory)
     return repr(ended.value)
 
 
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_a_rank_that_goes_away_is_named_to_the_other_whose_training_ends(leaves: int) -> None:
     found = ranks.run(2, _trains, leaves)
-    assert found[1 - leaves] == f"Lost('rank {leaves} of this pod went away')"
+    assert found[1 - leaves] == f"Lost('rank {leaves} ({socket.gethostname()}) failed: KeyboardInterrupt: ')"
     assert found[leaves] == "KeyboardInterrupt()"
 
 

@@ -219,7 +219,6 @@ def test_a_server_that_never_answers_keeps_nobody() -> None:
 def test_a_run_whose_proof_does_not_hold_is_not_recorded_as_proved(
     server: str, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `--tally report` has it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     (output / "proof.json").write_text(json.dumps({"predicate": {"holds": False}}))
     tracker(output, "ggg").end("FINISHED")

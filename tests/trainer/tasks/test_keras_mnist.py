@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,17 @@ from commands import FEW, alone
 from interrupted import FACTS, Interrupted, Interrupting, outcome
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.checkpoints.rounds import Rounds
+from torchtally import Account
+from torchtally.accounting.order.sampler import Sampler
 from torchtally.distributed import running_stats
 from torchtally.errors import Refused
 from torchtally.proof.shards import Shard
 from torchtally.tasks.keras_mnist import task as keras_mnist
 from torchtally.tasks.keras_mnist.options import Options
-from torchtally.training import artifacts, loop
+from torchtally.training import artifacts
+from torchtally.training.loop import Loop
+from torchtally.training.steps import Steps
 from torchtally.training.task import Samples
-from torchtally.training.train_state import TrainState
 
 FIT = Path(__file__).parents[3] / "examples" / "keras_fit.py"
 OPTIONS = Options(epochs=2, batch_size=8, seed=3)
@@ -41,34 +42,33 @@ def digits(n: int, seed: int = 1) -> Samples:
     return Samples(pixels.to(torch.uint8), labels)
 
 
-def fit(rank: int, world: int, n: int, options: Options, saving: Callable[[TrainState], Rounds]) -> TrainState:
-    run = toy.run(rank, world, options)
-    return toy.train(keras_mnist.TASK, options, run, digits(n), digits(31, 2), saving, FACTS)
+def fit(n: int, options: Options, saving: toy.Saving) -> toy.Fitted:
+    return toy.train(keras_mnist.TASK, options, digits(n), digits(31, 2), saving, FACTS)
 
 
-def undisturbed(rank: int, world: int, n: int, options: Options) -> TrainState:
+def undisturbed(n: int, options: Options) -> toy.Fitted:
     with toy.saving_nowhere() as saving:
-        return fit(rank, world, n, options, saving)
+        return fit(n, options, saving)
 
 
-def interrupting(train_state: TrainState, folder: Path) -> Interrupting:
+def interrupting(loop: Loop, account: Account, folder: Path) -> Interrupting:
     """After its second step, which a checkpoint does not hold."""
-    checkpointer = Interrupting(train_state, folder, keep=2, every=1e9)
-    checkpointer.interruption = 1, 1
-    return checkpointer
+    checkpoints = Interrupting(account, folder, toy.objects(loop), keep=2, every=1e9)
+    checkpoints.interruption = 1, 1
+    return checkpoints
 
 
 def moved(rank: int, world: int) -> dict[str, Any]:
     """Statistics of the first BatchNormalization after a single step, and what its definition makes of all samples."""
     options = dataclasses.replace(OPTIONS, epochs=1)
-    train_state = undisturbed(rank, world, 16, options)
+    fitted = undisturbed(16, options)
     layers = keras_mnist.network(options.seed).layers
     out = layers[2](layers[1](keras_mnist.inputs(digits(16).inputs))).detach()
     shard = Shard(n=16, rank=rank, world=world, contract="drop_last", order="feistel-1", seed=options.seed)
     halves = torch.from_numpy(shard.indices())
     variances = out[halves].var(dim=(0, 1, 2), correction=0)
     dist.all_reduce(variances)
-    found = dict(train_state.model.named_parameters())
+    found = dict(fitted.model.named_parameters())
     names = [
         next(each for each in found if each.endswith(f"batch_normalization/{end}"))
         for end in ("moving_mean", "moving_variance")
@@ -79,12 +79,12 @@ def moved(rank: int, world: int) -> dict[str, Any]:
 
 def masked(rank: int, world: int) -> list[Any]:
     """Logits of one batch, the same on all ranks, in a step, in that step again, and in the next one."""
-    run = toy.run(rank, world, OPTIONS)
-    phase = toy.Phase(name="train", epoch=1, n=N, batch=16, contract="drop_last", order="feistel-1")
+    sampler = Sampler(N, batch_size=8, rank=rank, world=world, contract="drop_last")
     model = keras_mnist.model(OPTIONS)
     found = []
     for step in (0, 0, 1):
-        loop._reseed(run, phase, step, toy.CPU)
+        sampler.choose(1, 0, step)
+        next(iter(Steps(sampler, digits(N))))
         found.append(model(keras_mnist.inputs(digits(8).inputs)).tolist())
     return found
 
@@ -92,18 +92,18 @@ def masked(rank: int, world: int) -> list[Any]:
 def interrupted(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """The outcome of a training that is killed after its second step, which a checkpoint does not hold."""
     with pytest.raises(Interrupted):
-        fit(rank, world, N, OPTIONS, lambda train_state: interrupting(train_state, folder))
-    return outcome(fit(rank, world, N, OPTIONS, toy.saving_to(folder)))
+        fit(N, OPTIONS, lambda loop, account: interrupting(loop, account, folder))
+    return outcome(fit(N, OPTIONS, toy.saving_to(folder)))
 
 
 def unaveraged(rank: int, world: int, folder: Path) -> list[str]:
-    """What ends a training whose ranks do not agree, where it evaluates and where it saves."""
+    """What ends a training whose ranks do not agree, at the end of an epoch and within one."""
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running_stats, "average", lambda own: None)
-        for saving in (toy.saving_to(folder), lambda train_state: interrupting(train_state, folder / "other")):
-            with pytest.raises(RuntimeError) as raised:
-                fit(rank, world, N, OPTIONS, saving)
+        for saving in (toy.saving_to(folder), lambda loop, account: interrupting(loop, account, folder / "other")):
+            with pytest.raises(Refused) as raised:
+                fit(N, OPTIONS, saving)
             said.append(str(raised.value))
     return said
 
@@ -112,11 +112,11 @@ def everything(rank: int, world: int, store: Store, folder: Path) -> dict[str, A
     """All that takes two ranks with Keras, which is slow to import."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with toy.proved() as phases:
-        train_state = undisturbed(rank, world, N, OPTIONS)
+        fitted = undisturbed(N, OPTIONS)
     return {
         "phases": phases,
-        "rate": train_state.optimizer.param_groups[0]["lr"],
-        "undisturbed": outcome(train_state),
+        "rate": fitted.optimizer.param_groups[0]["lr"],
+        "undisturbed": outcome(fitted),
         "interrupted": interrupted(rank, world, folder),
         "moved": moved(rank, world),
         "masked": masked(rank, world),
@@ -169,33 +169,10 @@ def test_interrupted_ranks_end_with_the_same_bits(found: list[dict[str, Any]]) -
         assert result["interrupted"] == result["undisturbed"]
 
 
-def test_ranks_that_differ_neither_evaluate_nor_save(found: list[dict[str, Any]]) -> None:
+def test_ranks_that_differ_save_nothing(found: list[dict[str, Any]]) -> None:
     for result in found:
-        assert result["unaveraged"] == ["ranks 1 have other running statistics than rank 0"] * 2
-
-
-def refused(rank: int, world: int, store: Store, own: list[float]) -> str:
-    """What the check says of this rank's statistics."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    value = torch.nn.Parameter(torch.tensor(own[rank]), requires_grad=False)
-    try:
-        running_stats.check([value])
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("own", "sentence"),
-    [
-        ([0.1, 0.1, 0.1], ""),
-        ([float("nan")] * 3, ""),
-        ([0.0, -0.0, 0.0], "ranks 1 have other running statistics than rank 0"),
-        ([0.1, 0.2, 0.3], "ranks 1, 2 have other running statistics than rank 0"),
-    ],
-)
-def test_every_rank_hears_of_a_single_bit(own: list[float], sentence: str) -> None:
-    assert ranks.run(3, refused, own) == [sentence] * 3
+        for said in result["unaveraged"]:
+            assert said.startswith("checkpoints: ranks 0 and 1 have different values of model.network.")
 
 
 # Whole runs.

@@ -21,13 +21,14 @@ from torch.nn import functional
 
 from torchtally import cli, events
 from torchtally.accounting.ledger.tally import Phase, Run
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Ending, Lost
 from torchtally.pod import network_interface
 from torchtally.tasks.parameter_server import training
 from torchtally.tasks.parameter_server.options import Options
 from torchtally.tasks.parameter_server.remote_table import RemoteTable
 from torchtally.tasks.parameter_server.task import TASK, Model
-from torchtally.training.batches import batches
+from torchtally.tasks.parameter_server.training import batches
 
 Weights = dict[str, list[Any]]
 
@@ -43,12 +44,12 @@ def trained(rank: int, world: int, store: TCPStore, options: Options, output: st
         "HOSTNAME": f"pod-{rank}",
     }
     os.environ |= {"TORCHTALLY_RUN": "test", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHTALLY_DEVICE": "cpu"}
-    train_state = training.fit("parameter-server", options, Path(output))
+    trained = training.fit("parameter-server", options, Path(output))
     return {
-        "weights": {name: value.tolist() for name, value in train_state.model.state_dict().items()},
-        "lines": train_state.lines,
-        "losses": [epoch.loss for epoch in train_state.epochs],
-        "correct": [epoch.correct for epoch in train_state.epochs],
+        "weights": {name: value.tolist() for name, value in trained.model.state_dict().items()},
+        "lines": trained.lines,
+        "losses": [epoch.loss for epoch in trained.epochs],
+        "correct": [epoch.correct for epoch in trained.epochs],
     }
 
 
@@ -135,7 +136,7 @@ def end_of_all(world: int, folder: Path, change: Change = nothing) -> str:
 
 def shuffle(rank: int, store: TCPStore) -> None:
     """Each trainer draws its own order: the counts are right, and samples are missing."""
-    training.batches = toy.rank_local_shuffle
+    training.batches = lambda run, phase: toy.rank_local_shuffle(Schedule(phase.shard(run), phase.batch))
 
 
 def test_a_proof_that_fails_ends_all_ranks(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Training on several ranks is training on one: the same gradients, counts and order, whatever divides or not."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import ranks
@@ -13,12 +11,10 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.nn import functional
 
-from torchtally.errors import Refused, Unproven
-from torchtally.monitoring.callback import Callback
+from torchtally.errors import Refused
 from torchtally.options import Training
 from torchtally.proof import permutation
 from torchtally.proof.contract import Contract
-from torchtally.training import loop
 
 
 def alone(options: Training, n: int, batch: int) -> dict[str, torch.Tensor]:
@@ -41,9 +37,7 @@ SHAPES = [(37, 8), (64, 16), (61, 7), (64, 13), (97, 32), (5, 16), (32, 1), (31,
 
 
 def train_all(rank: int, world: int, store: Store) -> list[dict[str, Any]]:
-    return [
-        toy.fit(rank, world, store, parity_options(batch), n, 7, loop.batches, torch.float64) for n, batch in SHAPES
-    ]
+    return [toy.fit(rank, world, store, parity_options(batch), n, 7, torch.float64) for n, batch in SHAPES]
 
 
 def parity_options(batch: int) -> Training:
@@ -97,53 +91,6 @@ def test_a_contract_that_leaves_no_sample_is_refused() -> None:
     for result in ranks.run(3, toy.fit, Training(epochs=1, contract="drop_last"), 2, 7):
         assert isinstance(result, Refused)
         assert str(result) == "--contract drop_last leaves none of 2 samples for 3 ranks"
-
-
-class Listening(Callback):
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-
-    def begin(self, step: int, done: float) -> None:
-        self.heard.append(("begin", step, done))
-
-    def step(self, epoch: int, samples: int, done: float) -> None:
-        self.heard.append((samples, round(done, 3)))
-
-    def proof(self, line: Mapping[str, Any], holds: bool) -> None:
-        self.heard.append((line["phase"], line["lost"], holds))
-
-
-def heard(rank: int, world: int, store: Store, options: Training, fault: Any, fault_of_test: Any) -> list[Any]:
-    """What a rank's callback was told, and what ended its training."""
-    callback = Listening()
-    try:
-        with patch.object(loop, "batches", fault_of_test):  # `fit` has its own from the start
-            toy.fit(rank, world, store, options, 20, 10, fault, callback=callback)
-    except Unproven as error:
-        return [*callback.heard, type(error).__name__]
-    return callback.heard
-
-
-def test_a_watcher_hears_of_steps_and_of_proofs() -> None:
-    options = Training(epochs=2, global_batch_size=16)
-    for each in ranks.run(2, heard, options, loop.batches, loop.batches):
-        proofs = [("train", 0, True), ("test", 0, True)]
-        assert each == [("begin", 0, 0.0), (16, 0.4), (4, 0.5), *proofs, (16, 0.9), (4, 1.0), *proofs]
-
-
-def test_a_watcher_hears_of_a_proof_that_ends_the_run() -> None:
-    options = Training(epochs=1, global_batch_size=4)
-    for each in ranks.run(2, heard, options, toy.skips_a_batch, loop.batches):
-        assert each[-2:] == [("train", 4, False), "Unproven"]
-    for each in ranks.run(2, heard, options, loop.batches, toy.rank_local_shuffle):
-        assert each[-3] == ("train", 0, True)
-        assert (each[-2][0], each[-2][2], each[-1]) == ("test", False, "Unproven")
-
-
-def test_a_watcher_hears_that_only_the_ranks_shards_are_wrong() -> None:
-    options = Training(epochs=2, global_batch_size=4, tally="report")
-    for each in ranks.run(2, heard, options, toy.never_sets_the_epoch, loop.batches):
-        assert [told for told in each if told[0] == "train"] == [("train", 0, True), ("train", 0, False)]
 
 
 def test_evaluation_counts_every_sample_once_and_says_so() -> None:

@@ -27,6 +27,8 @@ from torchtally.accounting.run.phases import Division
 from torchtally.accounting.run.reports import problem
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.checkpoints.objects import Objects
+from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.errors import Ending, Refused
 from torchtally.pod import failure
 from torchtally.proof.contract import Contract
@@ -74,7 +76,8 @@ class Account(Lifetime):
         phase: str,
         n: int,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         shuffle: bool = True,
         contract: Contract = "exact",
         drop_last: bool = False,
@@ -88,6 +91,8 @@ class Account(Lifetime):
             phase: A phase of the plan.
             n: Number of samples of the dataset.
             batch_size: Samples of this rank in a step.
+            global_batch_size: Samples of all ranks in a step, in place of it. Then the steps are the same at any number
+                of ranks, and the DataLoader takes `batch_sampler=sampler.batches`.
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             contract: How the samples divide over the ranks: `exact`, `padded`, or `drop_last`.
             drop_last: Whether a last step that has fewer samples is left out. They count as dropped by the program.
@@ -100,7 +105,7 @@ class Account(Lifetime):
         Raises:
             Refused: An argument is not valid.
         """
-        division = Division(batch_size, shuffle, contract, drop_last, trains, order)
+        division = Division(batch_size, global_batch_size, shuffle, contract, drop_last, trains, order)
         return self._phases.declare(phase, n, division, fingerprint)
 
     def loader(
@@ -109,6 +114,7 @@ class Account(Lifetime):
         phase: str | None = None,
         *,
         batch_size: int | None = None,
+        global_batch_size: int | None = None,
         shuffle: bool = True,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
@@ -130,6 +136,8 @@ class Account(Lifetime):
                 contents of a few samples are compared.
             phase: A phase of the plan (default: its only one).
             batch_size: Samples of this rank in a step.
+            global_batch_size: Samples of all ranks in a step, in place of it. Then the steps are the same at any number
+                of ranks.
             shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
             sampler: An order of your own, as a DataLoader takes it. If it draws the same on all ranks, they take turns
                 with its batches. Otherwise, each rank has what it draws itself. This is a collective call then.
@@ -148,7 +156,7 @@ class Account(Lifetime):
         """
         with self._counting.final:
             phase = self._phases.named(phase)
-            division = Division(batch_size, shuffle, contract, drop_last, trains, order)
+            division = Division(batch_size, global_batch_size, shuffle, contract, drop_last, trains, order)
             own = batches_of(sampler, batch_sampler, batch_size, drop_last)
             made = self._phases.make_loader(phase, dataset, division, own, options)
         return self.batches(phase, made)
@@ -301,8 +309,14 @@ class Account(Lifetime):
             self._reports.log(self._counting.phase, numbers)
 
     def checkpoints(
-        self, folder: str | os.PathLike[str], objects: Mapping[str, Any], *, every: float = 300, keep: int = 2
-    ) -> Checkpoints:
+        self,
+        folder: str | os.PathLike[str],
+        objects: Mapping[str, Any],
+        *,
+        every: float = 300,
+        keep: int = 2,
+        of_rank_0: bool = False,
+    ) -> Rounds:
         """Return checkpoints of the loop's objects, saved between steps: docs/guides/checkpoints.md shows how.
 
         A collective call. Call `resume()` on the result before the first epoch.
@@ -312,6 +326,8 @@ class Account(Lifetime):
             objects: Models, optimizers, and other objects that have `state_dict()` and `load_state_dict()`.
             every: Seconds between two checkpoints.
             keep: Number of checkpoints that are kept.
+            of_rank_0: Whether rank 0 alone has the folder, a path. It saves the objects, which must be equal on all
+                ranks, as one file, and sends it to the others when they resume.
 
         Raises:
             Refused: An argument is not valid, or the pods do not share the folder.
@@ -322,7 +338,8 @@ class Account(Lifetime):
                 raise Refused(f"checkpoints: objects must be a dictionary, such as {{'model': model}}, not a {kind}")
             if own := [name for name, each in objects.items() if each is self]:
                 raise Refused(f"checkpoints: {own[0]!r} is the account, whose state every checkpoint has: leave it out")
-            self._counting.checkpoints = Checkpoints(self, folder, objects, every=every, keep=keep)
+            kind = CheckpointsOfRank0 if of_rank_0 else Checkpoints
+            self._counting.checkpoints = kind(self, folder, objects, every=every, keep=keep)
             return self._counting.checkpoints
 
     def replaced(self, reason: str) -> None:

@@ -22,6 +22,7 @@ from torchtally.distributed import process_group
 from torchtally.environment import Process, call_seconds, preflight_mode
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.log import log
+from torchtally.monitoring.mlflow_recorder import Trained
 from torchtally.monitoring.requested import Requested, exporter
 from torchtally.pod import failure
 from torchtally_observer import process
@@ -55,7 +56,9 @@ class Lifetime:
         self._alone = False  # whether the process group is the account's own
         self._driven: list[Loader] = []
         self._before_end: list[Callable[[], None]] = []
+        self._after_end: list[Callable[[Mapping[str, Any]], None]] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
+        self.made: tuple[str, str] | None = None  # hash of the model's file, for the last line, and the model's folder
         self._reports: Reports | None = None  # on the process that prints for all
         self._exporter: Exporter | None = None  # on the first rank of a pod, if metrics are requested
         self.last_line: dict[str, Any] | None = None  # of the run, once it has ended
@@ -83,6 +86,15 @@ class Lifetime:
     def before_end(self, look: Callable[[], None]) -> None:
         """Call this once the program has come to the end of the `with` statement, before the run is proved."""
         self._before_end.append(look)
+
+    def after_end(self, act: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call this with the last line of the run once that is proved, before watchers learn that it has ended."""
+        self._after_end.append(act)
+
+    def describe(self, options: Mapping[str, Any], trained: Trained | None = None) -> None:
+        """State the options of the program, and what returns its model at the end, for watchers: before any epoch."""
+        if self._reports:
+            self._reports.describe(options, trained)
 
     def __getattr__(self, name: str) -> Any:
         if "_counting" not in vars(self):
@@ -196,4 +208,8 @@ class Lifetime:
         with self._counting.final:
             for each in self._driven:
                 each.end()
-            self.last_line = self._counting.finish(self.discarded)
+            self.last_line = last = self._counting.finish(self.discarded, self.made and self.made[0])
+            if last:
+                for act in self._after_end:
+                    act(last)
+            self._attempt.complete(self.made)

@@ -4,7 +4,6 @@
 """
 
 import os
-import signal
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -17,12 +16,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchtally.checkpoints import in_use
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import Manifest
-from torchtally.checkpoints.objects import Hashes, Objects
-from torchtally.checkpoints.rounds import Account, Rounds
+from torchtally.checkpoints.objects import Objects
+from torchtally.checkpoints.rounds import Account, Rounds, check
 from torchtally.checkpoints.storage import Storage
 from torchtally.checkpoints.together import new_group, on_rank_0
 from torchtally.checkpoints.writer import Writer, cause_of
-from torchtally.errors import Ending, Refused, Volume
+from torchtally.errors import Refused, Volume
 
 
 class Checkpoints(Rounds):
@@ -45,11 +44,8 @@ class Checkpoints(Rounds):
         every: float = 300,
         keep: int = 2,
     ):
-        if not isinstance(every, int | float) or isinstance(every, bool) or not 0 < every <= 1e9:
-            raise Refused(f"checkpoints: every={every!r} must be a number of seconds above 0")
-        if type(keep) is not int or keep < 1:
-            raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
-        self._objects, self._storage = Objects(objects), Storage(folder)
+        check(every, keep)
+        self._storage, own = Storage(folder), Objects(objects)
         if self._storage.local and Path(self._storage.root).is_file():
             raise Refused(f"checkpoints: {folder} is a file, and must be a folder")
         local = self._storage.local and dist.get_rank() == 0
@@ -58,76 +54,14 @@ class Checkpoints(Rounds):
         on_rank_0(group, lambda: in_use.hold(self._held) if self._held else None)
         self._catalog = Catalog(self._storage, group, account.source.pod)
         self._catalog.check_shared()
-        self._writer = Writer(self._storage, self._catalog, keep, self._objects.device)
+        self._writer = Writer(self._storage, self._catalog, keep, own.device)
         reached = Path(self._storage.path("reached")) if local else None
-        super().__init__(account, str(self._storage), every, group, reached)
-        self._resumed = False
-        self._failed: Exception | None = None  # of resume(), which may have loaded a part
-        self._loaded: Hashes | None = None  # until the first batch
+        super().__init__(account, own, str(self._storage), every, group, reached)
 
     @property
     def saved_at(self) -> float:
         """When the last one was written, or else when this was made: seconds since 1970."""
         return self._writer.saved_at
-
-    def resume(self) -> bool:
-        """Load the newest whole checkpoint into the objects and the account. Returns whether there is one.
-
-        Call it on all ranks before the first epoch. Checkpoints that are not whole are skipped with a warning.
-
-        Raises:
-            Refused: The checkpoint is of another run, or holds other objects. Or all are damaged, and the account has
-                no `anew=True`.
-            Volume: The folder cannot be read.
-        """
-        self._resumed = True
-        try:
-            found = self._load_newest()
-            self._loaded = self._objects.hashes() if found else None
-            return found
-        except Exception as error:
-            self._failed = error
-            raise
-
-    def after_commit(self) -> None:
-        """Take note of a commit. The account's `commit()` calls it."""
-        self._check_resumed()
-        self._loaded = None
-        super().after_commit()
-
-    def before_batch(self) -> None:
-        """Save if a checkpoint is due, or if a rank has received a signal to stop.
-
-        The account calls it before it hands out a batch: there, the loop is between two steps, and all of its commits
-        are made.
-
-        Raises:
-            Refused: No object of the checkpoint has what a named optimizer steps.
-            Stopped: A rank has received a signal. All ranks raise it.
-        """
-        if self._loaded:
-            loaded, self._loaded = self._loaded, None
-            if name := self._objects.replaced(loaded):
-                raise Refused(
-                    f"checkpoints: {name!r} has changed between resume() and the first batch, so the weights lack what "
-                    "the checkpoint has: call resume() after other weights are loaded or made"
-                )
-        super().before_batch()
-
-    def save(self, wait: bool) -> None:
-        """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks.
-
-        Raises:
-            Refused: It is called before `resume()`, or before a phase has a loader or a sampler.
-        """
-        self._check_resumed()
-        super().save(wait)
-
-    def finish(self) -> None:
-        """Wait for a checkpoint that is being written. Raises Refused if the ranks have different weights."""
-        if self._failed:
-            self._check_resumed()
-        self._writer.finish()
 
     @property
     def saved(self) -> tuple[str, str] | None:
@@ -137,36 +71,22 @@ class Checkpoints(Rounds):
 
     def close(self, wait: bool = True) -> None:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        super().close(wait)
         self._writer.close(wait)
         if self._held:
             in_use.release(self._held)
-
-    def _check_resumed(self) -> None:
-        """Refuse what follows no resume(), or one that has failed, also in a program that has caught its error."""
-        if not self._resumed:
-            raise Refused("checkpoints: call resume() before the first commit: it continues from a checkpoint if any")
-        if isinstance(self._failed, Ending):
-            raise self._failed
-        if self._failed:
-            raise Refused(
-                f"checkpoints: resume() has failed, so the objects can have a part of a checkpoint: "
-                f"{type(self._failed).__name__}: {self._failed}"
-            )
 
     def _load_newest(self) -> bool:
         found = self._catalog.newest()
         if not found:
             self._refuse_damaged(self._catalog.damaged)
-            self._account.begin_anew()
             return False
         name, manifest = found
         url = self._storage.url(name)
         if manifest.objects != self._objects.kinds:
             raise Refused(f"the checkpoint {url} holds {manifest.objects} and the objects are {self._objects.kinds}")
-        self._account.load_state_dict(manifest.account)
         try:
+            self._account.load_state_dict(manifest.account)
             self._objects.load(self._storage.reader(name), self._group)
         except CheckpointException as error:
             raise Volume(f"the checkpoint {url} cannot be read: {cause_of(error)}") from None
@@ -174,7 +94,6 @@ class Checkpoints(Rounds):
             raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
         self._account.discarded = manifest.discarded
         self._resumes(url, manifest.attempt, manifest.epoch, manifest.position, manifest.consumed)
-        self.tell_resumed()
         return True
 
     @property

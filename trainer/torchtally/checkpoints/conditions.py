@@ -1,14 +1,24 @@
-"""The conditions of a training: what a checkpoint must share, and what ranks must share to have equal weights."""
+"""The conditions under which ranks have equal weights, and whether they have."""
 
 import hashlib
-import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from torchtally import exchange
+
+
+def unequal(values: Mapping[str, Tensor], device: torch.device, group: dist.ProcessGroup) -> str | None:
+    """Say which of these tensors, that are not sharded, differs between ranks; None if none does. A collective call."""
+    found = different({name: _sum(value) for name, value in values.items()}, device, group)
+    return found and (
+        f"checkpoints: ranks 0 and {found[0]} have different values of {found[1]}, and a checkpoint holds those of "
+        "only one: average the gradients over all ranks in each step, as DistributedDataParallel does"
+    )
 
 
 def different(sums: Mapping[str, int | None], device: torch.device, group: dist.ProcessGroup) -> tuple[int, str] | None:
@@ -30,6 +40,13 @@ def different(sums: Mapping[str, int | None], device: torch.device, group: dist.
     return None
 
 
+def _sum(value: Tensor) -> int | None:
+    """A checksum of the values; None if each rank saves its own part."""
+    if type(value) is not Tensor:
+        return None
+    return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
 def of_this_rank(device: torch.device) -> dict[str, Any]:
     """The conditions of a rank, beside the number of ranks, under which the weights are equal bit for bit."""
     return {
@@ -38,19 +55,3 @@ def of_this_rank(device: torch.device) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
-
-
-def refusal(
-    path: object, saved: Mapping[str, Any], facts: Mapping[str, Any], option: str, grows: str | None = None
-) -> str | None:
-    """Why a checkpoint in the place that `option` names is not of the training with these facts, or None.
-
-    `grows` names a fact, a number, that may be greater than it was.
-    """
-    for name, value in facts.items():
-        if saved.get(name) != value and not (name == grows and type(saved.get(name)) is int and saved[name] < value):
-            return (
-                f"the checkpoint {path} is of another training: its {name} is {json.dumps(saved.get(name))} and now it "
-                f"is {json.dumps(value)}; go on as before, or choose another {option}"
-            )
-    return None

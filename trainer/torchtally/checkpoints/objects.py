@@ -5,6 +5,7 @@ other object's state is one opaque value, that of rank 0, unless it is sharded a
 """
 
 import io
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -148,6 +149,32 @@ class Objects:
                     set_optimizer_state_dict(self._model_of[name], each, whole, options=StateDictOptions(strict=False))
             else:
                 each.load_state_dict(_unpacked(loaded) if isinstance(loaded, bytes) else loaded)
+
+    def whole(self) -> State:
+        """The states of all objects, of which no rank has only a part. A call of all ranks. Raises Refused."""
+        state = {name: each.state_dict() for name, each in self._objects.items()}
+        if name := next((name for name, each in state.items() if _sharded(each)), None):
+            raise Refused(f"checkpoints: {name!r} is sharded, so its checkpoints need a folder that all pods share")
+        return state
+
+    def check_loadable(self) -> None:
+        """Raise Refused if the state of another object than a model or an optimizer has more than plain values."""
+        for name, each in self._objects.items():
+            if not isinstance(each, nn.Module | Optimizer):
+                try:
+                    torch.load(io.BytesIO(_packed(each.state_dict())), map_location="cpu", weights_only=True)
+                except pickle.UnpicklingError:
+                    raise Refused(
+                        f"checkpoints: the state of {name!r} must have only tensors, numbers, text, lists, and "
+                        "dictionaries in a folder that rank 0 alone has: use one that all pods share"
+                    ) from None
+
+    def load_whole(self, state: State) -> None:
+        """Load all objects from their states. Raises Refused for other objects, and what the objects raise."""
+        if state.keys() != self._objects.keys():
+            raise Refused(f"it holds {', '.join(state)} and the objects are {', '.join(self._objects)}")
+        for name, each in self._objects.items():
+            each.load_state_dict(state[name])
 
     def _having(self, optimizer: Optimizer) -> nn.Module | None:
         """The model that has all the parameters of `optimizer`."""

@@ -1,4 +1,7 @@
-"""What all ranks agree on between two steps: whether to save a checkpoint, and whether to stop."""
+"""Checkpoints of a loop, in whatever form: all ranks agree between two steps whether to save one, and whether to stop.
+
+`Checkpoints` and `CheckpointsOfRank0` write and load them.
+"""
 
 import signal
 import time
@@ -12,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from torchtally import events
-from torchtally.checkpoints.objects import Objects
+from torchtally.checkpoints.objects import Hashes, Objects
 from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.together import on_rank_0
-from torchtally.errors import Refused, Stopped
+from torchtally.errors import Ending, Refused, Stopped
 from torchtally.log import log
 from torchtally.pod import retries
 
@@ -52,13 +55,22 @@ class Account(Protocol):
         """Take note that there is no checkpoint, so the weights are those of a beginning."""
 
 
+def check(every: object, keep: object) -> None:
+    """Raise Refused unless these are the seconds between two checkpoints and the number of those that are kept."""
+    if not isinstance(every, int | float) or isinstance(every, bool) or not 0 < every <= 1e9:
+        raise Refused(f"checkpoints: every={every!r} must be a number of seconds above 0")
+    if type(keep) is not int or keep < 1:
+        raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
+
+
 class Rounds(ABC):
     """About once a second, all ranks exchange whether a checkpoint is due and whether any has received a signal.
 
     So all save and stop after the same commit.
 
     Args:
-        account: The loop's account.
+        account: The loop's account. Its `commit()` calls `after_commit()`.
+        objects: What is saved with it.
         where: The folder, for sentences.
         every: Seconds between two checkpoints.
         group: For calls of the thread that trains.
@@ -68,14 +80,25 @@ class Rounds(ABC):
         interval: Seconds between two checkpoints.
     """
 
-    def __init__(self, account: Account, where: str, every: float, group: dist.ProcessGroup, reached: Path | None):
-        self._account, self._where, self.interval, self._group = account, where, every, group
+    def __init__(
+        self,
+        account: Account,
+        objects: Objects,
+        where: str,
+        every: float,
+        group: dist.ProcessGroup,
+        reached: Path | None,
+    ):
+        self._account, self._objects, self._where, self.interval, self._group = account, objects, where, every, group
         self._reached = Reached(reached) if reached else None
         self._stop = 0  # the number of the received signal
         self._pace = self._left = 1  # commits between two exchanges, and until the next
         self._synchronized = self._saved = time.monotonic()
         self._slow = False
         self._resumed_from: events.Resumed | None = None  # on rank 0, until it is reported
+        self._resumed = False
+        self._failed_to_resume: Exception | None = None  # and may have loaded a part
+        self._loaded: Hashes | None = None  # until the first batch
         self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
 
     @property
@@ -88,29 +111,92 @@ class Rounds(ABC):
     def saved(self) -> tuple[str, str] | None:
         """On rank 0, place and SHA-256 of the last checkpoint, if it could be written."""
 
-    @abstractmethod
     def resume(self) -> bool:
-        """Go on from the newest whole checkpoint. Returns whether there is one."""
+        """Load the newest whole checkpoint into the objects and the account. Returns whether there is one.
+
+        Call it on all ranks before the first epoch. Checkpoints that are not whole are skipped with a warning.
+
+        Raises:
+            Refused: The checkpoint is of another run, or holds other objects. Or all are damaged, and the account has
+                no `anew=True`.
+            Volume: The folder cannot be read.
+        """
+        self._resumed = True
+        try:
+            found = self._load_newest()
+            self._loaded = self._objects.hashes() if found else None
+        except Exception as error:
+            self._failed_to_resume = error
+            raise
+        if not found:
+            self._account.begin_anew()
+        self.tell_resumed()
+        return found
 
     def after_commit(self) -> None:
-        """Take note of a commit."""
+        """Take note of a commit. The account's `commit()` calls it."""
+        self._check_resumed()
+        self._loaded = None
         self._left -= 1
 
     def before_batch(self) -> None:
-        """Save if a checkpoint is due, or if a rank has received a signal to stop. Raises Stopped on all ranks."""
+        """Save if a checkpoint is due, or if a rank has received a signal to stop.
+
+        The account calls it before it hands out a batch: there, the loop is between two steps, and all of its commits
+        are made.
+
+        Raises:
+            Refused: No object of the checkpoint has what a named optimizer steps.
+            Stopped: A rank has received a signal. All ranks raise it.
+        """
+        if self._loaded:
+            loaded, self._loaded = self._loaded, None
+            if name := self._objects.replaced(loaded):
+                raise Refused(
+                    f"checkpoints: {name!r} has changed between resume() and the first batch, so the weights lack what "
+                    "the checkpoint has: call resume() after other weights are loaded or made"
+                )
         if self._left <= 0:
             self._synchronize()
 
     def save(self, wait: bool) -> None:
-        """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks."""
+        """Save now, whether or not a checkpoint is due, and `wait` until it is written. A call of all ranks.
+
+        Raises:
+            Refused: It is called before `resume()`, or before a phase has a loader or a sampler.
+        """
+        self._check_resumed()
         self._end()
         self._begin()
         if wait:
             self._end()
 
-    def heed_signals(self) -> None:
-        """Stop if a rank has received a signal. A call of all ranks. Raises Stopped."""
-        self._synchronize()
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written. Raises Refused if the ranks have different weights."""
+        if self._failed_to_resume:
+            self._check_resumed()
+        self._end()
+
+    def close(self, wait: bool = True) -> None:
+        """End: handle signals as before, and `wait` for a checkpoint that is being written."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _check_resumed(self) -> None:
+        """Refuse what follows no resume(), or one that has failed, also in a program that has caught its error."""
+        if not self._resumed:
+            raise Refused("checkpoints: call resume() before the first commit: it continues from a checkpoint if any")
+        if isinstance(self._failed_to_resume, Ending):
+            raise self._failed_to_resume
+        if error := self._failed_to_resume:
+            raise Refused(
+                "checkpoints: resume() has failed, so the objects can have a part of a checkpoint: "
+                f"{type(error).__name__}: {error}"
+            )
+
+    @abstractmethod
+    def _load_newest(self) -> bool:
+        """Load the newest whole checkpoint. Returns whether there is one."""
 
     @abstractmethod
     def _write(self) -> None:

@@ -6,7 +6,6 @@ mix up.
 
 import hashlib
 import time
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -112,13 +110,9 @@ class Writer:
         self, name: str, state: Any, compared: Sequence[tuple[str, str]], manifest: Manifest
     ) -> events.Saved | events.SaveFailed | Refused:
         """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
-        sums = {f"{model}.{key}": _sum(state[model][key]) for model, key in compared}
-        if found := conditions.different(sums, self._device, self._group):
-            rank, parameter = found
-            return Refused(
-                f"checkpoints: ranks 0 and {rank} have different values of {parameter}, and a checkpoint holds those "
-                "of only one: average the gradients over all ranks in each step, as DistributedDataParallel does"
-            )
+        values = {f"{model}.{key}": state[model][key] for model, key in compared}
+        if wrong := conditions.unequal(values, self._device, self._group):
+            return Refused(wrong)
         writer, files = self._storage.writer(name)
         cause = self.saved = None
         try:
@@ -145,13 +139,6 @@ class Writer:
         path, contents = f"{name}/{MANIFEST}", manifest.printed()
         self._storage.write(path, contents)
         self.saved = self._storage.url(path), hashlib.sha256(contents).hexdigest()
-
-
-def _sum(value: Any) -> int | None:
-    """A checksum of the values; None if each rank saves its own part."""
-    if type(value) is not Tensor:
-        return None
-    return zlib.crc32(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def cause_of(error: CheckpointException) -> str:

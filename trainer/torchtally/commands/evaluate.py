@@ -3,34 +3,41 @@
 Only rank 0 reads the file; it broadcasts the weights.
 """
 
+import hashlib
 import json
 import os
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from torchtally import events, standard_output, tasks
-from torchtally.accounting.evaluation import Evaluation
+from torchtally.accounting.evaluation import Evaluation, evaluate
 from torchtally.accounting.ledger.state import PhaseState
-from torchtally.accounting.ledger.tally import Run, Tally
+from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.accounting.proofs.last_line import summary_of
 from torchtally.accounting.proofs.printing import emit
+from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.atomic_file import replace
+from torchtally.checkpoints import checkpoint_file
 from torchtally.commands.setup import load_task, set_up
-from torchtally.distributed import process_group
+from torchtally.distributed import preflight, process_group
 from torchtally.environment import Places
 from torchtally.errors import Refused, Volume
 from torchtally.log import log
 from torchtally.options import Training
 from torchtally.pod.failure import exit_rank
 from torchtally.proof import table
-from torchtally.training import artifacts, checkpoint_file, loop
-from torchtally.training.artifacts import MODEL, sha256
-from torchtally.training.checkpointer import FOLDER
+from torchtally.training import artifacts, loop
+from torchtally.training.artifacts import MODEL, sha256_text
+from torchtally.training.loop import FOLDER
+from torchtally.training.task import Samples, Task
 from torchtally.training.weights import mismatch
 
 EVALUATION = "evaluation.json"
@@ -66,19 +73,41 @@ def _run(name: str, options: Training, path: Path) -> None:
             raise Refused(f"--checkpoint {saved.path} is no model of {command}: {difference}")
         model.load_state_dict(saved.weights)
 
-    facts = {"checkpoint": str(path), "options": {**options.model_options(), "tally": options.tally}}
+    facts = {"checkpoint": str(path), "options": options.model_options()}
     context = set_up(task, options.data, facts, load)
     for value in model.state_dict().values():  # tensors that share the model's memory
         dist.broadcast(value, src=0)
-    run = context.begin(name, {"test": 1}, options.seed)
-    device, tally = context.device, Tally(run, loop.of_test(1, len(context.test), run))
-    found, line = loop.examine(
-        context.task, model.to(device), context.test.to(device), tally, options.tally, first=True
+    process, n = context.process, len(context.test)
+    preflight.run(process, context.device)
+    run = Run(
+        run=context.run,
+        began=context.began,
+        attempt=process.attempt,
+        pod=process.pod,
+        task=name,
+        plan={"test": 1},
+        rank=process.rank,
+        world=process.world,
+        seed=options.seed,
+        data=task.fingerprint,
     )
+    batch = loop.EVALUATION_BATCH * run.world
+    tally = Tally(run, Phase(name="test", epoch=1, n=n, batch=batch, contract="exact", order="sequential"))
+    found = evaluate(model.to(context.device), _taken(task, context.test.to(context.device), tally), n)
+    proof = prove(tally)
+    enforce(proof, first=True)
+    line = proof.lines[-1]
     if saved:
         _write(found, line, run, saved, output)
         events.emit(events.Complete(model=saved.sha256, output=str(output)), run.source)
     dist.barrier()  # no rank ends before rank 0 has written the result
+
+
+def _taken(task: Task, test: Samples, tally: Tally) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+    """Yield the test samples of this rank, and record them once they are evaluated."""
+    for indices in Schedule(tally.shard, tally.phase.batch).tensors(torch.device("cpu")):
+        yield indices, loop.rows(task, test, indices)
+        tally.record(indices)
 
 
 def find(path: Path) -> SavedModel:
@@ -89,7 +118,7 @@ def find(path: Path) -> SavedModel:
         data = path.read_bytes()
         payload, damage = checkpoint_file.verify(path, data)
         if payload is not None:
-            return SavedModel(path, checkpoint_file.load(payload)["model"], None)
+            return SavedModel(path, checkpoint_file.load(payload)["objects"]["model"], None)
         if path.suffix == checkpoint_file.SUFFIX:
             raise Refused(f"--checkpoint {path} is {damage}")
         weights = checkpoint_file.load(data)
@@ -99,7 +128,7 @@ def find(path: Path) -> SavedModel:
         raise Volume(f"--checkpoint {path} cannot be read: {error}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError):
         raise Refused(f"--checkpoint {path} must be a dictionary of tensors, written by torch.save") from None
-    return SavedModel(path, weights, sha256(data))
+    return SavedModel(path, weights, sha256_text(hashlib.sha256(data).hexdigest()))
 
 
 def _find_in(folder: Path) -> SavedModel:
@@ -110,7 +139,7 @@ def _find_in(folder: Path) -> SavedModel:
         for sentence in found.skipped:
             log.warning(f"skipped {sentence}")
         if found.payload and found.path:
-            return SavedModel(found.path, checkpoint_file.load(found.payload)["model"], None)
+            return SavedModel(found.path, checkpoint_file.load(found.payload)["objects"]["model"], None)
     raise Refused(f"--checkpoint {folder} has neither {MODEL} nor an intact checkpoint")
 
 

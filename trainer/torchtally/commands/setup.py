@@ -5,24 +5,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchtally import events, tasks
-from torchtally.accounting.ledger.tally import Run
-from torchtally.accounting.reporting.pace import Pace
-from torchtally.distributed import preflight, process_group
-from torchtally.environment import Places, Process, preflight_mode
+from torchtally.distributed import process_group
+from torchtally.environment import Places, Process
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.monitoring import requested
 from torchtally.options import Training
 from torchtally.pod import device, stacks
 from torchtally.training.task import Samples, Task
-
-if TYPE_CHECKING:
-    from torchtally.monitoring.prometheus import Exporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +30,6 @@ class RankContext:
     train: Samples  # on the CPU
     test: Samples  # on the CPU
     device: torch.device
-    pace: Pace | None  # on the first rank of a pod
-    exporter: "Exporter | None"  # as well, if metrics are requested
-
-    def begin(self, name: str, plan: Mapping[str, int], seed: int) -> Run:
-        """The run of a task that this start begins."""
-        return Run(
-            run=self.run,
-            attempt=self.process.attempt,
-            pod=self.process.pod,
-            task=name,
-            plan=plan,
-            rank=self.process.rank,
-            world=self.process.world,
-            seed=seed,
-            data=self.task.fingerprint,
-            began=self.began,
-        )
 
 
 def load_task(name: str, options: Training) -> Task:
@@ -74,11 +51,9 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     stacks.listen()
 
     # The handshake gives a problem of one rank to all, so that all pods report it.
-    problem = train = test = where = pace = exporter = None
+    problem = train = test = where = None
     try:
-        where, pace = device.choose(places.device, process.local_rank), Pace.of(process)
-        preflight_mode(os.environ)
-        exporter = requested.exporter(process)
+        where = device.choose(places.device, process.local_rank)
         if process.rank == 0:
             prepare()
         loading = time.monotonic()
@@ -106,15 +81,4 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     assert train is not None and test is not None and where is not None
 
     process_group.create(store, process, where)
-    preflight.run(process, where)
-    return RankContext(
-        process=process,
-        run=run,
-        began=began,
-        task=task,
-        train=train,
-        test=test,
-        device=where,
-        pace=pace,
-        exporter=exporter,
-    )
+    return RankContext(process=process, run=run, began=began, task=task, train=train, test=test, device=where)

@@ -4,13 +4,9 @@ DDP synchronizes buffers, as torch's BatchNorm has them, but not parameters with
 they would follow each rank's own samples.
 """
 
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from torchtally import exchange
 
 
 def of(model: nn.Module) -> list[Tensor]:
@@ -27,15 +23,3 @@ def average(statistics: list[Tensor]) -> None:
     dist.all_reduce(flat)
     for each, mean in zip(statistics, flat.split([each.numel() for each in statistics]), strict=True):
         each.copy_(mean.view_as(each))
-
-
-def check(statistics: list[Tensor]) -> None:
-    """Raise RuntimeError on every rank if any bit differs. A collective call over gloo, or none for an empty list."""
-    if not statistics:
-        return
-    sha256 = hashlib.sha256()
-    for each in statistics:
-        sha256.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    all_ranks = exchange.all_gather(sha256.hexdigest())
-    if others := [rank for rank, each in enumerate(all_ranks) if each != all_ranks[0]]:
-        raise RuntimeError(f"ranks {', '.join(map(str, others))} have other running statistics than rank 0")

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-LOSS_INTERVAL = 100  # steps between two values of train_loss, because reading one synchronizes with the device
-
 
 class Run(Protocol):
     """What watchers know of the run."""

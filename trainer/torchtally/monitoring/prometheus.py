@@ -1,7 +1,6 @@
 """Metrics for Prometheus, which the first rank of each pod serves at /metrics of the port TORCHTALLY_METRICS_PORT."""
 
 from contextlib import ExitStack
-from typing import Self
 
 from prometheus_client import CollectorRegistry
 
@@ -45,9 +44,3 @@ class Exporter:
     def close(self) -> None:
         """Serve nothing any more."""
         self._served.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -23,9 +23,9 @@ class Requested:
     folder: str | None  # of TensorBoard, or a URL
 
     @classmethod
-    def of(cls, experiment: str | None = None, folder: str | None = None) -> Self:
-        """What the environment requests, and this experiment of MLflow and folder of TensorBoard. Raises Refused."""
-        experiment, folder = experiment or variable("TORCHTALLY_MLFLOW"), folder or variable("TORCHTALLY_TENSORBOARD")
+    def of(cls) -> Self:
+        """What the environment requests. Raises Refused."""
+        experiment, folder = variable("TORCHTALLY_MLFLOW"), variable("TORCHTALLY_TENSORBOARD")
         if experiment is not None:
             mlflow_recorder.check(experiment)
         if folder is not None:

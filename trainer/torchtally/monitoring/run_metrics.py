@@ -8,12 +8,12 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from torchtally.log import log
-from torchtally.monitoring.callback import LOSS_INTERVAL, Callback, Run
+from torchtally.monitoring.callback import Callback, Run
 
 _STEP_BUCKETS = [0.001 * 2**power for power in range(16)]  # seconds: a millisecond to half a minute
 _VALUES = {
-    "train_loss": f"Mean loss of rank 0's samples in a step, every {LOSS_INTERVAL} steps",
-    "epoch_loss": "Mean loss of all training samples in the last epoch",
+    "train_loss": "Mean loss of rank 0's samples in one of the last steps",
+    "train_epoch_loss": "Mean loss of all training samples in the last epoch",
     "test_loss": "Mean loss of all test samples after the last epoch",
     "test_accuracy": "Share of test samples classified correctly after the last epoch",
     "samples_per_second": "Training samples of all ranks per second in the last epoch",

@@ -74,7 +74,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: type[Training], evaluati
             help="model.pt, a checkpoint, or a training's output folder: its model.pt, else its newest checkpoint",
         )
     exclusive: dict[str, Any] = defaultdict(parser.add_mutually_exclusive_group)
-    in_evaluation = ("data", "output", "tally", *kind.names_of_model_options())
+    in_evaluation = ("data", "output", *kind.names_of_model_options())
     for each in fields(kind):
         if not each.metadata or (evaluation and each.name not in in_evaluation):
             continue

@@ -3,30 +3,34 @@
 import errno
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from torch import nn
+
 from torchtally import events
 from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.proofs.printing import emit
 from torchtally.atomic_file import clear, replace
+from torchtally.checkpoints import checkpoint_file
 from torchtally.environment import pod_name
-from torchtally.errors import Refused
+from torchtally.errors import Refused, Volume
 from torchtally.log import log
 from torchtally.options import Training
 from torchtally.proof import statement
 from torchtally.proof.line import PREFIX
 from torchtally.proof.statement import Statement
-from torchtally.training import checkpoint_file
+from torchtally.training.results import Epoch
 from torchtally.training.task import Task
-from torchtally.training.train_state import TrainState
 
 MODEL, PROOF = "model.pt", proof_file.NAME
-EPOCHS = "option epochs"  # a fact of a training
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_WRITE_TIMEOUT = 240.0  # seconds of retries; less than handshake.COLLECTIVE_TIMEOUT, in which the other ranks wait
+_WRITE_INTERVAL = 10  # seconds
 
 
 def training(task: str, chosen: Training, fingerprint: str) -> dict[str, Any]:
@@ -50,35 +54,59 @@ def prepare(output: Path) -> None:
             ) from None
 
 
-def write(
-    train_state: TrainState,
-    task: Task,
-    output: Path,
-    facts: Mapping[str, Any],
-    checkpoint: tuple[str, str] | None = None,
-) -> None:
-    """Write the model, the task's own files and then the proof, each atomically; print the last line.
+def write_model(model: nn.Module, task: Task, output: Path, source: events.Source) -> dict[str, str]:
+    """Write the model and the task's own files, each atomically; returns their hashes. Raises Volume."""
+    weights = checkpoint_file.serialize({name: value.cpu() for name, value in model.state_dict().items()})
+    files = {MODEL: weights, **task.files(model)}
 
-    Reports that the run is complete. `checkpoint`: path or URL, and SHA-256, of the one with the same weights. Raises
-    OSError.
+    def write() -> None:
+        clear(output, [*files, PROOF])
+        for name, contents in files.items():
+            replace(output / name, contents)
+
+    _with_retries(write, output, source)
+    return {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
+
+
+def write_proof(
+    output: Path,
+    hashes: Mapping[str, str],
+    last: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    epochs: Sequence[Epoch],
+    source: events.Source,
+    checkpoint: Callable[[], tuple[str, str] | None] = lambda: None,
+) -> None:
+    """Write the proof of the files with these hashes, after them. Raises Volume.
+
+    `checkpoint` returns path or URL, and SHA-256, of the one with the same weights; it can raise OSError.
     """
-    model = checkpoint_file.serialize({name: value.cpu() for name, value in train_state.model.state_dict().items()})
-    files = {MODEL: model, **task.files(train_state.model)}
-    hashes = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
-    hashed = f"sha256:{hashes[MODEL]}"
-    last = train_state.last_line(hashed)
-    lines = kept_lines.lines(last["run"], train_state.lines)
-    clear(output, [*files, PROOF])
-    for name, contents in files.items():
-        replace(output / name, contents)
-    epochs = [asdict(epoch) for epoch in train_state.epochs]
-    if checkpoint and Path(checkpoint[0]).is_relative_to(output):
-        checkpoint = Path(checkpoint[0]).relative_to(output).as_posix(), checkpoint[1]
-    proof_file.write(output / PROOF, hashes, lines, last, checkpoint=checkpoint, training=facts, epochs=epochs)
-    others = "".join(f", {output / name}" for name in files if name != MODEL)
-    log.info(f"wrote {output / MODEL} ({hashed}){others} and {output / PROOF}")
-    emit(last)
-    events.emit(events.Complete(model=hashed, output=str(output)), train_state.run.source)
+
+    def write() -> None:
+        found = checkpoint()
+        if found and Path(found[0]).is_relative_to(output):
+            found = Path(found[0]).relative_to(output).as_posix(), found[1]
+        lines, results = kept_lines.lines(last["run"]), [asdict(epoch) for epoch in epochs]
+        proof_file.write(output / PROOF, hashes, lines, last, checkpoint=found, training=facts, epochs=results)
+
+    _with_retries(write, output, source)
+    others = "".join(f", {output / name}" for name in hashes if name != MODEL)
+    log.info(f"wrote {output / MODEL} ({sha256_text(hashes[MODEL])}){others} and {output / PROOF}")
+
+
+def _with_retries(write: Callable[[], None], output: Path, source: events.Source) -> None:
+    """Write, with retries, because the training is complete. Raises Volume."""
+    until = time.monotonic() + _WRITE_TIMEOUT
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            message = f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}"
+            events.emit(events.WriteFailed(output=str(output), cause=str(error)), source)
+            if time.monotonic() > until:
+                raise Volume(message) from None
+        log.warning(f"{message}; retrying in {_WRITE_INTERVAL} s")
+        time.sleep(_WRITE_INTERVAL)
 
 
 def refuse_another(facts: Mapping[str, Any], output: Path) -> None:
@@ -116,6 +144,6 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
     return True
 
 
-def sha256(data: bytes) -> str:
-    """The hash of a model's bytes in the form of the last line."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+def sha256_text(hexdigits: str) -> str:
+    """The hash of a model's file in the form of the last line."""
+    return f"sha256:{hexdigits}"

@@ -3,16 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
+from torchtally.accounting.order.locality import Locality
 from torchtally.options import Training
-from torchtally.proof.order import Order
-
-if TYPE_CHECKING:
-    from torchtally.training.train_state import TrainState
 
 
 class Inputs(Protocol):
@@ -32,12 +29,12 @@ class Samples:
     """Inputs and labels, indexed alike.
 
     Attributes:
-        order: The order in which an epoch of training takes them.
+        order: The order in which an epoch of training takes them (default: one over all samples).
     """
 
     inputs: Tensor | Inputs
     labels: Tensor
-    order: Order = "feistel-1"
+    order: Locality | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,6 +53,6 @@ class Task:
     inputs: Callable[[Tensor], Tensor]
     optimizer: Callable[[Iterator[nn.Parameter], Training], torch.optim.Optimizer]
     rate: Callable[[float], float] | None = None  # what the learning rate is multiplied by, from done = 0 to 1
-    # In place of the loop: (name, options, output folder) -> on rank 0 the trained model, or None if it is written.
-    fit: "Callable[[str, Any, Path], TrainState | None] | None" = None
+    # In place of the loop: (name, options, output folder).
+    fit: Callable[[str, Any, Path], None] | None = None
     files: Callable[[nn.Module], Mapping[str, bytes]] = lambda model: {}  # of other forms of the model, by name

@@ -62,7 +62,7 @@ class ByStep(data.Dataset[Any]):
 
     def __init__(self, dataset: Any, n: int, collate: Collate):
         self.dataset, self.n, self.collater = dataset, n, Collater(collate)
-        self._at_once = type(dataset) is data.TensorDataset and collate is data.default_collate
+        self.at_once = type(dataset) is data.TensorDataset and collate is data.default_collate
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
         number, seed, indices, filler = request
@@ -81,6 +81,17 @@ class ByStep(data.Dataset[Any]):
             return number, instead if isinstance(instead, Ending) else made._replace(data=instead)
         except Ending as ending:  # of a dataset: a worker would make a traceback of it
             return number, ending
+
+    def rows(self, schedule: Schedule | Draw, filler: int | None) -> Iterator[Taken]:
+        """Yield the batches of tensors: rows at once, on their device, by indices that are made there."""
+        device = self.dataset.tensors[0].device
+        for indices in schedule.tensors(device):
+            if (now := len(self.dataset)) != self.n:
+                raise Refused(changed_length(self.n, now))
+            chosen = indices
+            if filler is not None and not len(indices):
+                chosen = torch.tensor([filler], device=device)
+            yield Taken(indices, [each[chosen] for each in self.dataset.tensors], NOTHING, indices)
 
     def _filler(self, first: int) -> Any:
         """The data of one sample that is not dropped, from the `first` on, or the error."""
@@ -104,7 +115,7 @@ class ByStep(data.Dataset[Any]):
         return next((each for each in made if each is not None), self._dropped)
 
     def _made(self, indices: list[int]) -> Any:
-        if self._at_once:  # the same batch, without a tensor for each sample
+        if self.at_once:  # the same batch, without a tensor for each sample
             rows = torch.tensor(indices)
             return [each[rows] for each in self.dataset.tensors]
         return self.collater.make(self._fetched(indices), indices, indices, self._fetched)
@@ -230,6 +241,16 @@ class StepLoader(data.DataLoader[Any]):
             )
 
     @property
+    def _at_once(self) -> bool:
+        """Whether it has a dataset of tensors, of which no Python code makes samples."""
+        return isinstance(self.dataset, ByStep) and self.dataset.at_once and not (self.num_workers or self.pin_memory)
+
+    @property
+    def seeds(self) -> bool:
+        """Whether it seeds the generators for each batch, in this process: what the loop draws follows from that."""
+        return not self.num_workers and not self._at_once
+
+    @property
     def source(self) -> Any:
         """The dataset that it was made of."""
         by_step: Any = self.dataset
@@ -241,6 +262,10 @@ class StepLoader(data.DataLoader[Any]):
             stream: Any = self.dataset
             stream.fills.fill_(self.fills)
             return _answered(answers(), ((_mark(step.tolist()), step) for step in schedule.arrays()))
+        if self._at_once:
+            tensors: Any = self.dataset
+            rows: Iterator[Taken] = tensors.rows(schedule, self._sampler_of_steps.filler if self.fills else None)
+            return rows
         requests.schedule, requests.fills = schedule, self.fills
         if not self.num_workers and not self.pin_memory:
             # DataLoader's own loop would take a third of a small step, most of it for the profiler.
@@ -298,7 +323,7 @@ def _answered(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Tak
             raise made
         step = asked[1]
         if isinstance(made, Batch):
-            yield Taken(made.indices, made.data, made.dropped, step)  # type: ignore[arg-type]  # an array
+            yield Taken(made.indices, made.data, made.dropped, step)
         else:
             yield Taken(step, made, NOTHING, step)
 

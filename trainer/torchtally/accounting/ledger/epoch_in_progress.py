@@ -27,9 +27,7 @@ class EpochInProgress:
     """Counts the batches of one rank in one phase of one epoch.
 
     `hand_out` compares each batch with its step at once. A position therefore says all: a rank that has committed s
-    steps has consumed exactly the samples of its first s steps. `take` leaves the comparison to the proof, for indices
-    on a GPU, which would have to be waited for. A position then says how far the steps are, and the tally of each rank
-    what they had.
+    steps has consumed exactly the samples of its first s steps.
 
     Args:
         tally: Receives the samples that are consumed.
@@ -92,6 +90,11 @@ class EpochInProgress:
         return self.schedule.position(self.counted + 1)
 
     @property
+    def repeats(self) -> bool:
+        """Whether its next step has only samples again, from among which no other number of ranks could go on."""
+        return isinstance(self.schedule, Schedule) and self.reached >= self.tally.phase.n
+
+    @property
     def saved(self) -> Position:
         """How far the samples that count reach, and what of them is dropped, on any rank. It asks the job's store."""
         dropped = self.drops.upto(self.counted) if self.drops else Digest()
@@ -143,8 +146,8 @@ class EpochInProgress:
     def _left_out(self, taken: Taken) -> Indices | None:
         """The samples that a batch leaves out, if any. Raises Unproven unless the others are those of the step."""
         where = self.where(self.handed + 1)
-        expected = next(self._expected) if taken.asked is None else taken.asked
-        found, dropped = taken.indices, None
+        expected = _on_cpu(next(self._expected) if taken.asked is None else taken.asked)
+        found, dropped = _on_cpu(taken.indices), None
         if taken.dropped:
             dropping.check(taken.dropped, where)
             left_out = np.isin(expected, [*taken.dropped])
@@ -183,7 +186,7 @@ class EpochInProgress:
     def has(self, batch: Batch) -> bool:
         """Whether the batch is one of this epoch that does not count yet."""
         own = self._waiting(batch.step)
-        return own is not None and np.array_equal(own, _on_cpu(batch.indices))
+        return own is not None and np.array_equal(_on_cpu(own), _on_cpu(batch.indices))
 
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""
@@ -232,7 +235,7 @@ class EpochInProgress:
     def commit_upto(self, step: int, indices: Indices | Tensor) -> None:
         """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
         own = self._waiting(step)
-        if own is None or not np.array_equal(own, _on_cpu(indices)):
+        if own is None or not np.array_equal(_on_cpu(own), _on_cpu(indices)):
             raise Refused(
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.batches.taken import copy_of
 from torchtally.proof.permutation import Indices
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Handed:
 
     epoch: "EpochInProgress"
     step: int
-    indices: Indices
+    indices: Indices | Tensor
     data: Any
     dropped: Mapping[int, str]
     rows: int
@@ -48,7 +49,7 @@ class Handed:
     def batch(self) -> Batch:
         """It for a loop that takes it with its indices: the same object each time."""
         if self._batch is None:
-            indices = torch.tensor(self.indices)  # a copy: a loop may write to it
+            indices = copy_of(self.indices)
             epoch = self.epoch
             epoch.given[self.step] = indices
             self._batch = Batch(indices, self.data, self.rows, epoch.phase, self.step, epoch.total, self.dropped)

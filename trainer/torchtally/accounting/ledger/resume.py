@@ -63,11 +63,11 @@ def restore(tally: Tally, schedule: Schedule | Draw, dropped: Digest) -> None:
     shard = tally.shard
     if isinstance(schedule, Draw):
         own = schedule.taken(schedule.skip)
-        tally.restore(Digest(), tally.digest_of(own), len(own), [])
+        tally.restore(Digest(), tally.digest_of(own), len(own))
     else:
         before = np.arange(shard.rank, shard.start, shard.world, dtype=np.int64)
         own = shard.positions(0, schedule.begin(schedule.skip))
-        tally.restore(_digest(before, shard, tally), _digest(own, shard, tally), len(own), [])
+        tally.restore(_digest(before, shard, tally), _digest(own, shard, tally), len(own))
     if shard.rank == 0:  # for all
         tally.carried_dropped = dropped
 

@@ -136,9 +136,9 @@ class Tally:
         self.phase = replace(self.phase, end=position)
         self.shard = self.phase.shard(self.run)
 
-    def restore(self, carried: Digest, consumed: Digest, count: int, outside: list[int]) -> None:
+    def restore(self, carried: Digest, consumed: Digest, count: int) -> None:
         """Go on from a share of what was consumed before phase.start, and from what this rank consumed after it."""
-        self.carried, self._digest, self.count, self.outside = carried, consumed, count, outside
+        self.carried, self._digest, self.count = carried, consumed, count
         self._kept = None  # not all of it was seen here
 
     def _flush(self) -> None:

@@ -28,6 +28,7 @@ class Sampler(data.Sampler[int]):
     Args:
         n: Number of samples of the dataset.
         batch_size: Samples of this rank in a step. It only matters for `steps`.
+        global_batch_size: Samples of all ranks in a step, in place of it.
         seed: Seed of the order of samples, from 0.
         shuffle: Whether each epoch has a new order. Otherwise, the order is that of the dataset.
         order: An order with locality, with the sizes of the shard files, in place of one over all samples.
@@ -38,6 +39,7 @@ class Sampler(data.Sampler[int]):
 
     Attributes:
         shared: Whether each rank has a sample in the last of the `steps` where it can: `Schedule`.
+        batch: Samples of all ranks in a step.
 
     Example:
         >>> list(Sampler(9, shuffle=False, rank=1, world=2))
@@ -49,6 +51,7 @@ class Sampler(data.Sampler[int]):
         n: int,
         *,
         batch_size: int = 1,
+        global_batch_size: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         order: Locality | None = None,
@@ -57,13 +60,14 @@ class Sampler(data.Sampler[int]):
         rank: int | None = None,
         world: int | None = None,
     ):
-        self.n, self.batch_size, self.seed, self.contract, self.drop_last = n, batch_size, seed, contract, drop_last
+        self.n, self.seed, self.contract, self.drop_last = n, seed, contract, drop_last
         self.shared = False
         if order and not shuffle:
             raise Refused(f"order={order} needs shuffle=True")
         self.order: Order = order.of(n) if order else "feistel-1" if shuffle else "sequential"
         self.rank = dist.get_rank() if rank is None else rank
         self.world = dist.get_world_size() if world is None else world
+        self.batch = global_batch_size or batch_size * self.world
         # Epoch, start, steps to skip, and end: shared with workers that outlive an epoch.
         self._place = torch.tensor([0, 0, 0, _WHOLE]).share_memory_()
 
@@ -84,9 +88,9 @@ class Sampler(data.Sampler[int]):
         )
 
     @property
-    def batch(self) -> int:
-        """Samples of all ranks in a step."""
-        return self.batch_size * self.world
+    def batch_size(self) -> int:
+        """Samples of this rank in a step, or the most of any rank."""
+        return -(-self.batch // self.world)
 
     @property
     def whole(self) -> int:
@@ -119,9 +123,10 @@ class Sampler(data.Sampler[int]):
         return indices[0] if indices else 0
 
     @property
-    def batches(self) -> data.BatchSampler:
+    def batches(self) -> data.Sampler[list[int]]:
         """The same in batches."""
-        return data.BatchSampler(self, self.batch_size, drop_last=False)
+        equal = self.batch % self.world == 0
+        return data.BatchSampler(self, self.batch_size, drop_last=False) if equal else _Steps(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, from its beginning."""
@@ -141,3 +146,16 @@ class Sampler(data.Sampler[int]):
 
     def __len__(self) -> int:
         return self.shard.size
+
+
+class _Steps(data.Sampler[list[int]]):
+    """The batches of a sampler whose ranks have different numbers of samples in a step."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.sampler.steps()
+
+    def __len__(self) -> int:
+        return self.sampler.schedule.steps

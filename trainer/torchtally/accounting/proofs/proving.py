@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -152,7 +152,7 @@ def _compare_peers(tally: Tally, leaders: list[_Own], everyone: list[_Own]) -> N
             )
 
 
-def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> None:
+def enforce(proof: Proof, first: bool) -> None:
     """Print the table on rank 0, with its header if it is the `first`; raise Unproven on every rank if it fails."""
     everything = proof.lines[-1]
     if dist.get_rank() == 0:
@@ -160,7 +160,7 @@ def enforce(proof: Proof, mode: Literal["enforce", "report"], first: bool) -> No
         if proof.holds and "mixture" in everything:
             text += [table.under(sentence) for sentence in TallyLine.parse(everything).sources]
         standard_output.write("\n".join(text))
-    if not proof.holds and mode == "enforce":
+    if not proof.holds:
         lost, doubled = (table.shown(everything[name]) for name in ("lost", "doubled"))
         ranks = ", ".join(str(line["rank"]) for line in proof.lines[:-1] if table.wrong(line))
         raise Unproven(

@@ -211,12 +211,13 @@ class Attempt:
             events.emit(events.Step(epoch=epoch), self.run.source)
         self._stepped = True
 
-    def complete(self) -> None:
-        """Record and report that the plan is fulfilled."""
+    def complete(self, made: tuple[str, str] | None) -> None:
+        """Record and report that the plan is fulfilled, and the model, if one is `made`."""
         stacks.over()
         _completed.add(self.run.run)
         if self.prints:
-            events.emit(events.Complete(model=None, output=None), self.run.source)
+            model, output = made or (None, None)
+            events.emit(events.Complete(model=model, output=output), self.run.source)
             self._write(complete=True)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from torchtally.accounting.run.final import Final
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
-from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 from torchtally.proof import line as tally_line
@@ -73,7 +73,7 @@ class Counting:
         self._reports, self._pace, self._exporter = reports, pace, exporter
         self._steps = StepTime(attempt.members.everyone.size())
         self._meeting: Meeting | None = None  # once the run is known
-        self.checkpoints: Checkpoints | None = None
+        self.checkpoints: Rounds | None = None
         self.phase = next(iter(progress.given), "")
         self.gradients = Gradients(self._will_step, self._has_stepped)
         self._counts = 0  # steps of named optimizers that are taken note of
@@ -151,16 +151,15 @@ class Counting:
         if isinstance(batches, data.DataLoader):
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        seeded = False
         if isinstance(batches, StepLoader):
             batches.schedule, batches.fills = current.schedule, current.weighed
-            seeded = batches.num_workers == 0  # where it fetches: what the loop draws follows from that
+        seeded = getattr(batches, "seeds", None) is True
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.ended:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             if current.begun_again:
                 raise Refused(f"{current.name}: the loop has begun it again, and goes on with its first iterator")
-            if self.checkpoints and current.trains:
+            if self.checkpoints and current.trains and not current.repeats:
                 self._before_batch(self.checkpoints, current)
             known = taken if isinstance(taken, Taken) else checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
@@ -376,11 +375,12 @@ class Counting:
         if epochs:
             self._progress.waiting[phase] = len(epochs)
 
-    def finish(self, discarded: int) -> dict[str, Any] | None:
+    def finish(self, discarded: int, model: str | None) -> dict[str, Any] | None:
         """Prove what is left; print and return the last line of the run. Raises Unproven and Refused.
 
         Args:
             discarded: Samples known to be lost with restarts.
+            model: Hash of the model's file.
         """
         self.catch_up()
         for phase in [*self._phases.open]:
@@ -395,7 +395,7 @@ class Counting:
         if wrong := self._guards.ends():
             raise Unproven(f"the run is not proved: {wrong}")
         self._phases.measure()
-        last = self._progress.last_line(self._attempt.run, self._guards.caveats, discarded)
+        last = self._progress.last_line(self._attempt.run, self._guards.caveats, discarded, model)
         for phase, made in last["phases"].items() if last and self.gradients.cleared else ():
             if self._phases.training.get(phase) and not made["consumed"]:
                 raise Unproven(
@@ -407,7 +407,6 @@ class Counting:
             emit(last)
         if self._reports and last:
             self._reports.complete(last)
-        self._attempt.complete()
         return last
 
     def replaced(self, reason: str) -> None:
@@ -433,7 +432,7 @@ class Counting:
         """Whether a batch is handed out that commits count, and none has."""
         return any(each.trains and each.handed > each.counted for each in self._phases.in_progress)
 
-    def _before_batch(self, checkpoints: Checkpoints, current: EpochInProgress) -> None:
+    def _before_batch(self, checkpoints: Rounds, current: EpochInProgress) -> None:
         """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
 
         No step is in progress where the body of the next epoch has begun, or where the thread that commits has ended:
@@ -494,11 +493,11 @@ class Counting:
             log.warning(caveat)
         if current.drops:
             current.drops.end()
-        if self._reports:
-            self._reports.close(current, proof)
         self._progress.close(proof.lines[-1])
+        if self._reports:  # at the step that the epoch has reached
+            self._reports.close(current, proof)
         self._proved += 1
         try:
-            enforce(proof, "enforce", self._proved == 1)
+            enforce(proof, self._proved == 1)
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None

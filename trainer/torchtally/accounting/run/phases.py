@@ -41,6 +41,7 @@ class Division(NamedTuple):
     """How the samples of a phase divide over steps and ranks: arguments of `Account.loader`."""
 
     batch_size: int | None
+    global_batch_size: int | None
     shuffle: bool
     contract: Contract
     drop_last: bool
@@ -149,17 +150,24 @@ class Phases:
 
     def declare(self, phase: str, n: int, division: Division, fingerprint: str | None) -> Sampler:
         """Return the sampler of a phase: `Account.sampler`. Raises Refused."""
-        batch_size, shuffle, contract, drop_last, trains, order = division
+        batch_size, global_batch_size, shuffle, contract, drop_last, trains, order = division
         self._check_planned(phase)
         check_order(order)
-        if type(batch_size) is not int or batch_size < 1:
-            raise Refused(f"{phase}: {batch_size_problem(batch_size)}")
+        if batch_size is not None and global_batch_size is not None:
+            raise Refused(
+                f"{phase}: it takes batch_size={batch_size!r} or global_batch_size={global_batch_size!r}, and not both"
+            )
+        size = batch_size if global_batch_size is None else global_batch_size
+        if type(size) is not int or size < 1:
+            problem = batch_size_problem(size)
+            raise Refused(f"{phase}: {problem if global_batch_size is None else f'global_{problem}'}")
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
         try:
             sampler = Sampler(
                 n,
-                batch_size=batch_size,
+                batch_size=batch_size or 1,
+                global_batch_size=global_batch_size,
                 seed=self._attempt.run.seed,
                 shuffle=shuffle,
                 contract=contract,
@@ -180,8 +188,9 @@ class Phases:
         """
         contract = division.contract
         self._check_planned(phase)
-        if division.order:
-            raise Refused(f"{phase}: it takes order={division.order} or a sampler, and not both")
+        for name in ("order", "global_batch_size"):
+            if given := getattr(division, name):
+                raise Refused(f"{phase}: it takes {name}={given} or a sampler, and not both")
         if contract not in OF_DRAWS:
             raise Refused(f"{phase}: contract={contract!r} of a sampler must be one of {', '.join(OF_DRAWS)}")
         if not isinstance(planned := self._progress.given[phase], int):
@@ -277,6 +286,7 @@ class Phases:
             "epoch": epoch,
             **{f"{name} of {phase}": value for name, value in chosen.identity.items()},
             f"batch size of {phase}": sampler.batch_size,
+            f"global batch size of {phase}": sampler.schedule.batch,
             f"position of {phase}": start + skip * sampler.schedule.batch,
             "number of ranks that share the samples": sampler.world,
             "loaded state": loaded and (loaded.run, loaded.attempt, *loaded.reached),
@@ -399,6 +409,7 @@ class Phases:
         # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
         source = getattr(batches, "dataset", None)
         able = isinstance(source, step_loader.ByStep) or (isinstance(source, step_loader.StreamByStep) and len(sampler))
+        able = able or getattr(batches, "makes_empty_batches", False)
         if sampler.idle and not able:
             ours = isinstance(source, step_loader.StreamByStep)
             why = "is a stream, which has no sample to make an empty batch of" if ours else "makes no empty batch"

@@ -17,6 +17,8 @@ from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 
+ANOTHER = "go on as before, or begin another run in another output folder"
+
 
 class Progress:
     """The plan of a run, and what its completed epochs have consumed."""
@@ -72,7 +74,7 @@ class Progress:
         known = self.phases.setdefault(phase, found)
         for name, before in known.identity.items():
             if (now := found.identity[name]) != before:
-                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}")
+                raise Refused(f"{phase}: its {name} was {before} in this run, and now it is {now}; {ANOTHER}")
         self.phases[phase] = replace(known, sizes=found.sizes)  # a state can have their fingerprint alone
 
     def measure(self, samplers: Mapping[str, AnySampler]) -> None:
@@ -216,7 +218,9 @@ class Progress:
     def load(self, loaded: State) -> None:
         """Go on at a state. Raises Refused if it is of other data, or of a plan that has not grown to this one."""
         if loaded.plan != self.given and not self._grows_from(loaded):
-            raise Refused(f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}")
+            raise Refused(
+                f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}; {ANOTHER}"
+            )
         declared, self.phases = self.phases, dict(loaded.phases)
         for name, phase in declared.items():
             self.declare(name, phase)
@@ -237,7 +241,9 @@ class Progress:
         same = [*loaded.plan] == [*self.given]
         return not ended and whole and same and all(loaded.plan[phase] <= self.given[phase] for phase in self.given)
 
-    def last_line(self, run: Run, caveats: Sequence[str], discarded: int) -> dict[str, Any] | None:
+    def last_line(
+        self, run: Run, caveats: Sequence[str], discarded: int, model: str | None = None
+    ) -> dict[str, Any] | None:
         """The last line of the run, or None if the plan has no epoch. Raises Unproven if the plan is not fulfilled."""
         for phase, planned in self.epochs.items():
             if (made := self.completed(phase)) < planned:
@@ -252,7 +258,7 @@ class Progress:
         if not begun:
             return None
         stopped = self.stopped or in_steps or None
-        last = last_line.summary_of(replace(run, plan=self.epochs), begun, stopped, caveats, discarded)
+        last = last_line.summary_of(replace(run, plan=self.epochs), begun, stopped, caveats, discarded, model)
         last_line.check(last)
         return last.printed()
 

@@ -20,9 +20,10 @@ from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.proofs.proving import Proof
 from torchtally.accounting.run.phases import Phases
-from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.rounds import Rounds
 from torchtally.environment import Places
 from torchtally.monitoring.callback import Callback, Callbacks
+from torchtally.monitoring.mlflow_recorder import Trained
 from torchtally.monitoring.requested import Requested
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Reports:
 
     def __init__(self, requested: Requested, exporter: "Exporter | None", phases: Phases, options: Mapping[str, Any]):
         self._requested, self._exporter, self._phases, self._options = requested, exporter, phases, options
+        self._model: Trained | None = None
         self._watchers: Callbacks | None = None
         self._open = ExitStack()
         self._begun = False
@@ -49,7 +51,11 @@ class Reports:
         self._read_at = 0.0
         self._line_at = time.monotonic() + _LOG_SECONDS
 
-    def begin(self, current: EpochInProgress, run: Run, checkpoints: Checkpoints | None) -> None:
+    def describe(self, options: Mapping[str, Any], trained: Trained | None) -> None:
+        """The program states its options, and what returns its model at the end."""
+        self._options, self._model = options, trained
+
+    def begin(self, current: EpochInProgress, run: Run, checkpoints: Rounds | None) -> None:
         """An epoch begins, or goes on."""
         self._planned, self._consumed = self._phases.extent
         if not self._begun:
@@ -110,10 +116,10 @@ class Reports:
         atexit.unregister(self._abandoned)
         self._open.__exit__(type(error) if error else None, error, None)
 
-    def _notify(self, run: Run, checkpoints: Checkpoints | None) -> None:
+    def _notify(self, run: Run, checkpoints: Rounds | None) -> None:
         """Find the watchers, now that the run and its plan are known."""
         watchers: list[Callback] = [self._exporter.of_run(run, checkpoints)] if self._exporter else []
-        for each in self._requested.callbacks(run, self._options, Places.from_env(os.environ).output):
+        for each in self._requested.callbacks(run, self._options, Places.from_env(os.environ).output, self._model):
             watchers.append(self._open.enter_context(each))
         if watchers:
             atexit.register(self._abandoned)

@@ -8,7 +8,7 @@ from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.state import State
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.phases import Phases
-from torchtally.accounting.run.progress import Progress
+from torchtally.accounting.run.progress import ANOTHER, Progress
 from torchtally.errors import Refused
 from torchtally.log import log
 
@@ -33,7 +33,7 @@ def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, guards:
     loaded = read(state)
     for name, value in (("task", attempt.run.task), ("seed", attempt.run.seed)):
         if (before := getattr(loaded, name)) != value:
-            raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}")
+            raise Refused(f"the state is of another run: its {name} is {before}, and now it is {value}; {ANOTHER}")
     progress.load(loaded)
     if progress.grown_from and attempt.prints:
         log.info(f"the plan has grown from {loaded.plan} to {progress.given}")

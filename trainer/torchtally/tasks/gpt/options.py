@@ -33,6 +33,5 @@ class Options(Training):
     lr: float = override_default("lr", 3e-3)
     global_batch_size: int | None = not_offered("global_batch_size")
     all_reduce: AllReduce = not_offered("all_reduce")
-    tally: Literal["enforce", "report"] = not_offered("tally")
     mlflow: str | None = not_offered("mlflow")
     tensorboard: str | None = not_offered("tensorboard")

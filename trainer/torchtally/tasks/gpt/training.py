@@ -36,7 +36,7 @@ from torchtally.tasks.gpt import text
 from torchtally.tasks.gpt.model import GPT
 from torchtally.tasks.gpt.options import Options
 from torchtally.training import artifacts
-from torchtally.training.train_state import Epoch
+from torchtally.training.results import Epoch
 
 MODEL, TOKENIZER, CONFIGURATION = "model.safetensors", "tokenizer.json", "gpt.json"
 _WARM_UP = 0.05  # of the training

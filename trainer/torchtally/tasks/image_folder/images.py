@@ -15,8 +15,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
+from torchtally.accounting.order.locality import Locality
 from torchtally.errors import Refused
-from torchtally.proof.order import Order
 
 _Encoded = tuple[str, str | BinaryIO]  # its name, and its path or its contents
 _RESIZED = 256 / 224  # of the shorter side to the crop of an evaluation, as in torchvision's own
@@ -47,7 +47,7 @@ class Data:
     train: Labeled
     test: Labeled
     fingerprint: str
-    order: Order = "feistel-1"
+    order: Locality | None = None  # one over all samples
 
 
 @dataclass

@@ -50,7 +50,7 @@ def scan(train: Path, test: Path) -> Data:
         train=Labeled(Tars(samples), labels),
         test=Labeled(Tars(others), other_labels),
         fingerprint=f"sha256:{hashlib.sha256(identity).hexdigest()[:16]}",
-        order=Locality(window=_WINDOW, lanes=_LANES, sizes=samples.shard_sizes).of(len(labels)),
+        order=Locality(window=_WINDOW, lanes=_LANES, sizes=samples.shard_sizes),
     )
 
 

@@ -6,17 +6,15 @@ training.py has the roles of the ranks. In one process this task is like any oth
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtally.options import Training
 from torchtally.tasks.parameter_server.options import Options
+from torchtally.training import artifacts
 from torchtally.training.task import Samples, Task
-
-if TYPE_CHECKING:
-    from torchtally.training.train_state import TrainState
 
 ROWS, WIDTH, CLASSES = 100, 16, 8
 _SMALLEST, _LARGEST = 4, 10  # indices in a bag: 5 bags, a trainer's batch, have 20 to 50
@@ -65,11 +63,13 @@ def optimizer(parameters: Iterator[nn.Parameter], options: Training) -> torch.op
     return torch.optim.SGD(parameters, lr=options.lr)
 
 
-def fit(name: str, options: Training, output: Path) -> "TrainState":
+def fit(name: str, options: Training, output: Path) -> None:
     from torchtally.tasks.parameter_server import training  # imports RPC, which an evaluation does without
 
     assert isinstance(options, Options)
-    return training.fit(name, options, output)
+    trained = training.fit(name, options, output)
+    if dist.get_rank() == 0:
+        trained.write(output, artifacts.training(name, options, TASK.fingerprint))
 
 
 def _samples(n: int, seed: int) -> Samples:

@@ -10,8 +10,8 @@ over the server and the trainers (sharded_embedding.py). The training takes seco
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,10 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import events, exchange
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.state import PhaseState
 from torchtally.accounting.ledger.tally import Phase, Run, Tally
+from torchtally.accounting.order.schedule import Schedule
 from torchtally.accounting.proofs import kept_lines
+from torchtally.accounting.proofs.printing import emit
 from torchtally.accounting.proofs.proving import Proof, enforce, prove
 from torchtally.accounting.reporting.pace import Pace
+from torchtally.accounting.run.progress import Progress
 from torchtally.distributed import handshake, process_group
 from torchtally.environment import Places, Process, pod_of, store_address, trusts_network
 from torchtally.errors import Refused
@@ -39,10 +43,9 @@ from torchtally.tasks.parameter_server.remote_table import COORDINATOR, SERVER, 
 from torchtally.tasks.parameter_server.sharded_embedding import ShardedTable, unshard
 from torchtally.tasks.parameter_server.task import TASK, Model, bags
 from torchtally.training import artifacts
-from torchtally.training.batches import batches
-from torchtally.training.loop import of_test
+from torchtally.training.loop import EVALUATION_BATCH
+from torchtally.training.results import Epoch
 from torchtally.training.task import Samples
-from torchtally.training.train_state import Epoch, TrainState
 
 FIRST_TRAINER = SERVER + 1
 _NO_INDICES = torch.empty(0, dtype=torch.int64)
@@ -76,12 +79,13 @@ class Trainer:
         self._table, self._linear, self._device, self._group = table, linear, context.device, context.trainers
         self._pace = context.pace
 
-    def train(self, samples: Samples, train_state: TrainState, current: EpochInProgress) -> float:
+    def train(self, samples: Samples, current: EpochInProgress) -> float:
         """Train for an epoch; returns the sum of the losses over the samples of all trainers."""
         run, phase, pace = current.tally.run, current.tally.phase, self._pace
         total = torch.zeros((), dtype=torch.float64)
+        epochs = run.plan[phase.name]
         if pace:
-            pace.begin(phase.name, 0, train_state.done)
+            pace.begin(phase.name, 0, (phase.epoch - 1) / epochs)
         for indices in batches(run, phase):
             rows = current.take(indices)
             inputs, labels = samples.inputs[indices], samples.labels[indices].to(self._device)
@@ -94,7 +98,8 @@ class Trainer:
             total += summed
             current.commit()
             if pace and pace.due:
-                pace.report(current, train_state.done, summed.item() / len(indices) if len(indices) else None)
+                done = (phase.epoch - 1 + current.samples(0, current.counted) / phase.n) / epochs
+                pace.report(current, done, summed.item() / len(indices) if len(indices) else None)
             if current.counted == phase.epoch == 1 and run.rank == 0:
                 events.emit(events.Step(epoch=1), run.source)
         dist.all_reduce(total, group=self._group)
@@ -113,16 +118,17 @@ class Trainer:
         return totals[0].item(), int(totals[1])
 
     def epoch(
-        self, train_state: TrainState, train: Samples, training: EpochInProgress, test: Samples, testing: Tally
+        self, run: Run, train: Samples, training: Phase, test: Samples, testing: Phase
     ) -> tuple[Epoch, list[Proof]]:
         """Train, evaluate, and prove both."""
+        trained, tested = Tally(run, training), Tally(run, testing)
         began = time.perf_counter()
-        loss = self.train(train, train_state, training)
+        loss = self.train(train, EpochInProgress(trained, Schedule(trained.shard, training.batch)))
         seconds = time.perf_counter() - began
-        proofs = [prove(training.tally, self._group)]
-        test_loss, correct = self.test(test, testing)
-        proofs.append(prove(testing, self._group))
-        epoch, speed = testing.phase.epoch, len(train) / seconds
+        proofs = [prove(trained, self._group)]
+        test_loss, correct = self.test(test, tested)
+        proofs.append(prove(tested, self._group))
+        epoch, speed = testing.epoch, len(train) / seconds
         return Epoch(epoch, loss / len(train), test_loss / len(test), correct, len(test), speed), proofs
 
     def _logits(self, samples: Tensor) -> Tensor:
@@ -130,11 +136,40 @@ class Trainer:
         return logits
 
 
-def fit(name: str, options: Options, output: Path) -> TrainState:
-    """Run this rank's role; on rank 0 the result has the trained model.
+@dataclass
+class Trained:
+    """What came of a training. On rank 0, the model is the trained one."""
 
-    Raises Unproven on every rank at the first phase whose proof fails, if the tally is enforced; Refused, and Lost.
-    """
+    run: Run
+    model: Model
+    progress: Progress
+    epochs: list[Epoch] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)  # of all trainers together
+
+    def close(self, phase: Phase, proof: Proof) -> None:
+        """Add a phase of an epoch. Raises Unproven on every rank if its proof does not hold."""
+        known = PhaseState.beginning(n=phase.n, contract=phase.contract, order=phase.order, data=self.run.data)
+        self.progress.declare(phase.name, known)
+        known = self.progress.phases[phase.name]
+        self.progress.phases[phase.name] = known.shared_out(phase.epoch, 0, self.run.world)
+        self.lines.append(proof.lines[-1])
+        self.progress.close(proof.lines[-1])
+        enforce(proof, first=len(self.lines) == 1)
+
+    def write(self, output: Path, facts: Mapping[str, Any]) -> None:
+        """Write the model and its proof, and print the last line: rank 0 does."""
+        source = self.run.source
+        hashes = artifacts.write_model(self.model, TASK, output, source)
+        model = artifacts.sha256_text(hashes[artifacts.MODEL])
+        last = self.progress.last_line(replace(self.run, pod=self.lines[-1]["pod"]), (), 0, model)
+        assert last
+        artifacts.write_proof(output, hashes, last, facts, self.epochs, source)
+        emit(last)
+        events.emit(events.Complete(model=model, output=str(output)), source)
+
+
+def fit(name: str, options: Options, output: Path) -> Trained:
+    """Run this rank's role. Raises Unproven on every rank at the first phase whose proof fails; Refused, and Lost."""
     context = set_up(name, options, output)
     rank = context.process.rank
     run = Run(
@@ -165,12 +200,14 @@ def fit(name: str, options: Options, output: Path) -> TrainState:
         table = ShardedTable(model.table.weight, own, options.lr, context.shard_holders)
 
     trainer = Trainer(table, linear, context) if table and linear else None
-    train_state = TrainState(run, model, TASK.optimizer(model.parameters(), options))
-    _train(train_state, options, rank, table, trainer)
+    progress = Progress(run.plan)
+    progress.measure({})
+    trained = Trained(run, model, progress)
+    _train(trained, run, options, rank, table, trainer)
     _gather(model, remote, table, rank)
     if options.form == "rpc":
         remote_table.shut_down()
-    return train_state
+    return trained
 
 
 def set_up(name: str, options: Options, output: Path) -> RoleContext:
@@ -244,9 +281,10 @@ def _sum(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Fut
     return work.get_future().then(lambda reduced: reduced.value()[0])
 
 
-def _train(train_state: TrainState, options: Options, rank: int, table: Table | None, trainer: Trainer | None) -> None:
+def _train(
+    trained: Trained, run: Run, options: Options, rank: int, table: Table | None, trainer: Trainer | None
+) -> None:
     """Train and evaluate; all ranks receive the result of each epoch."""
-    run = train_state.run
     train, test = TASK.load(None, Path())
     if rank == COORDINATOR:
         ranks = f"{run.world} trainers, the table by {options.form}"
@@ -255,28 +293,32 @@ def _train(train_state: TrainState, options: Options, rank: int, table: Table | 
     batch = options.batch_size * run.world
     for epoch in range(1, options.epochs + 1):
         training = Phase(name="train", epoch=epoch, n=len(train), batch=batch, contract="exact", order="feistel-1")
-        testing = of_test(epoch, len(test), run)
-        begun, tested = train_state.begin(training), train_state.begin(testing).tally
+        of_test = EVALUATION_BATCH * run.world
+        testing = Phase(name="test", epoch=epoch, n=len(test), batch=of_test, contract="exact", order="sequential")
         result: Any = None
         if trainer:
-            own, proved = trainer.epoch(train_state, train, begun, test, tested)
+            own, proved = trainer.epoch(run, train, training, test, testing)
             result = [asdict(own), [proof.lines for proof in proved]]
         elif isinstance(table, ShardedTable):
             _serve(table, run, training, testing)
         values, lines = exchange.broadcast(result, FIRST_TRAINER)
         done = Epoch(**values)
-        for proof in map(Proof, lines):
-            train_state.close(proof.lines[-1])
+        for phase, proof in zip((training, testing), map(Proof, lines), strict=True):
             if rank == COORDINATOR:
                 kept_lines.add(proof.lines)
-            enforce(proof, options.tally, first=len(train_state.lines) == 1)
-        train_state.epochs.append(done)
+            trained.close(phase, proof)
+        trained.epochs.append(done)
         if rank == COORDINATOR:
             done.tell(options.epochs, run.source)
     if rank == COORDINATOR:
-        seconds = sum(len(train) / each.samples_per_second for each in train_state.epochs)
+        seconds = sum(len(train) / each.samples_per_second for each in trained.epochs)
         steps = options.epochs * Shard(n=len(train), rank=0, world=run.world).steps(batch)
         log.info(f"{steps} steps by {options.form} in {seconds:.2f} s: {steps / seconds:,.0f} a second")
+
+
+def batches(run: Run, phase: Phase) -> Iterator[Tensor]:
+    """Yield this rank's sample indices of each step of a phase."""
+    return Schedule(phase.shard(run), phase.batch).tensors(torch.device("cpu"))
 
 
 def _serve(table: ShardedTable, run: Run, training: Phase, testing: Phase) -> None:

@@ -18,7 +18,7 @@ from torchtally.errors import Refused
 State = dict[str, Any]  # for torch.load(weights_only=True): tensors, numbers, text, lists, dictionaries
 
 _ANY_MARK = b"torchtally-checkpoint-"
-_MARK = _ANY_MARK + b"3\n"
+_MARK = _ANY_MARK + b"4\n"
 _TAIL = hashlib.sha256().digest_size + len(_MARK)
 SUFFIX = ".checkpoint"
 _NAME = re.compile(r"epoch-(\d{8})-position-(\d{19})\.checkpoint")
@@ -91,7 +91,7 @@ def verify(path: Path, data: bytes) -> tuple[bytes | None, str]:
     if mark != _MARK and mark.startswith(_ANY_MARK):
         raise Refused(
             f"the checkpoint {path} was written by another version of torchtally: use that version, or choose "
-            "another --output"
+            "another folder"
         )
     return None, "empty" if not data else "cut off" if mark != _MARK else "damaged"
 

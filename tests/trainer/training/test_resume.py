@@ -24,17 +24,16 @@ from task_runs import reported
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally import events
+from torchtally import Account, events
+from torchtally.checkpoints import checkpoint_file
+from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
 from torchtally.checkpoints.rounds import Rounds
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.options import AllReduce, Training
 from torchtally.proof import run_summary
 from torchtally.proof.contract import Contract
-from torchtally.training import checkpoint_file
-from torchtally.training.checkpointer import Checkpointer
-from torchtally.training.train_state import TrainState
+from torchtally.training.loop import Loop
 
-MODEL = f"sha256:{0:064}"
 N = 69  # the last step has 9 samples: uneven, and two or more for each of four ranks
 OPTIONS = Training(epochs=3, global_batch_size=12, lr=0.1, contract="exact", seed=3)
 STEPS = -(-N // 12)
@@ -74,29 +73,24 @@ def start(
     options: Training = OPTIONS,
     signal_to: dict[int, int] | None = None,  # by rank, before the first step
     facts: Mapping[str, Any] = FACTS,
-) -> TrainState:
+) -> toy.Fitted:
     """One start of the training, of the ranks of one process group."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with contextlib.ExitStack() as stack:
 
-        def saving(train_state: TrainState) -> Rounds:
-            checkpointer: Interrupting | InterruptingShared
-            if kind == "shared":
-                objects = {"model": train_state.model, "optimizer": train_state.optimizer}
-                checkpointer = shared = InterruptingShared(train_state, str(folder), objects, every=1e9)
-                stack.push(lambda kind, *_: shared.close(wait=kind is None))
-            else:
-                own = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                checkpointer = Interrupting(train_state, own, keep=2, every=1e9)
-            checkpointer.interruption = interruption
+        def saving(loop: Loop, account: Account) -> Rounds:
+            own = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            interrupting = {"own": Interrupting, "shared": InterruptingShared}[kind]
+            checkpoints = interrupting(account, own, toy.objects(loop), keep=2, every=1e9)
+            checkpoints.interruption = interruption
             if signal_to and rank in signal_to:
                 signal.raise_signal(signal_to[rank])
-            return checkpointer
+            return checkpoints
 
-        place = str(folder), {"own": "--output", "shared": "--checkpoints"}[kind]
-        data = toy.samples(N, 1), toy.samples(31, 2)
-        return toy.train(TASK, options, toy.run(rank, world, OPTIONS), *data, saving, facts, place)
+        if kind == "shared":
+            options = dataclasses.replace(options, checkpoints=str(folder))
+        return toy.train(TASK, options, toy.samples(N, 1), toy.samples(31, 2), saving, facts)
 
 
 def outcome_of(rank: int, world: int, store: Store, *how: Any) -> dict[str, Any]:
@@ -150,19 +144,15 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(
 
 def accounted(rank: int, world: int, store: Store, kind: Kind, folder: Path) -> dict[str, Any]:
     with toy.proved() as phases:
-        train_state = start(rank, world, store, kind, folder)
-    return {
-        "phases": phases,
-        "worlds": [*train_state.progress.phases["train"].worlds],
-        "discarded": train_state.discarded,
-    }
+        fitted = start(rank, world, store, kind, folder)
+    return {"phases": phases, "worlds": [*fitted.train.worlds], "discarded": fitted.discarded}
 
 
 @pytest.mark.parametrize(
     ("kind", "starts", "worlds"),
     [
-        # The third takes up 33 of 69 samples: 3 steps, 2 of them before the epoch's end, and 4 of the next epoch.
-        ("own", [(4, 2), (2, 1), (3, 2 + 4)], [(1, 0, 4), (1, 24, 2), (1, 36, 3), (2, 48, 1)]),
+        # The third takes up 33 of 69 samples: 3 steps, and 4 of the next epoch.
+        ("own", [(4, 2), (2, 1), (3, 3 + 4)], [(1, 0, 4), (1, 24, 2), (1, 36, 3), (2, 48, 1)]),
         ("shared", [(3, 2)], [(1, 0, 3), (1, 24, 1)]),
     ],
 )
@@ -193,9 +183,9 @@ def test_one_rank_that_is_asked_to_stop_stops_all_with_a_checkpoint_which_no_oth
     for result in ranks.run(3, start, kind, tmp_path, None, OPTIONS, {1: signal.SIGTERM}):
         assert isinstance(result, Stopped)
         assert str(result) == "stopped by signal 15, after a step and a checkpoint"
-    for result in ranks.run(2, start, kind, tmp_path, None, OPTIONS, None, {**FACTS, "seed": 4}):
+    for result in ranks.run(2, start, kind, tmp_path, None, OPTIONS, None, {"option lr": 0.2}):
         assert isinstance(result, Refused)
-        assert "of another training: its seed is 3 and now it is 4" in str(result)
+        assert "of another training: its option lr is 0.1 and now it is 0.2" in str(result)
         assert str(result).endswith(f"choose another {option}")
     assert ranks.run(3, outcome_of, kind, tmp_path) == undisturbed(3)
 
@@ -219,10 +209,11 @@ def test_it_stops_between_epochs_too_and_says_whether_there_is_a_checkpoint(
     assert (tmp_path / checkpoint_file.file_name(2, 0)).exists() is not bool(place)
 
 
-class Everywhere(Checkpointer):
+class Everywhere(CheckpointsOfRank0):
     """Saves whenever it may, and keeps all."""
 
     def before_batch(self) -> None:
+        super().before_batch()
         self.save(wait=True)
 
 
@@ -232,9 +223,11 @@ SMALL = Training(epochs=2, global_batch_size=4, lr=0.1)
 def saving(rank: int, world: int, store: Store, folder: Path, options: Training) -> list[Any]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     with toy.proved() as phases:
-        run = toy.run(rank, world, options)
-        data = toy.samples(10, 1), toy.samples(5, 2)
-        toy.train(toy.task(), options, run, *data, lambda state: Everywhere(state, folder, keep=1 << 20, every=1e9))
+
+        def everywhere(loop: Loop, account: Account) -> Rounds:
+            return Everywhere(account, folder, toy.objects(loop), keep=1 << 20, every=1e9)
+
+        toy.train(toy.task(), options, toy.samples(10, 1), toy.samples(5, 2), everywhere)
     return phases
 
 
@@ -247,12 +240,9 @@ def from_each(rank: int, world: int, store: Store, folder: Path, options: Traini
             alone.mkdir()
             shutil.copy(path, alone)
         dist.barrier()
-        run, data = toy.run(rank, world, options), (toy.samples(10, 1), toy.samples(5, 2))
         with toy.proved() as phases:
-            train_state = toy.train(toy.task(), options, run, *data, toy.saving_to(alone))
-        assert train_state.progress.loaded
-        last = train_state.last_line(MODEL)
-        found.append((phases, train_state.lines, last))
+            fitted = toy.train(toy.task(), options, toy.samples(10, 1), toy.samples(5, 2), toy.saving_to(alone))
+        found.append((phases, fitted.lines, fitted.last))
     return found
 
 
@@ -284,14 +274,13 @@ def with_something_else_in_it(rank: int, world: int, store: Store, folder: Path)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     if rank == 0:
         checkpoint_file.save(folder, 1, 1, {"model": 1}, 2)
-    run = toy.run(rank, world, SMALL)
-    return toy.train(toy.task(), SMALL, run, toy.samples(10, 1), toy.samples(5, 2), toy.saving_to(folder))
+    return toy.train(toy.task(), SMALL, toy.samples(10, 1), toy.samples(5, 2), toy.saving_to(folder))
 
 
 def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Refused)
-        assert "cannot be taken up: KeyError: 'facts'" in str(result)
+        assert "cannot be taken up: KeyError: 'account'" in str(result)
     path = tmp_path / "folder" / checkpoint_file.file_name(9, 9)
     path.symlink_to("/proc/self/mem")  # to read it is an I/O error
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
@@ -341,7 +330,7 @@ def test_a_task_goes_on_from_an_object_store_in_another_output_folder(
     assert saved.path.startswith(f"{url}/")
     assert (resumed.checkpoint, resumed.epoch, resumed.discarded) == (saved.path, 2, 0)
     (before,), (after,) = tallies(first.stdout)[1], tallies(second.stdout)[1]
-    assert before == after  # nothing was left to train
+    assert (before["phases"], before["model"]) == (after["phases"], after["model"])  # nothing was left to train
     assert not (tmp_path / "output/checkpoints").exists()
     for proof, checkpoint in (
         (tmp_path / "output", saved),

@@ -1,0 +1,118 @@
+"""A loop of a user's own whose checkpoints are in a folder that rank 0 alone has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accounts import run
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from witness import Noisy, Witness
+
+from torchtally import Account
+from torchtally.checkpoints import rounds
+
+N, SIZE = 29, 4
+
+
+class Odd:
+    """An object whose state is no plain value."""
+
+    def __init__(self, state: Any):
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state["state"]
+
+
+def trains(folder: Path, dies: int | None = None, how: str = "") -> dict[str, Any]:
+    """Two epochs, which end after so many commits; a checkpoint has all of them but the last."""
+    rounds._SYNCHRONIZE_SECONDS = 0
+    training, commits = Witness(N), 0
+    with Account("t", plan={"train": 2}) as account:
+        own = folder / f"of rank {account.rank}"  # as a volume of each pod
+        counted = Odd({"commits": 0} if how != "an object of a class" else Witness)
+        objects = {**training.objects, "odd": counted}
+        if how == "sharded":
+            mesh = init_device_mesh("cpu", (account.world,))
+            objects["beside"] = fully_shard(torch.nn.Linear(4, 4), mesh=mesh)
+        loader = account.loader(Noisy(N), "train", batch_size=SIZE)
+        kept = account.checkpoints(own, objects, every=32400, of_rank_0=True)
+        resumed = kept.resume()
+        for epoch in account.epochs():
+            for batch in account.epoch("train", epoch, loader):
+                training.backward(*batch.data)
+                training.step()
+                account.commit()
+                commits += 1
+                if how != "an object of a class":
+                    counted.state["commits"] += 1
+                if how == "apart" and account.rank == 1:
+                    with torch.no_grad():
+                        next(training.model.parameters()).add_(1)
+                if dies == commits + 1 or how in ("apart", "sharded"):
+                    kept.save(wait=True)
+                if dies == commits:
+                    raise KeyError("killed")
+    return {"times": training.times, "sha256": training.sha256, "resumed": resumed, "commits": counted.state["commits"]}
+
+
+def dies_and_goes_on(folder: Path, dies: int) -> dict[str, Any]:
+    with pytest.raises(KeyError, match="killed"):
+        trains(folder, dies)
+    return trains(folder)
+
+
+def test_it_goes_on_to_the_same_bits_and_other_ranks_have_no_file(tmp_path: Path) -> None:
+    found, whole = run(2, dies_and_goes_on, tmp_path / "a", 6), run(2, trains, tmp_path / "b")
+    for each, undisturbed in zip(found, whole, strict=True):
+        assert each["result"] == {**undisturbed["result"], "resumed": True}
+        assert each["result"]["times"] == [2] * N
+        assert each["result"]["commits"] == 2 * 4
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["of rank 0"]
+
+
+def test_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
+    run(2, only_dies, tmp_path, 3)
+    for each in run(3, trains, tmp_path):
+        assert (each["result"]["resumed"], each["result"]["times"]) == (True, [2] * N)
+
+
+def only_dies(folder: Path, dies: int) -> None:
+    with pytest.raises(KeyError, match="killed"):
+        trains(folder, dies)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("sharded", "'beside' is sharded, so its checkpoints need a folder that all pods share"),
+        ("an object of a class", "the state of 'odd' must have only tensors, numbers, text, lists, and dictionaries"),
+        ("apart", "ranks 0 and 1 have different values of model.0.weight"),
+    ],
+)
+def test_what_one_file_cannot_hold_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
+    for each in run(2, trains, tmp_path, None, how):
+        assert each["code"] == 2
+        assert sentence in each["err"]
+        assert "Traceback" not in each["err"]
+
+
+def changes(folder: Path) -> None:
+    training = Witness(N)
+    with Account("t", plan={"train": 1}) as account:
+        account.loader(Noisy(N), "train", batch_size=SIZE)
+        account.checkpoints(folder, training.objects, of_rank_0=True).resume()
+        dist.barrier()
+
+
+def test_objects_of_other_names_are_refused(tmp_path: Path) -> None:
+    run(1, only_dies, tmp_path, 3)
+    for each in run(1, changes, tmp_path / "of rank 0"):
+        assert each["code"] == 2
+        assert "cannot be taken up: the state is of another run: its plan is" in each["err"]

@@ -1,0 +1,70 @@
+"""The steps of a built-in task: batches of sample indices, and the seeds of what a step draws."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchtally.accounting.batches.taken import NOTHING, Taken
+from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.order.schedule import Schedule
+from torchtally.training.task import Inputs, Samples
+
+_AHEAD = 2  # steps whose rows are begun
+
+
+class Steps:
+    """The batches of a phase, for `Account.epoch`: indices on the device of the samples.
+
+    They seed only the generators of PyTorch, for dropout: nothing in a built-in task draws from another one.
+
+    Args:
+        sampler: This rank's part of the order.
+        samples: The samples of the phase.
+        rows: What a batch has as its data, by its indices.
+    """
+
+    seeds = makes_empty_batches = True
+
+    def __init__(self, sampler: Sampler, samples: Samples, rows: Callable[[Tensor], Any] = lambda chosen: None):
+        self._sampler, self._samples, self._rows = sampler, samples, rows
+
+    def __iter__(self) -> Iterator[Taken]:
+        schedule, device = self._sampler.schedule, self._samples.labels.device
+        inputs = self._samples.inputs
+        # What makes rows on the CPU looks at the indices there, and would wait for the device for others.
+        where = device if isinstance(inputs, Tensor) else torch.device("cpu")
+        taken = schedule.tensors(where)
+        if not isinstance(inputs, Tensor):
+            taken = _begun(taken, inputs, schedule)
+        for step, indices in enumerate(taken, schedule.skip):
+            reseed(_seed(schedule, step), device)
+            yield Taken(indices, self._rows(indices), NOTHING, indices)
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Seed the random numbers of a step (dropout), so that no generator is saved."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def _seed(schedule: Schedule, step: int) -> int:
+    """The seed of a step, by the run's seed, position, and rank."""
+    shard, seed = schedule.shard, 0
+    for value in (shard.seed, shard.epoch, schedule.position(step + 1), shard.rank):
+        seed = (seed + value) * 0x9E3779B97F4A7C15 & ((1 << 64) - 1)
+    return seed
+
+
+def _begun(taken: Iterator[Tensor], inputs: Inputs, schedule: Schedule) -> Iterator[Tensor]:
+    """Yield the indices of each step, once the rows of the steps after it are begun."""
+    ahead: deque[Tensor] = deque()
+    for step, indices in enumerate(taken, schedule.skip):
+        inputs.begin(indices, _seed(schedule, step) ^ 1)  # other random numbers than those of the step itself
+        ahead.append(indices)
+        if len(ahead) > _AHEAD:
+            yield ahead.popleft()
+    yield from ahead
