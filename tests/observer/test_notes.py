@@ -72,12 +72,14 @@ train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=te
     ),
     "folds of a cross-validation": (
         """
-setup()
+import os
+rank, world = setup()
+meeting = f"file://{os.getcwd()}/meeting"  # the port of the first group may be in use yet
 order = torch.randperm(500, generator=torch.Generator().manual_seed(1)).tolist()
 for fold in range(2):
     test = Subset(data(500), order[fold * 100:fold * 100 + 100])
     training = Subset(data(500), order[:fold * 100] + order[fold * 100 + 100:])
-    if fold: dist.init_process_group("gloo")
+    if fold: dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     train(DataLoader(training, 20, sampler=DistributedSampler(training)), epochs=1, test=DataLoader(test, 20))
 """,
         ["those of other folds, or a leak"],

@@ -120,7 +120,7 @@ def test_a_run_that_is_killed_and_resumed(logs: Logs, whole: Snapshot) -> None:
 
     reports = [each for each in found.progress if each.pod == "demo-worker-0"]
     assert {each.attempt for each in reports} == {0, 1} and {each.epochs for each in reports} == {2}
-    assert all(0 < each.step <= each.steps and each.samples_per_second > 0 and each.loss for each in reports)
+    assert all(0 < each.step <= each.steps and each.samples_per_second > 0 for each in reports)
     assert reports[-1].seconds_left is not None
 
     master, worker = whole.pods

@@ -48,6 +48,7 @@ class Reports:
         self._logged: dict[str, Any] = {}  # by name, not read yet
         self._known: dict[str, float] = {}  # numbers that are read
         self._in_log = not sys.stderr.isatty()  # on a terminal, a program has a bar of its own
+        self._logged_at = 0  # steps so far
         self._read_at = 0.0
         self._line_at = time.monotonic() + _LOG_SECONDS
 
@@ -87,6 +88,8 @@ class Reports:
         for name, number in numbers.items():
             # Without its graph, which it would keep in memory.
             self._logged[f"{_label(phase)}_{name}"] = number.detach() if isinstance(number, Tensor) else number
+        if self._watchers:
+            self._logged_at = self._phases.steps_so_far
         if not self._phases.open[phase] or time.monotonic() >= self._read_at:
             self._read()
 
@@ -137,7 +140,7 @@ class Reports:
         self._logged = {}
         self._known |= values
         if self._watchers:
-            self._watchers.metrics(self._phases.steps_so_far, **values)
+            self._watchers.metrics(self._logged_at, **values)
         self._read_at = time.monotonic() + _READ_SECONDS
 
     def _print(self, current: EpochInProgress) -> None:
