@@ -46,7 +46,7 @@ def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp
     assert (listed["job"], listed["state"], listed["standing"]) == ("demo", "succeeded", "proved")
     assert "✓ the proof holds" in " ".join(asked(namespace, "status", "demo").split())
     asked(namespace, "fetch", "demo", str(tmp_path / "results"))
-    assert {file.name for file in (tmp_path / "results").iterdir()} == {"model.pt", "proof.json"}
+    assert {file.name for file in (tmp_path / "results").iterdir()} == {"model.pt", "proof.json", "run.json"}
     assert not [name for name in namespace.list("pod") if "fetch" in name]
     asked(namespace, "status", "another", code=2)
 

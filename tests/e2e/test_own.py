@@ -26,7 +26,7 @@ def test_a_script_that_is_a_file_of_the_release(operator: None, namespace: Names
         "upgrade", "demo", str(CHART), "--reuse-values", "--set", r"files.own_script\.py=pass", check=False
     )
     assert other.returncode != 0
-    assert "PyTorchJob demo exists, and its controller ignores changes to its pods:" in other.stderr
+    assert "PyTorchJob demo exists, and its controller ignores changes to its pods (" in other.stderr
     (files,) = [each for name, each in namespace.list("configmap").items() if name.startswith("demo-files-")]
     assert files["data"] == {"own_script.py": SCRIPT.read_text()}
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -55,7 +56,9 @@ def trains(folder: Path, dies: int | None = None, how: str = "") -> dict[str, An
                 if how == "apart" and account.rank == 1:
                     with torch.no_grad():
                         next(training.model.parameters()).add_(1)
-                if dies == commits + 1 or how in ("apart", "sharded"):
+                if how == "a number of NumPy":
+                    counted.state["best"] = np.float64(1)
+                if dies == commits + 1 or how in ("apart", "a number of NumPy"):
                     kept.save(wait=True)
                 if dies == commits:
                     raise KeyError("killed")
@@ -92,7 +95,8 @@ def only_dies(folder: Path, dies: int) -> None:
     ("how", "sentence"),
     [
         ("sharded", "'beside' is sharded, so its checkpoints need a folder that all pods share"),
-        ("an object of a class", "the state of 'odd' must have only tensors, numbers, text, lists, and dictionaries"),
+        ("a number of NumPy", "the state of 'odd' must have only tensors, numbers of Python, text, lists"),
+        ("an object of a class", "the state of 'odd' must have only tensors, numbers of Python, text, lists"),
         ("apart", "ranks 0 and 1 have different values of model.0.weight"),
     ],
 )
@@ -115,4 +119,64 @@ def test_objects_of_other_names_are_refused(tmp_path: Path) -> None:
     run(1, only_dies, tmp_path, 3)
     for each in run(1, changes, tmp_path / "of rank 0"):
         assert each["code"] == 2
-        assert "cannot be taken up: the state is of another run: its plan is" in each["err"]
+        assert "cannot be taken up: it holds {" in each["err"]
+
+
+class Other(torch.optim.SGD):
+    """Another kind of optimizer."""
+
+
+def goes_on_otherwise(folder: Path, how: str) -> bool:
+    """Whether it has resumed."""
+    training = Witness(N)
+    objects: dict[str, Any] = {**training.objects, "odd": Odd({"commits": 0})}
+    name = next(name for name, each in objects.items() if isinstance(each, torch.optim.Optimizer))
+    if how == "kind":
+        objects[name] = Other(objects[name].param_groups)
+    if how == "wrapped":
+        objects["model"] = torch.nn.parallel.DistributedDataParallel(objects["model"])
+    with Account("t", plan={"train": 2}) as account:
+        account.loader(Noisy(N), "train", batch_size=SIZE)
+        kept = account.checkpoints(folder, objects, of_rank_0=how != "all")
+        resumed = kept.resume()
+        raise KeyError(resumed)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("kind", "cannot be taken up: it holds {"),
+        ("all", "are those of rank 0: pass of_rank_0=True, or choose another folder"),
+    ],
+)
+def test_what_was_saved_otherwise_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
+    run(1, only_dies, tmp_path, 3)
+    (found,) = run(1, goes_on_otherwise, tmp_path / "of rank 0", how)
+    assert (found["code"], sentence in found["err"]) == (2, True), found["err"]
+
+
+def wrapped(folder: Path) -> None:
+    with pytest.raises(KeyError, match="True"):
+        goes_on_otherwise(folder, "wrapped")
+
+
+def test_a_model_may_be_wrapped_otherwise(tmp_path: Path) -> None:
+    run(1, only_dies, tmp_path, 3)
+    run(1, wrapped, tmp_path / "of rank 0")
+
+
+def saves_together(folder: Path) -> None:
+    training = Witness(N)
+    with pytest.raises(KeyError), Account("t", plan={"train": 2}) as account:
+        account.loader(Noisy(N), "train", batch_size=SIZE)
+        kept = account.checkpoints(folder, training.objects)
+        kept.resume()
+        kept.save(wait=True)
+        raise KeyError("killed")
+
+
+def test_a_folder_of_all_ranks_is_not_passed_over(tmp_path: Path) -> None:
+    run(1, saves_together, tmp_path)
+    (found,) = run(1, goes_on_otherwise, tmp_path, "one")
+    assert found["code"] == 2
+    assert "are of a folder that all pods share: leave out of_rank_0, or choose another folder" in found["err"]

@@ -57,7 +57,7 @@ class Catalog:
             if dist.get_rank() == 0:
                 log.warning(f"no checkpoint can be written to {self.storage} now: {failed}")
             return
-        seen = on_all(self._group, lambda: None if token in self._names() else self._pod)
+        seen = on_all(self._group, lambda: None if token in self.names() else self._pod)
         if dist.get_rank() == 0:
             self._remove(token)
         for rank, pod in enumerate(seen):
@@ -73,7 +73,7 @@ class Catalog:
         A call of all ranks. Raises on every rank: Refused for a checkpoint in a newer format, or if the folder may not
         be read; Volume if it cannot be read.
         """
-        names = sorted(filter(_NAME.fullmatch, on_rank_0(self._group, self._names)), key=_number, reverse=True)
+        names = sorted(filter(_NAME.fullmatch, on_rank_0(self._group, self.names)), key=_number, reverse=True)
         self._number = max(map(_number, names), default=0)
         for name in names:
             contents, wrong = on_rank_0(self._group, partial(self._contents, name))
@@ -110,7 +110,8 @@ class Catalog:
             if each not in whole[:keep]:
                 self._remove(each)
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Everything in the folder. Raises Refused and Volume."""
         try:
             return self.storage.names()
         except PermissionError as error:

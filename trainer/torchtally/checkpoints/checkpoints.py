@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from torchtally.checkpoints import in_use
+from torchtally.checkpoints import checkpoint_file, in_use
 from torchtally.checkpoints.catalog import Catalog
 from torchtally.checkpoints.manifest import Manifest
 from torchtally.checkpoints.objects import Objects
@@ -80,6 +80,11 @@ class Checkpoints(Rounds):
         found = self._catalog.newest()
         if not found:
             self._refuse_damaged(self._catalog.damaged)
+            if any(each.endswith(checkpoint_file.SUFFIX) for each in on_rank_0(self._group, self._catalog.names)):
+                raise Refused(
+                    f"the checkpoints in {self._storage} are those of rank 0: pass of_rank_0=True, or choose another "
+                    "folder"
+                )
             return False
         name, manifest = found
         url = self._storage.url(name)

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from torchtally.checkpoints.hashing import hash_of
 from torchtally.errors import Refused
@@ -151,30 +152,34 @@ class Objects:
                 each.load_state_dict(_unpacked(loaded) if isinstance(loaded, bytes) else loaded)
 
     def whole(self) -> State:
-        """The states of all objects, of which no rank has only a part. A call of all ranks. Raises Refused."""
-        state = {name: each.state_dict() for name, each in self._objects.items()}
+        """The states of all objects, of which no rank has only a part. A call of all ranks.
+
+        Raises Refused for sharded ones, and for values that a load which executes nothing does not take.
+        """
+        state = {
+            name: get_model_state_dict(each) if isinstance(each, nn.Module) else each.state_dict()
+            for name, each in self._objects.items()
+        }
         if name := next((name for name, each in state.items() if _sharded(each)), None):
             raise Refused(f"checkpoints: {name!r} is sharded, so its checkpoints need a folder that all pods share")
+        for name, each in state.items():
+            without = tree_map_only(Tensor, lambda tensor: None, each)  # which take most of the time, and are plain
+            try:
+                torch.load(io.BytesIO(_packed(without)), weights_only=True)
+            except pickle.UnpicklingError:
+                raise Refused(
+                    f"checkpoints: the state of {name!r} must have only tensors, numbers of Python, text, lists, and "
+                    "dictionaries in a folder that rank 0 alone has: use one that all pods share"
+                ) from None
         return state
 
-    def check_loadable(self) -> None:
-        """Raise Refused if the state of another object than a model or an optimizer has more than plain values."""
-        for name, each in self._objects.items():
-            if not isinstance(each, nn.Module | Optimizer):
-                try:
-                    torch.load(io.BytesIO(_packed(each.state_dict())), map_location="cpu", weights_only=True)
-                except pickle.UnpicklingError:
-                    raise Refused(
-                        f"checkpoints: the state of {name!r} must have only tensors, numbers, text, lists, and "
-                        "dictionaries in a folder that rank 0 alone has: use one that all pods share"
-                    ) from None
-
     def load_whole(self, state: State) -> None:
-        """Load all objects from their states. Raises Refused for other objects, and what the objects raise."""
-        if state.keys() != self._objects.keys():
-            raise Refused(f"it holds {', '.join(state)} and the objects are {', '.join(self._objects)}")
+        """Load all objects from their states. Raises what the objects raise."""
         for name, each in self._objects.items():
-            each.load_state_dict(state[name])
+            if isinstance(each, nn.Module):
+                set_model_state_dict(each, state[name])
+            else:
+                each.load_state_dict(state[name])
 
     def _having(self, optimizer: Optimizer) -> nn.Module | None:
         """The model that has all the parameters of `optimizer`."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.checkpoints import checkpoint_file, conditions, in_use
+from torchtally.checkpoints.manifest import MANIFEST
 from torchtally.checkpoints.objects import Objects
 from torchtally.checkpoints.rounds import Account, Rounds, check
 from torchtally.checkpoints.together import new_group, on_rank_0
@@ -46,7 +47,7 @@ class CheckpointsOfRank0(Rounds):
     ):
         check(every, keep)
         own, self._folder, self._keep = Objects(objects), Path(folder), keep
-        own.check_loadable()
+        own.whole()  # which refuses what cannot be saved
         group = new_group()
         on_rank_0(group, lambda: in_use.hold(self._folder))
         self._saved_at = time.time()
@@ -86,6 +87,11 @@ class CheckpointsOfRank0(Rounds):
                 log.warning(f"skipped {sentence}")
             if found.payload is None:
                 self._refuse_damaged(found.skipped)
+                if any(self._folder.glob(f"*-epoch-*/{MANIFEST}")):
+                    raise Refused(
+                        f"the checkpoints in {self._folder} are of a folder that all pods share: leave out of_rank_0, "
+                        "or choose another folder"
+                    )
             payload = found.payload or b""
             return len(payload), str(found.path)
 
@@ -96,6 +102,8 @@ class CheckpointsOfRank0(Rounds):
         dist.broadcast(data, src=0, group=self._group)
         try:
             state = checkpoint_file.load(data.numpy().tobytes())
+            if state["kinds"] != self._objects.kinds:
+                raise Refused(f"it holds {state['kinds']} and the objects are {self._objects.kinds}")
             self._account.load_state_dict(state["account"])
             self._objects.load_whole(state["objects"])
         except Exception as error:  # of what is in it
@@ -119,6 +127,7 @@ class CheckpointsOfRank0(Rounds):
             "discarded": self._account.discarded,
             "account": self._account.position_dict(),
             "objects": objects,
+            "kinds": self._objects.kinds,
         }
         if dist.get_rank() == 0:
             events.emit(self._written(state), source)

@@ -62,7 +62,8 @@ class ByStep(data.Dataset[Any]):
 
     def __init__(self, dataset: Any, n: int, collate: Collate):
         self.dataset, self.n, self.collater = dataset, n, Collater(collate)
-        self.at_once = type(dataset) is data.TensorDataset and collate is data.default_collate
+        plain = type(dataset) is data.TensorDataset and collate is data.default_collate
+        self.at_once = plain and len({each.device for each in dataset.tensors}) == 1
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
         number, seed, indices, filler = request
