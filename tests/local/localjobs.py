@@ -4,7 +4,7 @@ import io
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,13 @@ def run_script(file: str, *options: str, stdin: str = "", **variables: str) -> s
         status = local.main(arguments[1:])
     said = [each.buffer.getvalue().decode() for each in (out, err)]  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(arguments, status, *said)
+
+
+def verified(log: Path, lines: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
+    """What scripts/verify_shards.py says of these lines, written to a log."""
+    log.write_text("\n".join(lines))
+    script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), *options]
+    return subprocess.run(script, capture_output=True, text=True)
 
 
 def start_script(file: str, *options: str) -> subprocess.Popen[str]:

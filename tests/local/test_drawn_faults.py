@@ -5,9 +5,7 @@
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from drawn_faults import FAULTS, SCRIPT, Job, Strike
 from fault_table import lost_and_doubled
 from filelock import FileLock
 from livejobs import Live, Over
-from localjobs import RUN_LOCAL, load, pytorchjob
+from localjobs import load, pytorchjob, verified
 
 from torchtally import atomic_file, events
 from torchtally.local.controller import Outcome
@@ -99,14 +97,6 @@ def told(training: Training) -> str:
     return "\n".join([f"{training.output.parent}/all.log", *texts[-60:]])
 
 
-def verified(training: Training) -> Mapping[str, object]:
-    log = training.output.parent / "job.log"
-    log.write_text("\n".join(training.lines))
-    command = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), "--json"]
-    found: dict[str, object] = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
-    return found
-
-
 def undisturbed(folder: Path, job: Job) -> str:
     """The hash of its weights."""
     with FileLock(folder.with_suffix(".lock")):
@@ -130,6 +120,6 @@ def test_a_drawn_job_ends_with_the_weights_of_an_undisturbed_one(
     training, outcome = train(tmp_path, job, schedule)
     why = "\n".join([repr(job), *map(repr, schedule), told(training)])
     assert outcome is Outcome.SUCCEEDED, why
-    report = verified(training)
+    report = json.loads(verified(tmp_path / "job.log", training.lines, "--json").stdout)
     assert (report["problems"], lost_and_doubled(report)) == ([], (0, 0)), why
     assert proofs.model(training.output / "proof.json") == expected, why

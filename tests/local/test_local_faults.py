@@ -26,7 +26,7 @@ import psutil
 import pytest
 from fault_table import Row, last, lost_and_doubled, record
 from livejobs import Live, Part, agent, rank
-from localjobs import RUN_LOCAL, container, load, pytorchjob, until
+from localjobs import container, load, pytorchjob, until, verified
 
 from torchtally import atomic_file, events
 from torchtally.environment import Places
@@ -87,10 +87,7 @@ class Training(Live):
 
     def verified(self, *options: str) -> subprocess.CompletedProcess[str]:
         """What verify_shards.py says of the log alone."""
-        log = self.output.parent / "job.log"
-        log.write_text("\n".join(self.lines))
-        script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), *options]
-        return subprocess.run(script, capture_output=True, text=True)
+        return verified(self.output.parent / "job.log", self.lines, *options)
 
 
 def stop_at_once(process: psutil.Process) -> None:

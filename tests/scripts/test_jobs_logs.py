@@ -1,5 +1,6 @@
 """torchtally_jobs on logs in files and folders."""
 
+import gzip
 import io
 import json
 import os
@@ -297,6 +298,7 @@ def test_the_end_of_a_watch_is_what_the_verifier_says(tmp_path: Path, ask: Ask) 
     ("arguments", "said"),
     [
         (["status", "./nowhere"], "cannot read nowhere: No such file or directory"),
+        (["status", "{tmp_path}/cut.gz"], "cannot read {tmp_path}/cut.gz: Compressed file ended"),
         (["watch", "{tmp_path}/empty"], "the folder {tmp_path}/empty holds no file"),
         (["fetch", "./logs", "out"], "fetch copies from a job in the cluster, and ./logs names logs"),
         (["fetch", "demo", "{tmp_path}"], "{tmp_path} exists and is no empty folder: name another one"),
@@ -304,6 +306,7 @@ def test_the_end_of_a_watch_is_what_the_verifier_says(tmp_path: Path, ask: Ask) 
 )
 def test_a_mistake_is_a_sentence(arguments: list[str], said: str, tmp_path: Path, ask: Ask) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a line")[:-9])
     status, found = ask(*(each.format(tmp_path=tmp_path) for each in arguments))
     assert status == 2 and found.startswith(f"torchtally jobs: {said.format(tmp_path=tmp_path)}")
 

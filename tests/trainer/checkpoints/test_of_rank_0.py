@@ -135,9 +135,9 @@ def goes_on_otherwise(folder: Path, how: str) -> bool:
         objects[name] = Other(objects[name].param_groups)
     if how == "wrapped":
         objects["model"] = torch.nn.parallel.DistributedDataParallel(objects["model"])
-    with Account("t", plan={"train": 2}) as account:
+    with Account("t", plan={"train": 2}, anew=how == "anew") as account:
         account.loader(Noisy(N), "train", batch_size=SIZE)
-        kept = account.checkpoints(folder, objects, of_rank_0=how != "all")
+        kept = account.checkpoints(folder, objects, of_rank_0=how not in ("all", "anew"))
         resumed = kept.resume()
         raise KeyError(resumed)
 
@@ -162,7 +162,25 @@ def wrapped(folder: Path) -> None:
 
 def test_a_model_may_be_wrapped_otherwise(tmp_path: Path) -> None:
     run(1, only_dies, tmp_path, 3)
-    run(1, wrapped, tmp_path / "of rank 0")
+    (found,) = run(1, wrapped, tmp_path / "of rank 0")
+    assert found["code"] == 0, found["err"]
+
+
+def begins(folder: Path, how: str) -> None:
+    with pytest.raises(KeyError, match="False"):
+        goes_on_otherwise(folder, how)
+
+
+def test_what_was_saved_otherwise_may_be_left_behind(tmp_path: Path) -> None:
+    run(1, only_dies, tmp_path, 3)
+    (found,) = run(1, begins, tmp_path / "of rank 0", "anew")
+    assert found["code"] == 0, found["err"]
+
+
+def test_a_file_of_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.checkpoint").write_text("of another program")
+    (found,) = run(1, begins, tmp_path, "all")
+    assert found["code"] == 0, found["err"]
 
 
 def saves_together(folder: Path) -> None:

@@ -139,6 +139,13 @@ def test_what_is_no_model_is_named(
     assert "this was run" not in capfd.readouterr().out
 
 
+def test_a_checkpoint_of_other_objects_names_them(tmp_path: Path) -> None:
+    path = checkpoint_file.save(tmp_path, 1, 0, {"objects": {"net": {}, "optimizer": {}}}, keep=1)
+    for each in (path, tmp_path):
+        with pytest.raises(Refused, match=f"{path.name} has no object named model, but net, optimizer"):
+            evaluate.find(each)
+
+
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [

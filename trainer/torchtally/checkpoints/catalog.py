@@ -73,7 +73,7 @@ class Catalog:
         A call of all ranks. Raises on every rank: Refused for a checkpoint in a newer format, or if the folder may not
         be read; Volume if it cannot be read.
         """
-        names = sorted(filter(_NAME.fullmatch, on_rank_0(self._group, self.names)), key=_number, reverse=True)
+        names = sorted(filter(is_name, on_rank_0(self._group, self.names)), key=_number, reverse=True)
         self._number = max(map(_number, names), default=0)
         for name in names:
             contents, wrong = on_rank_0(self._group, partial(self._contents, name))
@@ -101,7 +101,7 @@ class Catalog:
         Only rank 0 calls it. What cannot be deleted is tried again with the next checkpoint.
         """
         try:
-            names = sorted((each for each in self.storage.names() if _NAME.fullmatch(each)), key=_number, reverse=True)
+            names = sorted((each for each in self.storage.names() if is_name(each)), key=_number, reverse=True)
             names = [each for each in names if _number(each) <= _number(name)]
             whole = [each for each in names if each not in self._skipped and MANIFEST in self.storage.sizes(each)]
         except OSError:
@@ -156,6 +156,11 @@ class Catalog:
             self.storage.remove(name)
         except OSError as error:
             log.warning(f"{self.storage.url(name)} could not be deleted: {error}")
+
+
+def is_name(name: str) -> bool:
+    """Whether it is the name of a checkpoint."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _number(name: str) -> int:

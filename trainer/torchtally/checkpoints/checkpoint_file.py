@@ -102,6 +102,11 @@ def load(payload: bytes) -> State:
     return state
 
 
+def is_name(name: str) -> bool:
+    """Whether it is the name of a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _all(folder: Path) -> list[Path]:
     """All checkpoints, the newest first."""
-    return sorted((path for path in folder.glob("*.checkpoint") if _NAME.fullmatch(path.name)), reverse=True)
+    return sorted((path for path in folder.glob("*.checkpoint") if is_name(path.name)), reverse=True)

@@ -79,17 +79,14 @@ class Checkpoints(Rounds):
     def _load_newest(self) -> bool:
         found = self._catalog.newest()
         if not found:
-            self._refuse_damaged(self._catalog.damaged)
-            if any(each.endswith(checkpoint_file.SUFFIX) for each in on_rank_0(self._group, self._catalog.names)):
-                raise Refused(
-                    f"the checkpoints in {self._storage} are those of rank 0: pass of_rank_0=True, or choose another "
-                    "folder"
-                )
+            there = any(map(checkpoint_file.is_name, on_rank_0(self._group, self._catalog.names)))
+            others = "those of rank 0: pass of_rank_0=True" if there else None
+            self._refuse_to_begin(self._catalog.damaged, others)
             return False
         name, manifest = found
         url = self._storage.url(name)
-        if manifest.objects != self._objects.kinds:
-            raise Refused(f"the checkpoint {url} holds {manifest.objects} and the objects are {self._objects.kinds}")
+        if other := self._objects.differ(manifest.objects):
+            raise Refused(f"the checkpoint {url} {other}")
         try:
             self._account.load_state_dict(manifest.account)
             self._objects.load(self._storage.reader(name), self._group)

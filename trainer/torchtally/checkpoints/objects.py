@@ -92,6 +92,10 @@ class Objects:
         """The kind of each object: what must be the same in a checkpoint that is loaded."""
         return {name: self._kind(each) for name, each in self._objects.items()}
 
+    def differ(self, saved: Mapping[str, str]) -> str | None:
+        """What a checkpoint with objects of these kinds has, unless they are those of these objects."""
+        return None if saved == self.kinds else f"holds {saved} and the objects are {self.kinds}"
+
     def state(self, whole: bool = True, *, loads: bool = False) -> State:
         """The states of all objects, which share memory with them. A call of all ranks.
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torchtally import events
-from torchtally.checkpoints import checkpoint_file, conditions, in_use
+from torchtally.checkpoints import catalog, checkpoint_file, conditions, in_use
 from torchtally.checkpoints.manifest import MANIFEST
 from torchtally.checkpoints.objects import Objects
 from torchtally.checkpoints.rounds import Account, Rounds, check
@@ -86,12 +86,9 @@ class CheckpointsOfRank0(Rounds):
             for sentence in found.skipped:
                 log.warning(f"skipped {sentence}")
             if found.payload is None:
-                self._refuse_damaged(found.skipped)
-                if any(self._folder.glob(f"*-epoch-*/{MANIFEST}")):
-                    raise Refused(
-                        f"the checkpoints in {self._folder} are of a folder that all pods share: leave out of_rank_0, "
-                        "or choose another folder"
-                    )
+                there = any(catalog.is_name(each.parent.name) for each in self._folder.glob(f"*/{MANIFEST}"))
+                others = "of a folder that all pods share: leave out of_rank_0" if there else None
+                self._refuse_to_begin(found.skipped, others)
             payload = found.payload or b""
             return len(payload), str(found.path)
 
@@ -102,8 +99,8 @@ class CheckpointsOfRank0(Rounds):
         dist.broadcast(data, src=0, group=self._group)
         try:
             state = checkpoint_file.load(data.numpy().tobytes())
-            if state["kinds"] != self._objects.kinds:
-                raise Refused(f"it holds {state['kinds']} and the objects are {self._objects.kinds}")
+            if other := self._objects.differ(state["kinds"]):
+                raise Refused(f"it {other}")
             self._account.load_state_dict(state["account"])
             self._objects.load_whole(state["objects"])
         except Exception as error:  # of what is in it

@@ -257,13 +257,22 @@ class Rounds(ABC):
             events.emit(event, self._account.source)
         raise stopped
 
-    def _refuse_damaged(self, wrong: list[str]) -> None:
-        """Refuse to begin anew where checkpoints were written and all are damaged: what is `wrong` with them."""
-        if wrong and not self._account.anew:
+    def _refuse_to_begin(self, damaged: list[str], others: str | None) -> None:
+        """Refuse to begin anew where checkpoints were written, unless the program has said that it may.
+
+        Args:
+            damaged: What is wrong with each of those that cannot be taken up.
+            others: What those of another form are, and how to take them up, if there are any.
+        """
+        if self._account.anew:
+            return
+        if damaged:
             raise Refused(
                 f"no checkpoint in {self._where} can be taken up: restore one, or delete them to begin anew; "
-                + "; ".join(wrong)
+                + "; ".join(damaged)
             )
+        if others:
+            raise Refused(f"the checkpoints in {self._where} are {others}, or choose another folder")
 
     def _resumes(self, path: str, attempt: int, epoch: int, position: int, consumed: int) -> None:
         """Take note of a loaded checkpoint of an `attempt`, and of what is lost after it. A call of all ranks."""

@@ -118,7 +118,7 @@ def find(path: Path) -> SavedModel:
         data = path.read_bytes()
         payload, damage = checkpoint_file.verify(path, data)
         if payload is not None:
-            return SavedModel(path, checkpoint_file.load(payload)["objects"]["model"], None)
+            return _in_checkpoint(path, payload)
         if path.suffix == checkpoint_file.SUFFIX:
             raise Refused(f"--checkpoint {path} is {damage}")
         weights = checkpoint_file.load(data)
@@ -131,6 +131,14 @@ def find(path: Path) -> SavedModel:
     return SavedModel(path, weights, sha256_text(hashlib.sha256(data).hexdigest()))
 
 
+def _in_checkpoint(path: Path, payload: bytes) -> SavedModel:
+    """The model of a checkpoint, of a task or of a loop of a user's own. Raises Refused if it has none."""
+    objects = checkpoint_file.load(payload)["objects"]
+    if "model" not in objects:
+        raise Refused(f"--checkpoint {path} has no object named model, but {', '.join(objects)}")
+    return SavedModel(path, objects["model"], None)
+
+
 def _find_in(folder: Path) -> SavedModel:
     if (folder / MODEL).exists():
         return find(folder / MODEL)
@@ -139,7 +147,7 @@ def _find_in(folder: Path) -> SavedModel:
         for sentence in found.skipped:
             log.warning(f"skipped {sentence}")
         if found.payload and found.path:
-            return SavedModel(found.path, checkpoint_file.load(found.payload)["objects"]["model"], None)
+            return _in_checkpoint(found.path, found.payload)
     raise Refused(f"--checkpoint {folder} has neither {MODEL} nor an intact checkpoint")
 
 

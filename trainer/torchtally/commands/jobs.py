@@ -6,7 +6,6 @@ import sys
 from torchtally.cluster.job_kinds import ClusterError, Unreachable
 from torchtally.errors import Refused
 from torchtally.jobs import commands
-from torchtally.jobs.files import NoLogs
 from torchtally.jobs.standing import MISTAKE, UNREACHABLE
 from torchtally.verifier.verdict import UnknownRun
 
@@ -32,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             "report": commands.report,
         }
         return run[options.command](options)
-    except (ClusterError, NoLogs, Refused, UnknownRun) as error:
+    except (ClusterError, Refused, UnknownRun) as error:
         print(f"torchtally jobs: {error}", file=sys.stderr)
         return UNREACHABLE if isinstance(error, Unreachable) else MISTAKE
 

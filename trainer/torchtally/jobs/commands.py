@@ -1,4 +1,4 @@
-"""What each command does; returns the exit status. They raise ClusterError, NoLogs, and Refused."""
+"""What each command does; returns the exit status. They raise ClusterError and Refused."""
 
 import argparse
 from dataclasses import replace

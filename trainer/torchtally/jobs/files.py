@@ -4,14 +4,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchtally.errors import Refused
 from torchtally.proof import statement
 
 _CRI = re.compile(r"\S+ (?:stdout|stderr) [FP] ")
 _POD = re.compile(r"\[(?:pod/)?([a-z0-9][a-z0-9.-]*)(?:/[a-z0-9-]+)?\] ")  # by `torchtally local` and kubectl
-
-
-class NoLogs(Exception):
-    """Nothing can be read there; the text is a sentence."""
 
 
 def is_path(name: str) -> bool:
@@ -20,17 +17,17 @@ def is_path(name: str) -> bool:
 
 
 def found(path: Path) -> list[Path]:
-    """The files with logs. Raises NoLogs."""
+    """The files with logs. Raises Refused."""
     try:
         if not path.is_dir():
             if statement.is_one(path):
-                raise NoLogs(f"{path} is a proof and no log, which only `torchtally verify` takes")
+                raise Refused(f"{path} is a proof and no log, which only `torchtally verify` takes")
             return [path]
         files = sorted(file for file in path.rglob("*") if file.is_file() and not statement.is_one(file))
     except OSError as error:
-        raise NoLogs(f"cannot read {path}: {error.strerror}") from error
+        raise Refused(f"cannot read {path}: {error.strerror}") from error
     if not files:
-        raise NoLogs(f"the folder {path} holds no file")
+        raise Refused(f"the folder {path} holds no file")
     return files
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from torchtally.cluster import carried, logs
 from torchtally.cluster.job_kinds import ClusterError, ClusterJob, Unreachable
-from torchtally.errors import Refused
 from torchtally.jobs import overview, standing
 from torchtally.jobs.cluster import Cluster, Pod, lives, restarts, waits
-from torchtally.jobs.files import NoLogs, found
+from torchtally.jobs.files import found
 from torchtally.jobs.overview import Overview
 from torchtally.jobs.standing import Standing
 from torchtally.observed import report as observed
@@ -63,7 +62,7 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
 
 
 def of_files(path: Path) -> Overview:
-    """Of logs. Raises NoLogs."""
+    """Of logs. Raises Refused."""
     log = read_files(path)
     outcome, sentence = _judgement(log)
     return overview.of(
@@ -76,14 +75,11 @@ def of_files(path: Path) -> Overview:
 
 
 def read_files(path: Path) -> Record:
-    """All logs. Raises NoLogs."""
+    """All logs. Raises Refused."""
     log = Record()
     for file in found(path):
-        try:
-            with open_log(file) as stream:
-                log.read(str(file), stream)
-        except Refused as error:
-            raise NoLogs(error) from None
+        with open_log(file) as stream:
+            log.read(str(file), stream)
     return log
 
 

@@ -106,7 +106,7 @@ def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
 
 
 def logs(path: Path, screen: Screen) -> Standing:
-    """Watch logs until their run is complete and its pods have ended. Raises NoLogs."""
+    """Watch logs until their run is complete and its pods have ended. Raises Refused."""
     log, files = Record(), dict[Path, Growing]()
     with screen.open():
         while True:

@@ -2,6 +2,9 @@
 
 import gzip
 import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -12,8 +15,17 @@ _UTF_16 = re.compile(rb"\xff\xfe[^\x00]\x00|\xfe\xff\x00[^\x00]")  # its mark, a
 _OTHERS = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 
 
-def open_log(path: Path) -> TextIO:
-    """Open it for reading. Raises OSError, and Refused for another compression."""
+@contextmanager
+def open_log(path: Path) -> Iterator[TextIO]:
+    """Open it for reading. Raises Refused if it cannot be read, also later on, and for another compression."""
+    try:
+        with _opened(path) as stream:
+            yield stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise Refused(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _opened(path: Path) -> TextIO:
     with path.open("rb") as file:
         begin = file.read(8)
     for mark, name in _OTHERS.items():
