@@ -254,12 +254,13 @@ def test_the_librarys_flattened_batches_are_proved(tmp_path: Path) -> None:
     assert found(tmp_path)["times"] == [EPOCHS] * N
 
 
-def test_keras_goes_on_from_the_backup_before_one_that_is_cut_off(tmp_path: Path, undisturbed: Any) -> None:
+@pytest.mark.parametrize(("file", "left"), [("latest.weights.h5", 100), ("training_metadata.json", 0)])
+def test_keras_goes_on_from_a_backup_that_is_cut_off(file: str, left: int, tmp_path: Path, undisturbed: Any) -> None:
     """They are of the last batches of two epochs, whose ends Keras has not seen."""
     killed = run(tmp_path, KERAS, "13", dies=27)
     assert killed.returncode == KILLED, killed.stderr
-    latest = tmp_path / "backup/latest.weights.h5"
-    latest.write_bytes(latest.read_bytes()[:100])
+    cut = tmp_path / "backup" / file
+    cut.write_bytes(cut.read_bytes()[:left])
     assert proved(tmp_path, killed, run(tmp_path, KERAS, "13", "rank 0 repairs")) == undisturbed(KERAS, "3")
 
 

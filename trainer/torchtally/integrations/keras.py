@@ -1,5 +1,7 @@
 """Keras' fit: its optimizer's steps are commits, and its files of weights hold the account's state."""
 
+import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -181,7 +183,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         if not self._leads:
             dist.barrier(own_group.of_all())
-        super().on_train_begin(logs)  # replaces a backup that is cut off by the one before
+        # A kill cuts off the file of the epoch's number, too. By then the weights are read.
+        with contextlib.suppress(json.JSONDecodeError):
+            super().on_train_begin(logs)  # replaces a backup that is cut off by the one before
         # Keras' own number is of the last epoch that ended in that start, so not of a backup in an epoch's last batch.
         self.model._initial_epoch = self._account.completed("train")
         if self._leads:
