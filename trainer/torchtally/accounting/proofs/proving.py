@@ -112,6 +112,8 @@ def prove(
         emit(proof.lines[-1])
         kept_lines.add(proof.lines)
         events.emit(events.Proved(phase=tally.phase.name, epoch=shard.epoch, holds=proof.holds), run.source)
+    if not proof.holds:  # a rank that raises ends all others: rank 0 has printed by then
+        dist.barrier(group)
     return proof
 
 
