@@ -1,7 +1,9 @@
 """The ways in which a run ends: exit codes, and exceptions whose text is one sentence for the user."""
 
 import importlib.util
+import operator
 import re
+from typing import Any
 
 OK = 0
 FAILED = 1  # any other cause: a bug, or a failure of the user's program
@@ -25,6 +27,23 @@ class Refused(Ending):
     """Bad input: one sentence that names the field, its value and the allowed values."""
 
     code = REFUSED
+
+
+def as_int(value: Any) -> Any:
+    """A number of any integer type, such as NumPy's, as an `int`; what is none of them as it is."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Return an argument of this name as an `int`. Raises Refused unless it is a whole number within these bounds."""
+    number = as_int(value)
+    if type(number) is not int or number < least or (most is not None and number > most):
+        to = "" if most is None else f" to {most}"
+        raise Refused(f"{name}={value!r} must be a whole number from {least}{to}")
+    return number
 
 
 def require(package: str, needs: str, extra: str) -> None:

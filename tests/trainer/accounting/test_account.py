@@ -312,11 +312,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"order": Locality(window=0, sizes=[49])},
-        "train: window=0 of a Locality must be a whole number from 1 to 1000000",
+        "train: Locality: window=0 must be a whole number from 1 to 1000000",
     ),
     (
         {"order": Locality(window=1, lanes=2.0, sizes=[49])},
-        "train: lanes=2.0 of a Locality must be a whole number from 1 to 1000000",
+        "train: Locality: lanes=2.0 must be a whole number from 1 to 1000000",
     ),
     (
         {"order": Locality(window=1, sizes=[49]), "shuffle": False},

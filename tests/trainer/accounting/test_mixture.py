@@ -154,7 +154,7 @@ A = {"a": Numbers(5)}
         ({"a\nb": Numbers(1)}, {"a\nb": 1}, {}, "must be printable text"),
         ({1: Numbers(1)}, {1: 1}, {}, "the name 1 of a source must be printable text"),
         ([Numbers(1)], [1], {}, "sources and weights must be dictionaries by the names of the sources, and are a list"),
-        (A, {"a": 1}, {"length": 0}, "length=0 must be a whole number of rows from 1"),
+        (A, {"a": 1}, {"length": 0}, "length=0 must be a whole number from 1"),
         (A, {"a": 1}, {"seed": -1}, "seed=-1 must be a whole number from 0"),
         (A, {"a": 1}, {"order": Locality(window=1)}, "needs a source with the attribute shard_sizes"),
     ],

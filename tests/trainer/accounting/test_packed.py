@@ -104,7 +104,7 @@ def test_the_plan_is_the_one_that_the_version_names() -> None:
         ([[1]], [-1], 4, "lengths must be whole numbers from 0, one for each document"),
         ([[1]], [1.0], 4, "lengths must be whole numbers from 0, one for each document"),
         ([[]], [0], 4, "the 1 documents have no token"),
-        ([[1]], [1], 0, "row=0 must be a whole number of tokens from 1"),
+        ([[1]], [1], 0, "row=0 must be a whole number from 1"),
         (iter([]), [1], 4, "documents must be a map-style dataset, and is a list_iterator"),
     ],
 )

@@ -1,14 +1,17 @@
 """A plan in steps or tokens, and a run that its program stops: what is proved is the prefix of the order."""
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from accounts import assert_ends, in_turn, tallied, verified
 from hypothesis import given
 from hypothesis import strategies as st
 from witness import Noisy, Witness
 
-from torchtally import Account, Steps, Tokens
+from torchtally import Account, Locality, Steps, Tokens
 from torchtally.accounting.order.plan import extent
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.proof.contract import CONTRACTS
@@ -104,6 +107,38 @@ def test_a_plan_that_is_fulfilled_or_stopped_is_proved_to_its_end(subtests: pyte
             assert last.get("stopped") == ("patience" if stop else f"train: {plan}" if end else None)
             verdict = verified(found)
             assert verdict.holds, verdict.problems
+
+
+def numbered(number: Any) -> list[Any]:
+    """The samples, and the state in the last epoch, of a run that has this type of numbers."""
+    seen, states = list[list[int]](), list[Any]()
+    plan = {"train": number(2), "own": Steps(number(4), number(2)), "drawn": number(1)}
+    with Account("t", plan=plan, seed=number(1)) as account:
+        loaders = {"train": account.loader(Noisy(N), "train", batch_size=number(SIZE))}
+        order = Locality(window=number(8), lanes=number(2), sizes=[N])
+        loaders["own"] = account.loader(Noisy(N), "own", global_batch_size=number(SIZE), order=order)
+        loaders["drawn"] = account.loader(Noisy(N), "drawn", batch_size=number(SIZE), sampler=range(N))
+        for phase, epochs in account.plan.items():
+            for epoch in range(1, epochs + 1):
+                for batch in account.epoch(phase, epoch, loaders[phase]):
+                    seen.append(batch.indices.tolist())
+                    account.commit()
+                    states = [account.state_dict()]
+    return [seen, states]
+
+
+def test_numbers_have_any_integer_type(subtests: pytest.Subtests) -> None:
+    """As a program computes them, or reads them from a table."""
+    types = (int, np.int64, torch.tensor)
+    of_each = in_turn(1, [(numbered, number) for number in types])
+    [expected], *others = of_each
+    assert expected["code"] == 0, expected["err"]
+    for number, [found] in zip(types[1:], others, strict=True):
+        with subtests.test(str(number)):
+            assert found["code"] == 0, found["err"]
+            assert found["result"][0] == expected["result"][0]
+            assert [line["consumed"] for line in found["lines"]] == [line["consumed"] for line in expected["lines"]]
+            json.dumps(found["result"][1])
 
 
 def misused(how: str) -> None:

@@ -20,7 +20,7 @@ from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.distributed import process_group
 from torchtally.environment import Process, call_seconds, preflight_mode
-from torchtally.errors import Ending, Refused, Unproven
+from torchtally.errors import Ending, Refused, Unproven, as_int
 from torchtally.log import log
 from torchtally.monitoring.mlflow_recorder import Trained
 from torchtally.monitoring.requested import Requested, exporter
@@ -51,7 +51,7 @@ class Lifetime:
     ):
         process.current().leave()
         self._task, self._epochs, self._plan = task, epochs, plan
-        self._seed, self._group, self._anew = seed, group, anew
+        self._seed, self._group, self._anew = as_int(seed), group, anew
         self._order = order
         self._alone = False  # whether the process group is the account's own
         self._driven: list[Loader] = []

@@ -44,7 +44,7 @@ class Checkpoints(Rounds):
         every: float = 300,
         keep: int = 2,
     ):
-        check(every, keep)
+        keep = check(every, keep)
         self._storage, own = Storage(folder), Objects(objects)
         if self._storage.local and Path(self._storage.root).is_file():
             raise Refused(f"checkpoints: {folder} is a file, and must be a folder")

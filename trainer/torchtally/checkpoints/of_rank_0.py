@@ -45,7 +45,7 @@ class CheckpointsOfRank0(Rounds):
         every: float = 300,
         keep: int = 2,
     ):
-        check(every, keep)
+        keep = check(every, keep)
         own, self._folder, self._keep = Objects(objects), Path(folder), keep
         own.whole()  # which refuses what cannot be saved
         group = new_group()

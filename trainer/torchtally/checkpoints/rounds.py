@@ -18,7 +18,7 @@ from torchtally import events
 from torchtally.checkpoints.objects import Hashes, Objects
 from torchtally.checkpoints.reached import Reached
 from torchtally.checkpoints.together import on_rank_0
-from torchtally.errors import Ending, Refused, Stopped
+from torchtally.errors import Ending, Refused, Stopped, whole
 from torchtally.log import log
 from torchtally.pod import retries
 
@@ -55,12 +55,11 @@ class Account(Protocol):
         """Take note that there is no checkpoint, so the weights are those of a beginning."""
 
 
-def check(every: object, keep: object) -> None:
-    """Raise Refused unless these are the seconds between two checkpoints and the number of those that are kept."""
+def check(every: object, keep: object) -> int:
+    """Return the number of checkpoints that are kept. Raises Refused, also of the seconds between two."""
     if not isinstance(every, int | float) or isinstance(every, bool) or not 0 < every <= 1e9:
         raise Refused(f"checkpoints: every={every!r} must be a number of seconds above 0")
-    if type(keep) is not int or keep < 1:
-        raise Refused(f"checkpoints: keep={keep!r} must be a whole number from 1")
+    return whole("checkpoints: keep", keep)
 
 
 class Rounds(ABC):

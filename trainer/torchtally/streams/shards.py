@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from torchtally.errors import Refused
+from torchtally.errors import Refused, whole
 
 
 class Shards(Dataset[Any], ABC):
@@ -32,8 +32,7 @@ class Shards(Dataset[Any], ABC):
             description: What the fingerprint is computed from: anything that JSON can express.
             open_shards: Number of shards that a process keeps open.
         """
-        if type(open_shards) is not int or open_shards < 1:
-            raise Refused(f"open_shards={open_shards!r} must be a whole number from 1")
+        open_shards = whole("open_shards", open_shards)
         self.shard_sizes = list(shard_sizes)
         if not sum(self.shard_sizes):
             raise Refused(f"the {kind} data has no sample in its {len(self.shard_sizes)} shards")

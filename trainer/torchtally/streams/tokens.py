@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchtally.errors import Refused
+from torchtally.errors import Refused, whole
 from torchtally.streams.files import Files, Opener, check_distinct, expanded, without_place
 from torchtally.streams.shards import Shards
 
@@ -48,11 +48,9 @@ class TokenFiles(Shards):
         local: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
     ):
-        if type(block) is not int or block < 1:
-            raise Refused(f"block={block!r} must be a whole number from 1")
         if dtype not in _DTYPES:
             raise Refused(f"dtype={dtype!r} must be one of {', '.join(_DTYPES)}")
-        self._block, self._dtype = block, np.dtype(dtype)
+        self._block, self._dtype = whole("block", block), np.dtype(dtype)
         urls = expanded(files)
         self._files = Opener(urls, local, cache_limit)
         for url, size in zip(urls, self._files.sizes, strict=True):

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from torchtally.accounting.data import inner
 from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, of_parts
 from torchtally.accounting.order.locality import Locality
-from torchtally.errors import Refused
+from torchtally.errors import Refused, whole
 from torchtally.proof import interleaving, rules
 from torchtally.proof.interleaving import Interleaving, Mix
 from torchtally.proof.permutation import Indices, splitmix64
@@ -82,10 +82,7 @@ class Mixture(Dataset[Any]):
             inner.check(source, f"the source {name}")
             if not len(source):
                 raise Refused(f"the source {name} has no sample")
-        if type(length) is not int or not 1 <= length < 1 << 62:
-            raise Refused(f"length={length!r} must be a whole number of rows from 1")
-        if type(seed) is not int or not 0 <= seed < 1 << 64:
-            raise Refused(f"seed={seed!r} must be a whole number from 0 to {(1 << 64) - 1}")
+        length, seed = whole("length", length, 1, (1 << 62) - 1), whole("seed", seed, 0, (1 << 64) - 1)
         try:
             turns = Interleaving.of([weights[name] for name in sources])
         except ValueError as error:

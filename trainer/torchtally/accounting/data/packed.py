@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from torchtally.accounting.data import inner
 from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, of_parts
-from torchtally.errors import Refused
+from torchtally.errors import Refused, whole
 from torchtally.proof.permutation import Indices
 
 NAME = "best-fit-1"
@@ -67,8 +67,7 @@ class Packed(Dataset[dict[str, Tensor]]):
             raise Refused("lengths must be whole numbers from 0, one for each document")
         if len(found) != len(documents):
             raise Refused(f"there are {len(documents)} documents, and {len(found)} lengths")
-        if type(row) is not int or not 1 <= row < _LONGEST:
-            raise Refused(f"row={row!r} must be a whole number of tokens from 1")
+        row = whole("row", row, 1, _LONGEST - 1)
         self._documents, self._row, self._padding = documents, row, padding
         self._lengths: Indices = found.astype(np.int64)
         self.tokens = int(self._lengths.sum())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from torchtally.errors import Refused
+from torchtally.errors import Refused, whole
 from torchtally.proof.local_order import MOST, LocalOrder
 from torchtally.proof.shard_sizes import ShardSizes
 
@@ -33,9 +33,7 @@ class Locality:
 
     def of(self, n: int) -> LocalOrder:
         """Return the order of n samples. Raises Refused."""
-        for name, value in (("window", self.window), ("lanes", self.lanes)):
-            if type(value) is not int or not 1 <= value <= MOST:
-                raise Refused(f"{name}={value!r} of a Locality must be a whole number from 1 to {MOST}")
+        window, lanes = whole("Locality: window", self.window, 1, MOST), whole("Locality: lanes", self.lanes, 1, MOST)
         if self.sizes is None:
             raise Refused(f"{self} needs the dataset's attribute shard_sizes, or Locality(sizes=…, …)")
         try:
@@ -44,7 +42,7 @@ class Locality:
             raise Refused(f"the sizes of the shard files must be {error}") from None
         if sizes.total != n:
             raise Refused(f"the sizes of the shard files add up to {sizes.total}, and the dataset has {n} samples")
-        return LocalOrder(self.window, self.lanes, sizes)
+        return LocalOrder(window, lanes, sizes)
 
 
 def check_order(order: object) -> None:

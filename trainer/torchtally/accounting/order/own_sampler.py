@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils import data
 
 from torchtally.accounting.order import randomness
-from torchtally.errors import Refused
+from torchtally.errors import Refused, whole
 from torchtally.proof.permutation import Indices
 
 _ENDLESS = 1 << 24  # samples of an epoch, or 64 times those of the dataset: a sampler that draws more never ends
@@ -75,20 +75,13 @@ def batches_of(sampler: Any, batch_sampler: Any, batch_size: int | None, drop_la
         if each is not None and not isinstance(each, Iterable):
             raise Refused(f"{name}={each!r} must yield {what}")
     if batch_sampler is None:
-        if type(batch_size) is not int or batch_size < 1:
-            raise Refused(batch_size_problem(batch_size))
-        return data.BatchSampler(sampler, batch_size, drop_last)
+        return data.BatchSampler(sampler, whole("batch_size", batch_size), drop_last)
     if batch_size is not None:
         raise Refused(f"batch_size={batch_size!r} must be left out, as batch_sampler makes the batches")
     if drop_last:
         raise Refused("drop_last=True must be left out, as batch_sampler makes the batches")
     batches: Iterable[list[int]] = batch_sampler
     return batches
-
-
-def batch_size_problem(batch_size: object) -> str:
-    """The sentence on a wrong one."""
-    return f"batch_size={batch_size!r} must be a whole number from 1"
 
 
 def _within(sampler: Any) -> list[Any]:

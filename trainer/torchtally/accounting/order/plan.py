@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchtally.accounting.order.schedule import Schedule
-from torchtally.errors import Refused
+from torchtally.errors import Refused, as_int
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,25 @@ Planned = int | Steps | Tokens
 Extent = tuple[int, int | None]  # epochs, and the position before which the last one ends if not that of its order
 
 
-def as_values(plan: Mapping[str, Planned]) -> dict[str, Any]:
-    """The plan as JSON has it. Raises Refused."""
-    values: dict[str, Any] = {}
+def checked(plan: Mapping[str, Planned]) -> dict[str, Planned]:
+    """The plan with an `int` for each of its numbers. Raises Refused."""
+    found: dict[str, Planned] = {}
     for phase, planned in plan.items():
-        if isinstance(planned, Steps | Tokens):
-            values[phase] = {type(planned).__name__.lower(): asdict(planned)}
-            numbers, least = [*asdict(planned).values()], 1
-        else:
-            values[phase], numbers, least = planned, [planned], 0
-        if not all(type(number) is int and number >= least for number in numbers):
+        given = asdict(planned) if isinstance(planned, Steps | Tokens) else {"epochs": planned}
+        least = 0 if "epochs" in given else 1
+        numbers = {name: as_int(value) for name, value in given.items()}
+        if not all(type(number) is int and number >= least for number in numbers.values()):
             raise Refused(f"the plan of {phase} is {planned}: it must have whole numbers from {least}")
-    return values
+        found[phase] = type(planned)(**numbers) if isinstance(planned, Steps | Tokens) else numbers["epochs"]
+    return found
+
+
+def as_values(plan: Mapping[str, Planned]) -> dict[str, Any]:
+    """The plan as JSON has it."""
+    return {
+        phase: {type(planned).__name__.lower(): asdict(planned)} if isinstance(planned, Steps | Tokens) else planned
+        for phase, planned in plan.items()
+    }
 
 
 def extent(planned: Steps | Tokens, whole: Schedule) -> Extent:

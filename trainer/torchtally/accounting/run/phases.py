@@ -23,12 +23,12 @@ from torchtally.accounting.ledger.tally import Phase, Tally
 from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler, DrawnSampler
 from torchtally.accounting.order.locality import Locality, check_order
-from torchtally.accounting.order.own_sampler import Source, batch_size_problem
+from torchtally.accounting.order.own_sampler import Source
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.progress import Progress, no_step
 from torchtally.checkpoints import conditions
-from torchtally.errors import Refused
+from torchtally.errors import Refused, as_int, whole
 from torchtally.log import log
 from torchtally.proof import digest
 from torchtally.proof import line as tally_line
@@ -157,10 +157,10 @@ class Phases:
             raise Refused(
                 f"{phase}: it takes batch_size={batch_size!r} or global_batch_size={global_batch_size!r}, and not both"
             )
-        size = batch_size if global_batch_size is None else global_batch_size
-        if type(size) is not int or size < 1:
-            problem = batch_size_problem(size)
-            raise Refused(f"{phase}: {problem if global_batch_size is None else f'global_{problem}'}")
+        if global_batch_size is not None:
+            global_batch_size = whole(f"{phase}: global_batch_size", global_batch_size)
+        else:
+            batch_size = whole(f"{phase}: batch_size", batch_size)
         if contract not in CONTRACTS:
             raise Refused(f"{phase}: contract={contract!r} must be one of {', '.join(CONTRACTS)}")
         try:
@@ -205,7 +205,7 @@ class Phases:
             phase,
             Source(len(dataset), batches, randomness.mixed(seed, randomness.number_of(phase))),
             contract=contract,
-            batch_size=division.batch_size,
+            batch_size=as_int(division.batch_size),
             seed=seed,
             rank=members.rank,
             world=members.world,

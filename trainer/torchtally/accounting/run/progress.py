@@ -11,7 +11,7 @@ from torchtally.accounting.ledger.body import Body
 from torchtally.accounting.ledger.state import PhaseState, Position, State
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.order.drawn import AnySampler
-from torchtally.accounting.order.plan import Extent, Planned, as_values, extent
+from torchtally.accounting.order.plan import Extent, Planned, as_values, checked, extent
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven
@@ -24,8 +24,8 @@ class Progress:
     """The plan of a run, and what its completed epochs have consumed."""
 
     def __init__(self, plan: Mapping[str, Planned]):
-        self.given = as_values(plan)
-        self._plan = dict(plan)
+        self._plan = checked(plan)
+        self.given = as_values(self._plan)
         self.extents: dict[str, Extent] = {}  # by phase, as `phases`; once the batches are known
         self.phases: dict[str, PhaseState] = {}  # their `position` is where a resume begins
         self.loaded: State | None = None
