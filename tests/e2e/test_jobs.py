@@ -22,16 +22,22 @@ def asked(namespace: Namespace, *command: str, code: int = 0) -> str:
 
 def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp_path: Path) -> None:
     namespace.install(*KIND_VALUES, *data_values(), *OPTIONS)
+    seen: list[dict[str, Any]] = []
     watch = [*JOBS, "watch", "demo", "--json", "-n", namespace.name]
     with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
         try:
-            faults.kill("demo-worker-1", faults.MID_EPOCH)(namespace)
+            with faults.held(namespace, faults.MASTER, faults.MID_EPOCH):
+                for line in watching.stdout or ():
+                    seen.append(json.loads(line))
+                    if seen[-1]["attempt"] == 0:
+                        break
+                faults.kill("demo-worker-1", "any")(namespace)
             namespace.wait_for_job("demo", "Succeeded")
             out, _ = watching.communicate(timeout=LIMIT)
             assert watching.returncode == 0, out
         finally:
             watching.kill()
-    seen: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+    seen += [json.loads(line) for line in out.splitlines()]
     assert seen[-1]["standing"] == "proved" and "running" in {each["standing"] for each in seen}
     assert {each["attempt"] for each in seen} >= {0, 1}
     assert any(pod["samples_per_second"] for each in seen for pod in each["pods"])
