@@ -30,7 +30,7 @@ Beside a job, without PyTorch:
   verify PATH… | --job NAME     prove from logs that each sample was consumed as the contract says
   jobs COMMAND                  list, show, and watch the jobs of a cluster, and copy their results
   page JOB FILE                 write a page of a run, with charts
-  local -f FILE                 run a PyTorchJob on this machine as the training operator does in a cluster
+  local -f FILE                 run a PyTorchJob or a TrainJob on this machine as its operator does in a cluster
   observe COMMAND               observe a training in any image, without a changed line
 
 Tasks: {", ".join(tasks.OPTIONS)}.

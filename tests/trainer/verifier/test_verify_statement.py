@@ -229,7 +229,7 @@ def test_a_checkpoint_that_is_a_folder_is_compared_with_all_its_files(tmp_path: 
 
 
 def event(kind: str, rank: int | None = 0, attempt: int = 0, **fields: object) -> str:
-    values = {"v": 1, "event": kind, "time": 1e9 + attempt, "pod": "demo-master-0", "rank": rank}
+    values = {"v": 1, "event": kind, "time": 2e9 + attempt, "pod": "demo-master-0", "rank": rank}
     values |= {"run": None if rank is None else bruteforce.RUN, "attempt": None if rank is None else attempt, **fields}
     return f"TORCHTALLY-EVENT {json.dumps(values, separators=(',', ':'))}\n"
 
@@ -267,7 +267,7 @@ def test_a_proof_that_is_not_of_the_run_in_the_logs_is_not_used(tmp_path: Path, 
     ):
         log.write_text(text)
         status, out, _ = said(tmp_path)
-        assert status == 3 and f"note: the proof {proof} is not used: {reason}" in out
+        assert status == (1 if text is another else 3) and f"note: the proof {proof} is not used: {reason}" in out
     log.write_text(event("progress"))
     (tmp_path / "model.pt").write_bytes(b"of a later start")
     status, out, _ = said(tmp_path)

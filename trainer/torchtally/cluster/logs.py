@@ -22,15 +22,15 @@ _WHY_SILENT = (
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def read_job(name: str, namespace: str | None, context: str | None, *, until_end: bool = False) -> Log:
-    """The logs of all pods of the job, once it has ended; pods without one become complaints. Raises ClusterError."""
+def read_job(name: str, namespace: str | None, context: str | None, *, wait_seconds: float | None = None) -> Log:
+    """The logs of all pods of the job, once it has ended or `wait_seconds` are over; pods without one become complaints. Raises ClusterError."""
     settings, own_namespace = connect(context)
     with client.ApiClient(settings) as api:
         look = partial(find, client.CustomObjectsApi(api), name, namespace or own_namespace)
         read_of = partial(read, client.CoreV1Api(api))
-        if not until_end:
+        if wait_seconds is None:
             return read_of(look())
-        job = wait.until_end(look)
+        job = wait.until_end(look, wait_seconds)
         return wait.until_read(partial(read_of, job))
 
 

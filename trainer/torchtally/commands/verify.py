@@ -5,6 +5,7 @@ Of a program that keeps no account, tell from its logs what was handed out to ea
 import argparse
 import io
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -82,7 +83,14 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--job", metavar="NAME", help="read the logs of this job's pods in the cluster")
     parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
     parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
-    parser.add_argument("--wait", action="store_true", help="wait until the job has ended")
+    parser.add_argument(
+        "--wait",
+        nargs="?",
+        type=float,
+        const=math.inf,
+        metavar="SECONDS",
+        help="wait until the job has ended, at most so long (default: without a limit)",
+    )
     parser.add_argument("--run", metavar="ID", help="judge this run alone, where the logs hold several")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument(
@@ -105,8 +113,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if bool(options.job) == bool(options.paths):
         parser.error("give either --job NAME or logs to read (files, folders, or - for standard input)")
-    if not options.job and (options.namespace or options.context or options.wait):
+    if not options.job and (options.namespace or options.context or options.wait is not None):
         parser.error("-n, --context, and --wait go with --job")
+    if options.wait is not None and not options.wait >= 0:
+        parser.error(f"--wait is {options.wait:g}, must be 0 or more seconds")
     if options.expect_per_pod is not None and options.expect_per_pod < 0:
         parser.error(f"--expect-per-pod is {options.expect_per_pod}, must be 0 or more")
     return options
@@ -126,7 +136,7 @@ def _read_job(options: argparse.Namespace) -> Log:
     from torchtally.cluster import job_kinds, logs  # files need no Kubernetes client, which takes a second to load
 
     try:
-        return logs.read_job(options.job, options.namespace, options.context, until_end=options.wait)
+        return logs.read_job(options.job, options.namespace, options.context, wait_seconds=options.wait)
     except job_kinds.ClusterError as error:
         raise Refused(error) from error
 

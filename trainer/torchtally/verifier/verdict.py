@@ -69,7 +69,7 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     if not counts:
         problems = [_problem(complaint) for complaint in log.complaints]
         problems = problems or [Problem(f"no tally line in {_sources(log.sources)}", missing=True)]
-        return [Verdict(problems=problems, notes=log.remarks, job=log.job)]
+        return [Verdict(problems=problems, notes=[*log.remarks, *_hint(log)], job=log.job)]
     if run is None:
         return [_judge(log, each, expect_per_pod) for each in log.runs]
     if run not in log.runs:
@@ -79,6 +79,15 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     others = [f"run {name} ({counts[name]} lines) is in the same log and was ignored" for name in counts if name != run]
     verdict.notes[len(log.remarks) : len(log.remarks)] = others
     return [verdict]
+
+
+def _hint(log: Log) -> Iterator[str]:
+    """Why there may be no tally line at all."""
+    if not log.complaints and not log.heard.newest:
+        yield (
+            "no rank has recorded samples: the program has no account (docs/guides/own-script.md). `torchtally run` "
+            "observes what the loaders of such a program hand out"
+        )
 
 
 def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
