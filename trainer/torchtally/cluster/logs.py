@@ -23,7 +23,10 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def read_job(name: str, namespace: str | None, context: str | None, *, wait_seconds: float | None = None) -> Log:
-    """The logs of all pods of the job, once it has ended or `wait_seconds` are over; pods without one become complaints. Raises ClusterError."""
+    """The logs of all pods of the job, once it has ended or `wait_seconds` are over. Raises ClusterError.
+
+    Pods without a log become complaints.
+    """
     settings, own_namespace = connect(context)
     with client.ApiClient(settings) as api:
         look = partial(find, client.CustomObjectsApi(api), name, namespace or own_namespace)
