@@ -66,6 +66,7 @@ def state(server: Server, *kinds: str) -> Callable[[], None]:
 
 
 def test_a_wait_has_its_limit(server: Server, waiting: Any) -> None:
+    server.log(PODS[0], "")
     status, out, progress = waiting(state(server, "Created", "Running"), seconds="0")
     assert (status, progress) == (4, []) and "pending: PyTorchJob demo is running" in out
     status, _, progress = waiting(answers(server, *refusal(404, "not found", "demo")), seconds="0")
